@@ -86,8 +86,8 @@ pub fn push_item(key: &[u8], item: &ItemView<'_>, cas: Option<u64>, out: &mut Ve
 
 /// Answers a `get` whose keys all belong to this shard.
 ///
-/// Stops early once `out` holds `out_bytes_max`, and says how many bytes of `keys` are done, so
-/// that a reply of any length needs only so much memory at a time.
+/// Stops early once `out` holds `out_bytes_max`, and returns how many bytes of `keys` are done, so
+/// that a reply of any length needs only that much memory at a time.
 pub fn get_many(
     shard: &mut Shard,
     keys: &[u8],
@@ -128,13 +128,13 @@ pub fn get_many(
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GetProgress {
     Done,
-    /// Go on behind so many bytes of the keys once the reply so far is sent.
+    /// Go on behind this many bytes of the keys once the reply so far is sent.
     Stopped {
         done_bytes: usize,
     },
 }
 
-/// What somebody wants to store.
+/// An item to be stored.
 #[derive(Debug, Clone, Copy)]
 pub struct Wish<'a> {
     pub mode: StoreMode,

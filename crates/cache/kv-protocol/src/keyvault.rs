@@ -161,7 +161,7 @@ pub(super) fn push_item(shard: &Shard, found: Found, out: &mut Vec<u8>) -> Statu
     Status::Ok
 }
 
-/// What answers tell of an item.
+/// What answers say of an item.
 #[inline]
 pub fn item_of(shard: &Shard, found: Found) -> Item<'_> {
     let (view, cas) = shard.store.view_with_cas(found);

@@ -105,7 +105,7 @@ pub fn answer_get(
     });
 }
 
-/// Leases a value if that is possible; whether it was.
+/// Leases a value if possible. Returns whether it did.
 fn push_lease(shard: &mut Shard, table: &mut LeaseTable, found: Found, out: &mut Vec<u8>) -> bool {
     let view = shard.store.view(found);
     if view.value().len() < table.bytes_min {

@@ -18,13 +18,13 @@ use farpool_kv_store::observe::Observer;
 use farpool_kv_store::observe::journal::ReadStatus;
 use farpool_kv_store::{Found, Store};
 
-/// What requests are answered from.
+/// The state from which requests are answered.
 #[derive(Debug)]
 pub struct Shard {
     pub store: Store,
     pub clock: Clock,
     pub counts: CommandCounts,
-    /// Watches the reads, if somebody wants to know.
+    /// Watches the reads, if there is a watcher.
     pub observer: Option<Box<Observer>>,
 }
 

@@ -44,7 +44,8 @@ pub fn push_metadump_line(clock: &Clock, item: &Walked<'_>, out: &mut Vec<u8>) {
     out.extend_from_slice(line.as_bytes());
 }
 
-/// Appends an item's line of `cachedump`, unless its key cannot be shown there; whether it did.
+/// Appends an item's line of `cachedump`, unless its key cannot be shown there. Returns whether it
+/// did.
 pub fn push_cachedump_line(clock: &Clock, item: &Walked<'_>, out: &mut Vec<u8>) -> bool {
     let header = item.view.header();
     if header.has(mark::KEY_BINARY) {

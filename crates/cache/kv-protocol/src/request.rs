@@ -103,7 +103,7 @@ pub enum Request<'a> {
         reply: &'static str,
         quiet: bool,
     },
-    /// As `Refused`, but the next `skip_bytes` of the stream are data nobody wants. `drop` is the
+    /// As `Refused`, but the next `skip_bytes` of the stream are data to be skipped. `drop` is the
     /// item that must not outlive the refused new one.
     Skipped {
         reply: &'static str,
@@ -118,13 +118,13 @@ pub enum Request<'a> {
 /// What the buffer begins with.
 #[derive(Debug)]
 pub enum Scan<'a> {
-    /// More must come; at least so many bytes in all, if that is known.
+    /// More must come; at least this many bytes in all, if that is known.
     Incomplete { want_bytes: usize },
     /// A request of this length.
     Request { bytes: usize, request: Request<'a> },
 }
 
-/// What bounds requests.
+/// The bounds of requests.
 #[derive(Debug, Clone, Copy)]
 pub struct ParseLimits {
     /// The most that one item may take, as memcached counts it.
@@ -415,7 +415,7 @@ fn parse_admin<'a>(line: &'a [u8], words: &Words<'a>) -> Parsed<'a> {
         b"shutdown" => admin(AdminRequest::Shutdown { line }),
         b"watch" => admin(AdminRequest::Watch { line }),
         b"slabs" | b"lru" | b"lru_crawler" | b"extstore" => admin(AdminRequest::Tuning { line }),
-        // A browser, or somebody who makes one talk to us.
+        // A browser, or a page that makes one connect here.
         [first, ..]
             if !b"gsacidt".contains(first) && words.get(count - 1).starts_with(b"HTTP/") =>
         {

@@ -1,13 +1,14 @@
 //! The memory of a shard: segments that are filled from front to back and given back whole.
 //!
 //! Usual segments lie one after the other in one mapping, so that an item's place is its offset in
-//! it. An item that is large beside a segment has a mapping of its own, a *lone* segment; its
-//! memory goes back to the kernel when it goes. Nothing is ever moved to make room between items,
-//! so sizes that shift cannot break the memory into pieces nobody can use.
+//! it. An item that is large beside a segment has a mapping of its own, a *lone* segment, whose
+//! memory goes back to the kernel with it. Nothing is ever moved to make room between items, so
+//! sizes that shift cannot fragment the memory.
 //!
 //! Where clients may lease values, all of this lies in one file in memory that they map: usual
-//! segments first, lone ones in an area behind. That file is mostly holes; whoever reads a hole has
-//! the kernel put a page there, so [`Arena::cut_strays`] gives back what is not ours.
+//! segments first, lone ones in an area behind. That file is mostly holes; a client that reads a
+//! hole makes the kernel put a page there, so [`Arena::cut_strays`] takes out pages that are not
+//! ours.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -20,8 +21,8 @@ use super::index::Place;
 use super::item::{ALIGN_BYTES, Header, ItemParts, ItemView};
 use super::mapping::{Mapping, prefetch};
 
-/// What is loaded ahead of an item, in cache lines: a small one may begin near the end of its first
-/// line and reach into its third. What waits for that line waits as long as for all of it.
+/// Cache lines that are loaded ahead of an item: a small one may begin near the end of its first
+/// line and reach into its third. Waiting for that line takes as long as waiting for all of it.
 const PREFETCH_LINES: usize = 3;
 const LINE_BYTES: usize = 64;
 /// The most segments, usual and lone together: what the 25 upper bits of a place can number.
@@ -77,7 +78,7 @@ impl SegmentId {
     }
 }
 
-/// What is known of one segment.
+/// The state of one segment.
 #[derive(Debug)]
 pub struct Segment {
     /// Bytes filled from the front.
@@ -158,9 +159,9 @@ pub struct Arena {
 }
 
 impl Arena {
-    /// An arena for about `limit_bytes` that can grow to `reserve_bytes`; how far it does is the
-    /// caller's decision. Other processes may read it if it `is_shared`. None when the kernel
-    /// refuses even the address space of the limit.
+    /// An arena for about `limit_bytes` that can grow to `reserve_bytes`; the caller decides how
+    /// far it does. Other processes may read it if it `is_shared`. None when the kernel refuses
+    /// even the address space of the limit.
     #[must_use]
     pub fn new(limit_bytes: usize, reserve_bytes: usize, is_shared: bool) -> Option<Self> {
         let segment_bytes = (limit_bytes / SEGMENTS_WANTED)
@@ -299,9 +300,9 @@ impl Arena {
         self.free_usual.len() * self.segment_bytes
     }
 
-    /// Returns the memory behind free usual segments to the kernel until no more than so much is
-    /// left. Segments that are used again must not bring their neighbours' memory back, so there
-    /// are no huge pages for them.
+    /// Returns the memory behind free usual segments to the kernel until no more than this is left.
+    /// Segments that are used again must not bring their neighbours' memory back, so there are no
+    /// huge pages for them.
     pub fn release_idle(&mut self, idle_bytes_max: usize) {
         if self.idle_bytes() > idle_bytes_max && self.released_usual.is_empty() {
             self.memory.forgo_huge_pages();

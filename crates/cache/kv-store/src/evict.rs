@@ -58,7 +58,7 @@ impl Store {
         let mut rounds = 0u8;
         while self.used_bytes() + bytes + reserve > self.settings.limit_bytes {
             let before = self.used_bytes();
-            // The look at all segments is worth it once a second: expiry is told in seconds.
+            // Checking all segments pays once a second: expiry is in seconds.
             if self.looked_for_expired_s < self.now_s && self.free_expired() {
                 continue;
             }
@@ -81,7 +81,7 @@ impl Store {
         Ok(())
     }
 
-    /// Frees every segment whose items have all expired; whether there was one.
+    /// Frees every segment whose items have all expired. Returns whether there was one.
     pub fn free_expired(&mut self) -> bool {
         let now_s = self.now_s;
         self.looked_for_expired_s = now_s;
@@ -159,7 +159,7 @@ impl Store {
         self.arena.segment(fullest).is_sealed.then_some((fullest, Why::Turn))
     }
 
-    /// Of those in which nobody reads.
+    /// Only segments in which no client reads.
     fn fullest_open(&self) -> Option<SegmentId> {
         let open = self.open.iter().flatten().flatten().copied();
         let free = open.filter(|&id| self.arena.segment(id).leases == 0);
@@ -173,14 +173,14 @@ impl Store {
         fullest.map(|id| self.close(id)).is_some()
     }
 
-    /// What segments are filled with, and how much of it is dead, in bytes.
+    /// The bytes that segments are filled with, and how many of them are dead.
     pub(super) fn used_and_holes(&self) -> (usize, usize) {
         let used: usize = self.queue_bytes.iter().sum();
         let live: usize = exactly(self.item_bytes);
         (used, used.saturating_sub(live))
     }
 
-    /// Another segment with each call, if the number that is looked at is in use.
+    /// Returns another segment with each call, if the number given is in use.
     pub(super) fn next_sample(&mut self) -> Option<SegmentId> {
         // A stride that visits all numbers before one comes twice.
         self.sample = self.sample.wrapping_add(0x9e37_79b1);
@@ -271,7 +271,7 @@ impl Store {
         expires_s != 0 && expires_s <= self.now_s || self.flushed_cas != 0 && self.is_flushed(place)
     }
 
-    /// A live item makes room: it is counted, who watches is told, and the lower tier gets it.
+    /// A live item makes room: it is counted, watchers are told, and the lower tier gets it.
     pub(super) fn leave(&mut self, hash: u64, place: Place, header: Header) {
         self.counts.evictions += 1;
         self.counts.evicted_unfetched += u64::from(!header.has(mark::FETCHED));
@@ -384,7 +384,7 @@ impl Store {
     ) -> Option<SegmentId> {
         let from = self.arena.segment(from);
         let (class, first_cas, mut birth_s) = (from.ttl_class, from.first_cas, from.birth_s);
-        // What keeps its place in the small queue goes among what is new there.
+        // An item that keeps its place in the small queue counts as new there.
         let opening = if queue == Queue::Main { Opening::GoingOn } else { Opening::Small };
         let open = self.open[opening as usize][usize::from(class)];
         if self.ranked.is_some() {

@@ -36,7 +36,7 @@ impl Extents {
         self.by_length.remove(&(length, start));
     }
 
-    /// Takes `length` bytes; where they begin. None when no free part is that long.
+    /// Takes `length` bytes. Returns where they begin; None when no free part is that long.
     pub fn take(&mut self, length: usize) -> Option<usize> {
         let &(found, start) = self.by_length.range((length, 0)..).next()?;
         self.drop(start, found);

@@ -25,7 +25,7 @@ pub struct Ghost {
 }
 
 impl Ghost {
-    /// Room for about `keys`; what was remembered is forgotten.
+    /// Makes room for about `keys`; all remembered keys are forgotten.
     pub fn resize(&mut self, keys: usize) {
         self.rows = vec![Row { hand: 0, keys: [0; ROW_KEYS] }; keys.div_ceil(ROW_KEYS)];
     }

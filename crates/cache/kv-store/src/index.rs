@@ -364,9 +364,9 @@ impl Index {
         region.entries -= 1;
     }
 
-    /// Removes the entries of one region that `goes` says of; how many. None when there is no such
-    /// region. An entry never moves to a region that was before its own, so a walk over all numbers
-    /// meets every entry.
+    /// Removes the entries of one region for which `goes` is true. Returns how many; None when
+    /// there is no such region. An entry never moves to a region before its own, so a walk over all
+    /// numbers meets every entry.
     pub fn remove_in(
         &mut self,
         number: usize,

@@ -5,8 +5,8 @@
 //! be evicted, and a segment that holds nothing else any more is *held* until its last lease ends.
 //! So a lease shows the value as it was when it was given.
 //!
-//! What leases pin cannot make room. It is bounded by [`LEASED_PERCENT_MAX`], and whoever makes
-//! room takes other segments first, so there is always one to take.
+//! Leased values cannot make room. They are bounded by [`LEASED_PERCENT_MAX`], and eviction takes
+//! other segments first, so there is always one to take.
 
 use std::os::fd::BorrowedFd;
 
@@ -32,7 +32,7 @@ pub struct LeasedValue {
     pub bytes: usize,
 }
 
-/// What leases take of a shard.
+/// How much of a shard is leased.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct LeasesHeld {
     pub leases: usize,
@@ -48,7 +48,7 @@ impl Store {
         Self::with_memory(settings, true)
     }
 
-    /// What clients map to read items, and how many bytes of it there are. None without leases.
+    /// The file that clients map to read items, and its length in bytes. None without leases.
     #[must_use]
     pub fn readable_by_others(&self) -> Option<(BorrowedFd<'_>, usize)> {
         self.arena.readable_by_others()
@@ -64,8 +64,8 @@ impl Store {
         self.settings.limit_bytes.saturating_sub(beside) / 100 * LEASED_PERCENT_MAX
     }
 
-    /// Leases an item's value; None if too much is leased already, or it lies where nobody else can
-    /// read.
+    /// Leases an item's value. None if too much is leased already, or it lies where no other
+    /// process can read.
     #[must_use]
     pub fn lease(&mut self, found: Found) -> Option<LeasedValue> {
         let lease = self.try_lease(found);
@@ -126,7 +126,7 @@ impl Store {
         self.arena.cut_strays(self.settings.limit_bytes);
     }
 
-    /// Frees a segment that stands in no queue any more, when nobody reads in it.
+    /// Frees a segment that stands in no queue any more once no client reads in it.
     pub(super) fn free_or_hold(&mut self, id: SegmentId) {
         let segment = self.arena.segment_mut(id);
         assert!(!segment.is_held, "a segment is given up once");

@@ -8,8 +8,8 @@
 //! unless the new value fits exactly.
 //!
 //! Invariants: an entry of tier `Memory` points to an item whose segment counts it as live; the sum
-//! of all memory never passes the limit by more than what one insertion needs; time is told, never
-//! read.
+//! of all memory never passes the limit by more than what one insertion needs; time is passed in,
+//! never read.
 
 pub mod arena;
 pub mod clock;
@@ -50,7 +50,7 @@ const TTL_FIRST_LOG2: u32 = 3;
 /// The least memory of a shard: its index and a few segments.
 pub const SHARD_BYTES_MIN: usize = 4 << 20;
 
-/// How far `cache_memlimit` can raise the limit: so much address space is reserved at the start.
+/// How far `cache_memlimit` can raise the limit: this much address space is reserved at the start.
 const LIMIT_GROWTH: usize = 4;
 
 /// Which class of lifetimes an item belongs to.
@@ -94,11 +94,11 @@ pub struct StoreSettings {
 pub struct StoreCounts {
     /// Live items that had to go to make room.
     pub evictions: u64,
-    /// Of them, those that nobody had read since they were stored.
+    /// Of those, items that had not been read since they were stored.
     pub evicted_unfetched: u64,
-    /// Items found expired by somebody who asked for them.
+    /// Items found expired by a request for them.
     pub get_expired: u64,
-    /// Items found flushed by somebody who asked for them.
+    /// Items found flushed by a request for them.
     pub get_flushed: u64,
     /// Items whose room was taken back after they had expired.
     pub reclaimed: u64,
@@ -144,7 +144,7 @@ pub struct Store {
     now_s: u32,
     /// Items stored under this number or an earlier one were flushed.
     flushed_cas: u64,
-    /// From this segment on there may be flushed items that nobody has taken out.
+    /// From this segment on there may be flushed items that have not been removed yet.
     flushed_from: Option<usize>,
     /// When everything there is then is to be flushed.
     flush_at_s: Option<u32>,
@@ -164,7 +164,7 @@ pub struct Store {
     ranked: Option<Box<numbers::Ranked>>,
     /// The memory that this takes.
     ranked_bytes: usize,
-    /// What watchers are told.
+    /// Events for watchers.
     journal: Option<Box<Journal>>,
 }
 
@@ -240,7 +240,7 @@ impl Store {
         self.counts = StoreCounts::default();
     }
 
-    /// Items that are there, expired ones that nobody has noticed included.
+    /// Items in the index, including expired ones that have not been noticed.
     #[must_use]
     pub const fn items(&self) -> usize {
         self.items
@@ -281,8 +281,8 @@ impl Store {
         self.last_cas
     }
 
-    /// Everything that is there at the second `at_s` is gone from then on; what is there now, if
-    /// that has come. A later order replaces one that is still to come.
+    /// All items present at the second `at_s` are gone from then on; the present ones, if that
+    /// second has come. A later order replaces one that is still to come.
     pub fn flush_all(&mut self, at_s: u32) {
         if at_s <= self.now_s {
             self.flushed_cas = self.next_cas();
@@ -334,8 +334,8 @@ impl Store {
         }
     }
 
-    /// The item of a key, if it is there, has not expired and was not flushed. Who watches is told
-    /// of the look.
+    /// The item of a key, if it is there, has not expired and was not flushed. Watchers are told of
+    /// the read.
     #[inline]
     pub fn find(&mut self, key: &[u8], hash: u64) -> Option<Found> {
         let found = self.find_untold(key, hash);
@@ -375,7 +375,7 @@ impl Store {
         self.journal = journal;
     }
 
-    /// Where events are written down, while somebody watches.
+    /// Where events are recorded while there are watchers.
     #[inline]
     pub fn journal_mut(&mut self) -> Option<&mut Journal> {
         self.journal.as_deref_mut()

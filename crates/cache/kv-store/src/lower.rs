@@ -84,7 +84,8 @@ impl Store {
         self.outbox.as_ref().is_some_and(|outbox| !outbox.is_empty())
     }
 
-    /// What has left memory since the last time. To be put back with [`Self::return_outbox`].
+    /// Items that have left memory since the last call. To be put back with
+    /// [`Self::return_outbox`].
     pub fn take_outbox(&mut self) -> Option<Outbox> {
         self.outbox.take()
     }
@@ -145,7 +146,7 @@ impl Store {
         Ok(())
     }
 
-    /// Forgets an item of a lower tier; whether it was known.
+    /// Forgets an item of a lower tier. Returns whether it was known.
     pub fn remove_lower(&mut self, hash: u64, tier: Tier, place: Place) -> bool {
         let Some((at, _)) = self.lower_at(hash, tier, place) else { return false };
         self.index.remove(at);

@@ -3,10 +3,10 @@
 //! The allocator is not used for what is large, because what it keeps would be memory that the
 //! limit does not see.
 //!
-//! Memory that other processes shall read is a file in memory ([`Mapping::readable_by_others`]). It
-//! is not sealed against future writers: the kernel refuses to take pages back out of such a file
-//! (`MADV_REMOVE` is EPERM). What keeps others from writing is that they get a descriptor that only
-//! reads, and a mode that lets nobody open it anew.
+//! Memory that other processes read is a file in memory ([`Mapping::readable_by_others`]). It is
+//! not sealed against future writers: the kernel refuses to take pages out of such a file
+//! (`MADV_REMOVE` is EPERM). Other processes cannot write because they get a read-only descriptor,
+//! and a mode with which no process can open the file anew.
 
 use std::ops::{Deref, DerefMut, Range};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -28,7 +28,7 @@ pub struct Mapping {
     is_shared: bool,
 }
 
-// SAFETY: only this value writes to the mapping; whoever owns the value owns the memory.
+// SAFETY: only this value writes to the mapping; the owner of the value owns the memory.
 unsafe impl Send for Mapping {}
 // SAFETY: shared access only reads.
 unsafe impl Sync for Mapping {}
@@ -62,8 +62,8 @@ impl Mapping {
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let reader = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
         // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing. The file is
-        // new, its size is sealed, and the descriptor that can write is closed below: nobody but
-        // this mapping ever changes it.
+        // new, its size is sealed, and the descriptor that can write is closed below: only this
+        // mapping ever changes it.
         let address = unsafe {
             let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
             mmap(std::ptr::null_mut(), bytes, access, flags | MapFlags::NORESERVE, &file, 0)
@@ -84,9 +84,9 @@ impl Mapping {
 
     fn advise(&mut self, range: Range<usize>, advice: Advice) {
         assert!(range.start <= range.end && range.end <= self.bytes);
-        // SAFETY: the range lies in our own mapping, and `&mut self` says nobody reads it now.
-        // Advice changes how memory is backed; where it takes memory away (`release`), zeros are
-        // what the caller asked for.
+        // SAFETY: the range lies in our own mapping, and `&mut self` means that no reader uses it
+        // now. Advice changes how memory is backed; where it takes memory away (`release`), zeros
+        // are what the caller asked for.
         let _ =
             unsafe { madvise(self.address.as_ptr().add(range.start).cast(), range.len(), advice) };
     }

@@ -23,7 +23,7 @@ const SHRINK_SHARE: usize = 2;
 const INDEX_BYTES_PER_KEY_MAX: usize = 64;
 /// ... unless it is this small: one region.
 const INDEX_BYTES_MIN: usize = 1 << 20;
-/// Any will do: nobody can gain by guessing which item goes next.
+/// Any will do: guessing which item goes next gains nothing.
 const RANDOM_SEED: u64 = 0x6661_7270_6f6f_6c21;
 
 /// The keys that a policy knows.
@@ -125,7 +125,7 @@ impl Ranked {
         Some(hash)
     }
 
-    /// Makes the tables longer if one more key needs it; whether it did.
+    /// Makes the tables longer if one more key needs it. Returns whether it did.
     pub(super) fn prepare(&mut self) -> bool {
         let is_full = self.hashes.len() == self.room;
         if is_full {
@@ -147,7 +147,7 @@ impl Ranked {
         Ok(exactly(number))
     }
 
-    /// Makes the tables fit for so many numbers and some more.
+    /// Makes the tables fit for this many numbers and some more.
     fn resize(&mut self, numbers: usize) {
         let step = (numbers / GROWTH_SHARE).max(STEP_NUMBERS_MIN);
         self.room = (numbers + step).min(RANKED_PAGES_MAX);
@@ -220,7 +220,7 @@ mod tests {
         farpool_keyvault::owner::hash_key(&key.to_le_bytes())
     }
 
-    /// Every number leads to its hash and back, and nobody has a number whom the policy does not
+    /// Every number leads to its hash and back, and no key has a number that the policy does not
     /// know.
     fn check(ranked: &Ranked) {
         assert_eq!(ranked.numbers.entries(), ranked.hashes.len());
@@ -241,7 +241,7 @@ mod tests {
             (100..300_000).for_each(|key| ranked.remove(hash(key)));
             check(&ranked);
             assert!((0..100).all(|key| ranked.find(hash(key)).is_some()), "{kind}");
-            // The sketch of W-TinyLFU goes down when it is told that less fits.
+            // The sketch of W-TinyLFU shrinks when it is told that less fits.
             ranked.is_full();
             assert!(ranked.bytes() < empty_bytes + (300 << 10), "{kind}: {} bytes", ranked.bytes());
         }

@@ -1,7 +1,7 @@
 //! Quotas: how much memory the items of a prefix may take together.
 //!
-//! Who would go beyond makes room among his own: the oldest items of the prefix go, those that were
-//! read since get another round. Others are not touched, and a quota promises nobody memory: it
+//! A prefix that would exceed its quota makes room among its own items: its oldest go, those that
+//! were read since get another round. Others are not touched, and a quota guarantees no memory: it
 //! only bounds.
 //!
 //! Invariant: `used_bytes` of a quota is the sum of its items' footprints in memory.

@@ -25,7 +25,7 @@ const SAMPLES: usize = 64;
 const HOLLOW_PERCENT: usize = 5;
 /// ... nor is one that is still being filled.
 const HOLLOW_OPEN_PERCENT: usize = 50;
-/// For each segment that was emptied without any room made, holes may take so much of a segment
+/// For each segment that was emptied without making room, holes may take this much of a segment
 /// more.
 const IN_VAIN_SHARE: usize = 8;
 /// Segments for items that go on are born no longer ago than twelve days, so that another twelve

@@ -73,8 +73,8 @@ fn misses(kind: CacheKind, trace: &[u32]) -> (usize, usize) {
     (misses, items / (trace.len() - trace.len() / 2))
 }
 
-/// Items of one size: then the memory is a number of items, and the store must miss what a cache of
-/// so many misses. It differs by what goes in batches of a segment (0.5 % of the items here), and
+/// Items of one size: then the memory is a number of items, and the store must miss as often as a
+/// cache of that many. It differs by evicting batches of a segment (0.5 % of the items here), and
 /// by the policies' small differences on demand (`farpool_policy::ranking`): half a point. S3-FIFO,
 /// whose queues are of segments, may differ by one.
 #[test]
@@ -90,7 +90,7 @@ fn the_store_misses_what_the_pure_policy_misses() {
     }
 }
 
-/// What leaves for want of room goes to the lower tier, each item once and only what is gone from
+/// Items evicted for want of room go to the lower tier, each once and only if it is gone from
 /// memory.
 #[test]
 fn what_leaves_goes_to_the_lower_tier() {

@@ -135,8 +135,8 @@ impl Run {
                     Ok(_) => {
                         self.model.insert(key, value);
                     }
-                    // What is leased never keeps others from storing, unless the limit came down on
-                    // it.
+                    // Leased values never keep others from being stored, unless the limit was
+                    // lowered onto them.
                     Err(error) => prop_assert!(self.was_lowered, "{}", error),
                 }
                 self.find(key)?;

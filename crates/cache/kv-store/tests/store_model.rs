@@ -19,7 +19,7 @@ enum Step {
     Read {
         key: u16,
     },
-    /// What is remembered of it may be wrong later.
+    /// What the model remembers of it may be wrong later.
     LoadAhead {
         key: u16,
     },
@@ -337,8 +337,7 @@ fn an_item_costs_at_most_105_bytes() {
     }
 }
 
-/// Keys with one hash are bounded; what was refused for it must leave no memory behind, however
-/// large.
+/// Keys with one hash are bounded; a refused one must leave no memory behind, however large.
 #[test]
 fn what_the_index_has_no_room_for_takes_no_memory() {
     for kind in [CacheKind::S3Fifo, CacheKind::Lru] {

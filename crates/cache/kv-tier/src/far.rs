@@ -51,7 +51,7 @@ pub struct FarMemory {
     seats: Vec<Option<Seat>>,
     lent: HashMap<u64, (GrantNumber, Lent)>,
     done: Vec<Completion>,
-    /// What was asked of memory that is not there any more.
+    /// Reads from memory that is not there any more.
     refused: Vec<Ended>,
 }
 
@@ -81,7 +81,7 @@ impl Far {
         self.medium_mut().held.push(Held { share, zones, under_way: 0 });
     }
 
-    /// The share of this memory has to be given back: its zones are emptied by and by.
+    /// The share of this memory has to be given back: its zones are emptied one after the other.
     pub fn leave_share(&mut self, grant: GrantNumber) {
         for zone in self.medium().zones_of(grant) {
             self.leave_zone(zone);
@@ -231,7 +231,7 @@ impl Medium for FarMemory {
     fn wait(&self, limit: Duration) {
         let mut fds: smallvec::SmallVec<[PollFd<'_>; 8]> =
             self.descriptors().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        // Interrupted or not, what has come is looked at.
+        // Interrupted or not, completions are collected.
         let _ = rustix::event::poll(&mut fds, Timespec::try_from(limit).ok().as_ref());
     }
 

@@ -1,9 +1,9 @@
 //! The log of a tier: records in zones that are written once, in bulk, and reused in turn.
 //!
-//! One shard has its own log; nothing blocks. Records gather in a zone in memory; a full zone is
+//! Each shard has its own log; nothing blocks. Records gather in a zone in memory; a full zone is
 //! written in one go and answers reads from memory until it has arrived. Before a zone is used
-//! again it is read back, so that the index forgets what was in it and what was hit gets another
-//! round. What lies under it, the pool's blades or a flash device, is a [`Medium`].
+//! again it is read back, so that the index forgets its records and those with hits get another
+//! round. The storage below, the pool's blades or a flash device, is a [`Medium`].
 //!
 //! Zones come and go while it runs. One that has to leave is emptied ahead of its turn: what is
 //! worth it moves to others, the rest is dropped as at any reuse. When there is no time for that,
@@ -34,7 +34,7 @@ const READS_MAX: usize = 512;
 const ROOM_WAIT: Duration = Duration::from_millis(50);
 /// How long one look for room lasts while storing waits for it.
 const ROOM_LOOK: Duration = Duration::from_micros(200);
-/// After waiting in vain nobody waits for so long; items that leave memory are lost meanwhile.
+/// How long no request waits after one waited in vain; items that leave memory are lost meanwhile.
 const STUCK_PAUSE: Duration = Duration::from_millis(200);
 /// Zones in a row that could not be written: then nothing more is given to the medium.
 const LOST_IN_ROW_MAX: u32 = 8;
@@ -76,23 +76,23 @@ pub trait Medium {
     fn start_read(&mut self, pages: Pages, at: (usize, usize), count: usize, token: u64);
     /// Begins to store a whole zone.
     fn start_write(&mut self, pages: Pages, zone: usize, token: u64);
-    /// What is being written under `token`.
+    /// The pages that are being written under `token`.
     fn written(&self, token: u64) -> Option<&[u8]>;
     /// Takes what has ended. Never blocks. `now` is given now and then, so that what takes too long
     /// fails.
     fn poll(&mut self, now: Option<Instant>, ended: &mut Vec<Ended>);
-    /// Sleeps until something has ended, for at most so long.
+    /// Sleeps until an operation has ended, for at most this long.
     fn wait(&self, limit: Duration);
 
-    /// Whether so many bytes may be written now.
+    /// True if this many bytes may be written now.
     fn admits(&mut self, _bytes: usize) -> bool {
         true
     }
-    /// What makes the records of a use of a zone different from those of every other use.
+    /// Distinguishes the records of a use of a zone from those of every other use.
     fn seal_of(&self, _zone: usize, sequence: u32) -> u32 {
         sequence
     }
-    /// A zone is filled from now on; what it held is gone.
+    /// A zone is filled from now on; its old records are gone.
     fn zone_opens(&mut self, _zone: usize, _sequence: u32) {}
     /// A zone is about to be written: the medium may write behind the records.
     fn zone_closes(&mut self, _zone: usize, _used_bytes: usize, _bytes: &mut [u8]) {}
@@ -179,7 +179,7 @@ struct Wanted {
     token: u64,
 }
 
-/// What happens to the records of a zone that is used again.
+/// The fate of the records of a zone that is used again.
 pub trait Judge {
     /// Whether the index still points here and the record was hit: then it is appended again.
     fn keeps(&mut self, hash: u64, place: Place) -> bool;
@@ -347,9 +347,9 @@ impl<M: Medium> Log<M> {
         Self::place_of(self.open, offset, bytes.len())
     }
 
-    /// As [`Self::append`], but waits a moment for zones that are on their way, so that whoever
-    /// stores faster than the medium takes it is slowed down, and not made to lose items. One that
-    /// hangs is waited for once in a while; a budget is not waited for.
+    /// As [`Self::append`], but waits a moment for zones in flight, so that a client that stores
+    /// faster than the medium takes it is slowed down instead of losing items. A medium that hangs
+    /// is waited for once in a while; a budget is not waited for.
     pub fn append_or_wait(&mut self, bytes: &[u8], judge: &mut dyn Judge) -> Option<Place> {
         if self.is_broken() || bytes.len() > M::RECORD_BYTES_MAX {
             self.counts.refused += 1;
@@ -502,7 +502,7 @@ impl<M: Medium> Log<M> {
         std::mem::take(&mut self.outcomes)
     }
 
-    /// Keeps the memory for the next; what came meanwhile stays.
+    /// Keeps the memory for the next; records that came meanwhile stay.
     pub fn return_outcomes(&mut self, mut outcomes: Outcomes) {
         if self.outcomes.reads.is_empty() {
             outcomes.clear();
@@ -564,7 +564,7 @@ impl<M: Medium> Log<M> {
             self.counts.zones_lost += 1;
         }
         match self.zones[zone].leave {
-            // What is in it is still at hand.
+            // Its records are still in memory.
             Leave::Empties => {
                 self.zones[zone].state = ZoneState::Reclaiming;
                 return self.reclaimed.push_back((zone, pages, true));

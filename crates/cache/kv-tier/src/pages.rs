@@ -9,7 +9,7 @@ use farpool_kv_store::mapping::Mapping;
 pub struct Pages(Mapping);
 
 impl Pages {
-    /// Room for so many pages; None when the kernel refuses.
+    /// Room for this many pages; None when the kernel refuses.
     #[must_use]
     pub fn new(pages: usize) -> Option<Self> {
         Mapping::zeroed(pages * PAGE_BYTES).map(Self)

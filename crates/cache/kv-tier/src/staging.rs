@@ -5,10 +5,9 @@ use farpool_units::PAGE_BYTES;
 
 use super::pages::Pages;
 
-/// Whole zones travel in pieces of so many pages: what is read meanwhile waits behind no more than
-/// one.
+/// Whole zones travel in pieces of this many pages: a read meanwhile waits behind no more than one.
 const SLICE_PAGES: usize = 64;
-/// What has so many is a whole zone; what has fewer is waited for.
+/// A batch of this many is a whole zone; a smaller one is waited for.
 pub(super) const WHOLE_PAGES: usize = 512;
 
 #[derive(Debug, Clone, Copy)]
@@ -17,7 +16,7 @@ enum Way {
     Write,
 }
 
-/// Pages of memory that are lent to a lane: nobody can touch them until they are given back.
+/// Pages of memory that are lent to a lane: no other code can touch them until they are given back.
 #[derive(Debug)]
 pub(super) struct Lent {
     /// None once they were given back.
@@ -91,8 +90,9 @@ impl Lent {
                         token,
                     })
                     .collect();
-                // SAFETY: the pages lie in a mapping that this value owns and shows to nobody until
-                // all completions have come; a value dropped before that leaks it (see `Drop`).
+                // SAFETY: the pages lie in a mapping that this value owns and lends to nothing else
+                // until all completions have come; a value dropped before that leaks it (see
+                // `Drop`).
                 unsafe { lane.read(&reads) }
             }
             Way::Write => {
@@ -105,7 +105,7 @@ impl Lent {
                         token,
                     })
                     .collect();
-                // SAFETY: as for reading; what is lent for writing is only shown for reading
+                // SAFETY: as for reading; pages lent for writing are only lent for reading
                 // meanwhile.
                 unsafe { lane.write(&writes) }
             }
@@ -126,7 +126,7 @@ impl Lent {
         self.left == 0 && (self.failed || self.sent == self.count)
     }
 
-    /// What is being written: it does not change meanwhile.
+    /// The bytes that are being written: they do not change meanwhile.
     pub(super) fn written(&self) -> &[u8] {
         self.pages.as_ref().map_or(&[], Pages::bytes)
     }

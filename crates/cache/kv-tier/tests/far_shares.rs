@@ -14,7 +14,7 @@ use farpool_pool::{Address, BladeSpec, Pool, PoolConfig, fresh_client};
 /// What one superpage has.
 const ZONE_BYTES: u64 = 2 << 20;
 const ZONES: u64 = 8;
-/// What has not happened by then never will.
+/// An event that has not come by then never will.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn blade(folder: &tempfile::TempDir) -> Serving {

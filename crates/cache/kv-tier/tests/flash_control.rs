@@ -18,7 +18,7 @@ fn nothing_is_believed_that_could_be_older_than_the_zones() {
             let wanted = match (state, is_same_boot, side) {
                 (Use::Clean, ..) => Ok(Source::Closed),
                 (Use::GivenUp, ..) => Ok(Source::Nothing(Some(Dropped::DeviceFailed))),
-                // What is in memory does not outlive the machine, whatever it looks like.
+                // A file in memory does not outlive the machine, whatever it looks like.
                 (_, false, _) => Ok(Source::Nothing(Some(Dropped::MachineDown))),
                 (Use::InUse, true, _) => Ok(Source::Pages),
                 // The pages of a flash whose book-keeping is in memory are as old as its start:

@@ -57,7 +57,7 @@ proptest! {
         prop_assert!(layout::is_as_closed(format_id, Nonce(nonce), &control));
         prop_assert!(!layout::is_as_closed(format_id, Nonce(other), &control), "another closing");
         prop_assert!(!layout::is_as_closed(!format_id, Nonce(nonce), &control), "another file");
-        // What lies between the sum and the page's end is not used.
+        // The bytes between the sum and the page's end are not used.
         let used: Vec<usize> = (0..layout::CLOSING_SUM_AT + 4).chain(4096..control.len()).collect();
         control[used[flip.0.index(used.len())]] ^= 1 << (flip.1 % 8);
         prop_assert!(!layout::is_as_closed(format_id, Nonce(nonce), &control), "a flipped bit");

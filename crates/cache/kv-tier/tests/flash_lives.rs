@@ -56,7 +56,7 @@ struct World {
     is_in_memory: bool,
 }
 
-/// What is found of an opened flash.
+/// The contents of an opened flash.
 struct Life {
     file: FlashFile,
     log: Flash,

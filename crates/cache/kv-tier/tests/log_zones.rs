@@ -342,7 +342,7 @@ fn zones_that_are_dropped_while_they_wait_to_be_emptied_are_forgotten() {
     assert_eq!(story.log.add_zone(), Some(0), "the number is free");
 }
 
-/// Else whoever forgets would walk over the whole index again and again until the read has ended.
+/// Otherwise the index would be walked again and again until the read has ended.
 #[test]
 fn a_zone_in_which_a_read_is_under_way_is_forgotten_after_that_and_not_before() {
     let mut story = written();

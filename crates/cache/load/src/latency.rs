@@ -37,7 +37,7 @@ impl Latencies {
         self.record_ns(at_most(latency.as_nanos()), 1);
     }
 
-    /// The same latency so many times.
+    /// The same latency this many times.
     pub fn record_ns(&mut self, latency_ns: u64, times: u64) {
         self.buckets[bucket_of(latency_ns)] += times;
         self.count += times;

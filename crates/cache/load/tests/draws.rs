@@ -1,4 +1,4 @@
-//! What is drawn has the shares that were asked for, and the same seed draws the same.
+//! The draws have the shares that were asked for, and the same seed draws the same.
 
 use farpool_load::workload::{
     Generator, KEY_BYTES_MAX, KeyNumber, Operation, VALUE_BYTES_MAX, Workload,

@@ -61,7 +61,7 @@ impl Flags {
             match flags.take(letter, &word[1..]) {
                 Ok(true) => {}
                 Ok(false) => return Err("CLIENT_ERROR invalid flag"),
-                // A bad `F` is told only if nothing else is wrong.
+                // A bad `F` is reported only if nothing else is wrong.
                 Err(BAD_FORMAT) => error = error.or(Some(BAD_FORMAT)),
                 Err(reason) => error = Some(reason),
             }
@@ -136,7 +136,7 @@ pub struct Prepared<'a> {
 }
 
 impl Prepared<'_> {
-    /// What comes back with the answer.
+    /// The flags that come back with the answer.
     pub(super) fn return_words(&self) -> &[&[u8]] {
         self.words.from(if self.kind == MetaKind::Set { 3 } else { 2 })
     }

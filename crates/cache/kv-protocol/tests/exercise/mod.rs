@@ -89,7 +89,7 @@ pub fn policy_of(byte: u8) -> CacheKind {
     CacheKind::ALL[usize::from(byte) % CacheKind::ALL.len()]
 }
 
-/// A small shard that is full; whether its values can be leased.
+/// A small shard that is full, with or without leases.
 pub fn full_shard(leases: bool, policy: CacheKind) -> Shard {
     let settings = StoreSettings {
         limit_bytes: SHARD_BYTES_MIN,

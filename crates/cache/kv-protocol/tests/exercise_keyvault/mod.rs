@@ -73,7 +73,7 @@ pub fn answer_any(bytes: &[u8], policy: CacheKind) {
             continue;
         };
         let Ok(request) = Request::read(header.opcode, body) else { continue };
-        // What was read is written as it was.
+        // A decoded frame is encoded to the same bytes.
         let mut written = Vec::new();
         request.write(&mut written);
         assert_eq!(Request::read(header.opcode, &written), Ok(request));

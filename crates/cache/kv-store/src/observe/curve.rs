@@ -41,7 +41,7 @@ pub struct MissCurve {
     keys_max: usize,
     threshold: u32,
     followed: HashMap<u64, Followed>,
-    /// Which key a slot belongs to, newest last; 0 = nobody's any more.
+    /// The key that a slot belongs to, newest last; 0 for a slot that is free again.
     line: Vec<u64>,
     /// Bytes of each slot's key, summed as a Fenwick tree.
     sums: Vec<u64>,
@@ -149,7 +149,7 @@ impl MissCurve {
         self.cold *= scale;
     }
 
-    /// Numbers the slots anew, without those that are nobody's.
+    /// Numbers the slots anew, without the free ones.
     fn close_ranks(&mut self) {
         let live: Vec<u64> =
             self.line.iter().copied().filter(|hash| self.followed.contains_key(hash)).collect();
@@ -191,11 +191,11 @@ impl MissCurve {
         self.all
     }
 
-    /// The miss ratio with so much memory. None before anything was read.
+    /// The miss ratio with this much memory. None before anything was read.
     ///
-    /// As many reads as the sampling rate leads one to expect were sampled only by chance: a hot
-    /// key is followed or is not. What is too many or too few are taken for reads of hot keys,
-    /// which any memory holds (SHARDS-adj).
+    /// How many reads were sampled differs from the sampling rate only by chance: a hot key is
+    /// followed or is not. The difference is taken for reads of hot keys, which any memory holds
+    /// (SHARDS-adj).
     #[must_use]
     pub fn miss_ratio(&self, memory_bytes: u64) -> Option<f64> {
         let sampled = self.reads.iter().sum::<f64>() + self.cold;
@@ -209,7 +209,7 @@ impl MissCurve {
         (expected > 0.0).then(|| (1.0 - held / expected).clamp(0.0, 1.0))
     }
 
-    /// The whole curve, as far as it still falls.
+    /// The whole curve, up to where it stops falling.
     #[must_use]
     pub fn points(&self) -> Vec<Point> {
         let last = self.reads.iter().rposition(|&reads| reads > 0.0).unwrap_or(0).min(BUCKETS - 1);

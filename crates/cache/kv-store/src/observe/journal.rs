@@ -1,7 +1,7 @@
-//! What watchers are told: a line for each event, in the words of memcached's `watch`.
+//! Lines for watchers: one for each event, in the words of memcached's `watch`.
 //!
-//! Events are written down only while somebody watches their kind. A journal is bounded: what does
-//! not fit until it is taken is dropped and counted. Time is told, never read.
+//! Events are recorded only while there is a watcher of their kind. A journal is bounded: lines
+//! that do not fit until it is taken are dropped and counted. Time is passed in, never read.
 
 use std::fmt::{self, Write};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, percent_encode};
 
-/// A journal keeps no more until it is taken; what comes then is dropped.
+/// The most a journal keeps until it is taken; later lines are dropped.
 const BYTES_MAX: usize = 256 << 10;
 /// What memcached leaves as it is in keys that it shows.
 const SHOWN_AS_THEY_ARE: &AsciiSet =
@@ -123,7 +123,7 @@ impl Journal {
         Self { kinds, lines, unix_s: 0, unix_us: 0, client: 0, numbers, written: 0, dropped: 0 }
     }
 
-    /// Tells which kinds somebody watches.
+    /// Sets the kinds that have watchers.
     pub const fn set_kinds(&mut self, kinds: Kinds) {
         self.kinds = kinds;
     }
@@ -216,7 +216,7 @@ impl Journal {
         self.note(Kinds::CONNECTIONS, event);
     }
 
-    /// What was written down since the last time, and how many lines did not fit meanwhile.
+    /// Takes the lines since the last call, and how many did not fit meanwhile.
     pub fn take(&mut self) -> Option<(Lines, u64)> {
         if self.written + self.dropped == 0 {
             return None;

@@ -1,4 +1,4 @@
-//! What operators want to know of the keys: which are hot, and what more memory would buy.
+//! Observations of keys for operators: which are hot, and what more memory would gain.
 //!
 //! All of it works on samples, so that asking costs next to nothing. Pure.
 
@@ -17,11 +17,11 @@ use crate::quota::QuotaReport;
 const CURVE_KEYS: usize = 8192;
 /// Counters for hot keys of a shard.
 const HOT_COUNTERS: usize = 64;
-/// Every so manieth read is looked at for hot keys.
+/// One in this many reads is sampled for hot keys.
 const HOT_SAMPLE_EVERY: u32 = 61;
 /// Hot keys that a shard reports.
 const HOT_REPORTED: usize = 20;
-/// After so many sampled reads half of what was counted is forgotten.
+/// After this many sampled reads the counts are halved.
 const HOT_MEMORY: u64 = 100_000;
 /// The sizes that are told, in times of the memory that there is.
 pub const TIMES: [f64; 9] = [0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
@@ -72,7 +72,7 @@ impl Observer {
         self.prefixes_rest = false;
     }
 
-    /// Counts no more by prefix; what was counted stays.
+    /// Stops counting by prefix; the counts stay.
     pub const fn rest_prefixes(&mut self) {
         self.prefixes_rest = true;
     }
@@ -109,21 +109,21 @@ impl Observer {
         }
     }
 
-    /// Notes that somebody wanted to store something, whatever came of it.
+    /// Notes a request to store, whatever its result.
     pub fn set(&mut self, key: &[u8]) {
         if let Some(prefixes) = self.counted_prefixes() {
             prefixes.set(key);
         }
     }
 
-    /// Notes that somebody wanted something gone, whether it was there or not.
+    /// Notes a request to delete, whether the item was there or not.
     pub fn delete(&mut self, key: &[u8]) {
         if let Some(prefixes) = self.counted_prefixes() {
             prefixes.delete(key);
         }
     }
 
-    /// What was seen so far by a shard with so much memory.
+    /// The observations so far of a shard with this much memory.
     pub fn tell(&mut self, memory_bytes: u64) -> Observed {
         let prefixes = self.prefixes.as_ref().map(|it| it.tell(memory_bytes)).unwrap_or_default();
         let Some(Sample { curve, hot }) = &mut self.sample else {
@@ -143,7 +143,7 @@ impl Observer {
     }
 }
 
-/// The miss ratio at each of [`TIMES`] so much memory, if anything was read.
+/// The miss ratio at each of [`TIMES`] this much memory, if anything was read.
 fn ratios(curve: &MissCurve, memory_bytes: u64) -> Option<[f64; TIMES.len()]> {
     #[expect(
         clippy::cast_possible_truncation,

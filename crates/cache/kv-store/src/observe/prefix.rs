@@ -1,4 +1,4 @@
-//! What is asked of each prefix of the keys: `user:17` and `user:18` are both of `user`.
+//! Requests by prefix of the keys: `user:17` and `user:18` are both of `user`.
 //!
 //! As in memcached, a prefix ends before the first delimiter, and keys without one are not counted.
 //! Prefixes are bounded: those that come after there are [`PREFIXES_MAX`] are counted together.
@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use super::TIMES;
 use super::curve::MissCurve;
 
-/// Prefixes that a shard tells apart: a few megabytes. What comes later is counted as [`OTHERS`].
+/// Prefixes that a shard tells apart: a few megabytes. Later ones are counted as [`OTHERS`].
 pub const PREFIXES_MAX: usize = 4096;
 /// What the prefixes beyond the limit are called; no prefix can contain the space.
 pub const OTHERS: &[u8] = b"(all other)";
@@ -19,7 +19,7 @@ const CURVES_MAX: usize = 64;
 /// Keys that the curve of a prefix follows.
 const CURVE_KEYS: usize = 512;
 
-/// What was asked of a prefix, by the names of `stats detail dump`.
+/// The requests for a prefix, by the names of `stats detail dump`.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct PrefixCounts {
     pub gets: u64,
@@ -103,21 +103,21 @@ impl Prefixes {
         }
     }
 
-    /// Notes that somebody wanted to store something.
+    /// Notes a request to store.
     pub fn set(&mut self, key: &[u8]) {
         if let Some(prefix) = self.of(key) {
             prefix.counts.sets += 1;
         }
     }
 
-    /// Notes that somebody wanted something gone.
+    /// Notes a request to delete.
     pub fn delete(&mut self, key: &[u8]) {
         if let Some(prefix) = self.of(key) {
             prefix.counts.deletes += 1;
         }
     }
 
-    /// All that is known of a shard with so much memory.
+    /// All observations of a shard with this much memory.
     #[must_use]
     pub fn tell(&self, memory_bytes: u64) -> Vec<PrefixReport> {
         let others =

@@ -3,10 +3,10 @@
 
 use std::time::Instant;
 
-/// The bucket holds what so many seconds bring: short bursts are written, long ones are not.
+/// The bucket holds the bytes of this many seconds: short bursts are written, long ones are not.
 const BURST_S: f64 = 2.0;
 
-/// A limit on bytes per second. Time is told.
+/// A limit on bytes per second. Time is passed in.
 #[derive(Debug, Clone, Copy)]
 pub struct Budget {
     bytes_per_s: f64,
@@ -15,7 +15,7 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// At most so many bytes per second in the long run.
+    /// At most this many bytes per second in the long run.
     #[must_use]
     pub const fn new(bytes_per_s: f64) -> Self {
         Self { bytes_per_s, left_bytes: bytes_per_s * BURST_S, last: None }

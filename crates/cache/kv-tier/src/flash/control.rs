@@ -38,7 +38,7 @@ impl<M: DerefMut<Target = [u8]>> Control<M> {
         &self.memory
     }
 
-    /// What was promised; None when neither copy is whole.
+    /// The recorded state; None when neither copy is whole.
     #[must_use]
     pub fn promises(&self) -> Option<Promises> {
         Promises::newest(&self.memory[..2 * Promises::BYTES])
@@ -48,8 +48,8 @@ impl<M: DerefMut<Target = [u8]>> Control<M> {
         self.memory[promises.slot()..][..Promises::BYTES].copy_from_slice(&promises.encode());
     }
 
-    /// Drops everything: without what was promised and forgotten, what was flushed or deleted could
-    /// come back. Numbers go on where no earlier use of a zone has been, as far as can be known:
+    /// Drops everything: without the record of what was forgotten, flushed or deleted items could
+    /// come back. Numbers continue where no earlier use of a zone has been, as far as can be known:
     /// `by_chance` is random.
     pub fn begin_empty(&mut self, by_chance: u32) {
         let known = (0..self.geometry.zones_per_shard).filter_map(|zone| self.table_entry(zone));
@@ -63,7 +63,7 @@ impl<M: DerefMut<Target = [u8]>> Control<M> {
         self.write_table(0, TableEntry::free(sequence));
     }
 
-    /// Frees the zones whose table entries are damaged; how many they were. Their numbers are not
+    /// Frees the zones whose table entries are damaged. Returns how many. Their numbers are not
     /// known: later ones begin where no use has been.
     pub fn free_damaged(&mut self) -> u64 {
         let zones = 0..self.geometry.zones_per_shard;

@@ -23,8 +23,8 @@ pub(super) fn open_for_us(path: &Path) -> Result<File, FlashError> {
     let mut options = File::options();
     options.read(true).write(true);
     if is_device {
-        // For a device this means: unless it is mounted, or a part of another, or somebody else has
-        // it so.
+        // For a device this means: unless it is mounted, or part of another, or another program
+        // holds it exclusively.
         options.custom_flags(libc::O_EXCL);
     } else {
         options.create(true).truncate(false).mode(0o600);
@@ -78,8 +78,8 @@ pub(super) fn lock(file: &File, path: &Path) -> Result<(), FlashError> {
     }
 }
 
-/// The largest file that so many threads can use: each names at most [`ZONES_MAX`] zones,
-/// 1 TiB. The superblock's 32 bits for the number of zones are enough for that.
+/// The largest file that this many threads can use: each names at most [`ZONES_MAX`] zones, 1 TiB.
+/// The superblock's 32 bits for the number of zones are enough for that.
 fn most_bytes(shards: usize) -> u64 {
     const { assert!(ZONES_MAX <= u32::MAX as usize) };
     Geometry { shards, zones_per_shard: ZONES_MAX }.file_bytes()
@@ -155,7 +155,7 @@ pub(super) fn make_room(file: &File, geometry: Geometry) -> std::io::Result<()> 
     }
     file.set_len(geometry.file_bytes())?;
     take_room(file, geometry.file_bytes()).inspect_err(|_| {
-        // What was taken of it is given back.
+        // The allocated room is given back.
         let _ = file.set_len(0);
     })
 }

@@ -54,7 +54,7 @@ pub struct FlashFile {
     geometry: Geometry,
     /// The book-keeping in memory; None where it lies in the file.
     live: Option<LiveFile>,
-    /// What was in it was not taken over, for this reason.
+    /// Its contents were dropped, for this reason.
     dropped: Option<Dropped>,
     /// Shards that begin empty because their book-keeping could not be believed.
     emptied: Vec<bool>,
@@ -100,7 +100,7 @@ struct Found {
 }
 
 impl FlashFile {
-    /// Opens or makes the file for so many shards. `now_unix_s` is now.
+    /// Opens or makes the file for this many shards. `now_unix_s` is now.
     pub fn open(
         settings: &FlashSettings,
         shards: usize,
@@ -176,8 +176,8 @@ impl FlashFile {
         Ok(opened)
     }
 
-    /// Has each shard's book-keeping where it is to be used, looked at as far as its source is not
-    /// to be believed.
+    /// Places each shard's book-keeping where it is to be used, after checking it where its source
+    /// is not trusted.
     fn prepare(&mut self, source: Source) -> Result<(), FlashError> {
         let io = |action| {
             let path = self.path.clone();

@@ -46,7 +46,7 @@ pub struct Nonce(pub u128);
 pub enum Use {
     /// In the file: it was closed in order. The nonce is in the closing sums.
     Clean = 1,
-    /// In the file's pages, as far as the kernel has them: in use, without a file in memory.
+    /// In the file's pages, cached by the kernel: in use, without a file in memory.
     InUse = 2,
     /// In a file in memory with this nonce: in use.
     InMemory = 3,
@@ -143,8 +143,7 @@ impl Superblock {
     }
 }
 
-/// What makes the records of a use of a zone different from those of every other use, of every
-/// file.
+/// Distinguishes the records of a use of a zone from those of every other use, of every file.
 #[must_use]
 pub fn zone_seal(format_id: u64, zone: usize, sequence: u32) -> u32 {
     let sum = crc32c::crc32c(&format_id.to_le_bytes());
@@ -152,7 +151,7 @@ pub fn zone_seal(format_id: u64, zone: usize, sequence: u32) -> u32 {
     crc32c::crc32c_append(sum, &sequence.to_le_bytes())
 }
 
-/// Where things lie in a file of so many shards with so many zones each. All in bytes.
+/// Where things lie in a file of `shards` shards with `zones_per_shard` zones each. All in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
     pub shards: usize,
@@ -289,7 +288,7 @@ impl SummaryEntry {
     }
 }
 
-/// Bytes that a summary of so many records takes.
+/// Bytes of a summary of this many records.
 #[must_use]
 pub const fn summary_bytes(records: usize) -> usize {
     records * SUMMARY_ENTRY_BYTES + FOOTER_BYTES

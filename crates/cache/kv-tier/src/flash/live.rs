@@ -24,7 +24,7 @@ const NAME: &str = "farpool-kv-flash-";
 /// File systems that are memory, as statfs tells them: tmpfs and ramfs.
 const TMPFS: i64 = 0x0102_1994;
 const RAMFS: i64 = 0x8584_58f6;
-/// Others need room in the directory, too: at most one part in so many of what is free is taken.
+/// Other files need room in the directory, too: at most this fraction of the free space is taken.
 const ROOM_PARTS: u64 = 2;
 
 /// Which flash a file belongs to: a copy of the flash must not take it.
@@ -124,7 +124,7 @@ fn open_ours(directory: &OwnedFd, name: &str) -> Option<File> {
     is_ours.then_some(file)
 }
 
-/// Whether nobody else holds the file; from then on this process does.
+/// True if no other process holds the file; from then on this process does.
 fn is_free(file: &File) -> bool {
     rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_ok()
 }
@@ -190,7 +190,7 @@ impl LiveFile {
         Ok(Self { file, directory, path: path.to_owned() })
     }
 
-    /// Writes what the file begins with, and gives it its name. What is behind must be whole.
+    /// Writes the file's head, and gives the file its name. The rest must be complete.
     pub(super) fn name(&mut self, header: &LiveHeader) -> std::io::Result<()> {
         self.file.write_all_at(&header.encode(), 0)?;
         let name = name(header.nonce);
@@ -212,8 +212,8 @@ impl LiveFile {
     }
 }
 
-/// Takes away what earlier lives of a flash left behind: files of the same flash that nobody holds
-/// and that are not the one with the nonce `kept`.
+/// Removes files that earlier lives of a flash left behind: files of the same flash that no process
+/// holds and that are not the one with the nonce `kept`.
 pub(super) fn remove_stale(directories: &[PathBuf], identity: Identity, kept: Option<Nonce>) {
     for path in directories {
         let (Ok(directory), Ok(entries)) = (in_memory(path), std::fs::read_dir(path)) else {

@@ -2,7 +2,7 @@
 //!
 //! What a later process needs to know lies in a file in memory, so that writing it waits for no
 //! disk, and survives a kill at any instruction: which zones are whole, and one bit for each record
-//! that is not to be found again. Invariants: the bit of a record is set before anybody is told
+//! that must not be found again. Invariants: the bit of a record is set before any client is told
 //! that the item was replaced or deleted; a zone's entry in the table says `sealed` only while the
 //! device has all of this use of it.
 
@@ -39,8 +39,8 @@ use farpool_kv_store::record;
 const CAS_RESERVE: u64 = 1 << 32;
 /// How long closing waits for zones that are on their way.
 const CLOSE_WAIT: Duration = Duration::from_secs(10);
-/// A device that does not answer a read for so long is not asked to bring its cache in order: the
-/// kernel would have the process wait for it, however long, and nobody could end it.
+/// A device that does not answer a read for this long is not asked to flush its cache: the kernel
+/// would make the process wait for it, however long, and nothing could end it.
 const PROBE_WAIT: Duration = Duration::from_secs(2);
 /// The read that asks whether the device answers; requests of the log count from 1.
 const PROBE_TOKEN: u64 = u64::MAX;
@@ -68,13 +68,13 @@ pub struct Recovered {
     pub place: Place,
 }
 
-/// What was found in a shard's part of the file.
+/// The contents of a shard's part of the file.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Findings {
     /// Items that were handed out and taken.
     pub items: u64,
-    /// Items that were not taken: they are forgotten, because nobody would forget them when
-    /// something newer is stored.
+    /// Items that were not taken: they are forgotten, because no later store of a newer item would
+    /// forget them.
     pub not_taken: u64,
     pub promises: Promises,
     /// Zones whose summary is not what was written: what was in them is lost.

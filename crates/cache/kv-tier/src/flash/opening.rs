@@ -1,11 +1,11 @@
 //! Which book-keeping is believed when a flash is opened: pure.
 //!
-//! What was deleted or replaced must not come back. So nothing is taken over unless the
-//! book-keeping is known to be no older than the zones.
+//! Deleted or replaced items must not come back. So nothing is taken over unless the book-keeping
+//! is known to be no older than the zones.
 
 use super::layout::Use;
 
-/// What was found of the file in memory that a flash in use names.
+/// The state of the file in memory that a flash in use names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     Absent,

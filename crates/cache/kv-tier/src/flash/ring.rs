@@ -49,9 +49,9 @@ impl std::fmt::Debug for Ring {
 }
 
 impl Ring {
-    /// `is_regular`: the file is no device. Its file system may have whoever asks wait for a disk
+    /// `is_regular`: the file is no device. Its file system may make the caller wait for a disk
     /// that hangs: a writer for the journal, a reader for a place in the disk's queue. So threads
-    /// of the kernel ask.
+    /// of the kernel make the calls.
     pub(super) fn new(file: OwnedFd, is_regular: bool) -> std::io::Result<Self> {
         let ring = IoUring::new(RING_ENTRIES)?;
         let bell = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
@@ -107,7 +107,7 @@ impl Ring {
         if self.unsubmitted > 0 {
             match self.ring.submit() {
                 Ok(taken) => self.unsubmitted = self.unsubmitted.saturating_sub(taken),
-                // Out of memory or interrupted: it stays pushed, and is told next time.
+                // Out of memory or interrupted: it stays pushed, and is submitted next time.
                 Err(error) => tracing::debug!(%error, "the flash device's ring is busy"),
             }
         }
@@ -141,16 +141,16 @@ impl Ring {
         }
     }
 
-    /// How long the oldest request has been under way, as far as earlier calls have seen it.
+    /// How long the oldest request has been under way, as seen by earlier calls.
     pub(super) fn oldest(&mut self, now: Instant) -> Duration {
         let ages = self.lent.values_mut().map(|lent| now - *lent.since.get_or_insert(now));
         ages.max().unwrap_or_default()
     }
 
-    /// Sleeps until something has ended, for at most so long.
+    /// Sleeps until a request has ended, for at most this long.
     pub(super) fn wait(&self, limit: Duration) {
         let mut fds = [PollFd::new(&self.bell, PollFlags::IN)];
-        // Interrupted or not, what has come is looked at.
+        // Interrupted or not, completions are collected.
         let _ = rustix::event::poll(&mut fds, Timespec::try_from(limit).ok().as_ref());
     }
 }

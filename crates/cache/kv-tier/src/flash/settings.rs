@@ -1,10 +1,10 @@
-//! What is asked of a flash tier, and why there is none.
+//! The settings of a flash tier, and its errors.
 
 use std::path::PathBuf;
 
 use super::layout::NotOurs;
 
-/// What is asked of a flash tier.
+/// The settings of a flash tier.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FlashSettings {
     /// A file, which is made when it is not there, or a block device.

@@ -13,14 +13,14 @@ pub(super) struct SharedMap {
     bytes: usize,
 }
 
-// SAFETY: the mapping belongs to this value alone; whoever owns the value owns the memory.
+// SAFETY: the mapping belongs to this value alone; the owner of the value owns the memory.
 unsafe impl Send for SharedMap {}
 
 impl SharedMap {
     /// The `bytes` of the file from `offset`, a multiple of a page, on. The file must be that long.
     pub(super) fn new(file: impl AsFd, offset: u64, bytes: usize) -> rustix::io::Result<Self> {
         // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing. The file's
-        // lock keeps other servers away; whoever cuts the file short meanwhile has the process
+        // lock keeps other servers away; if another program truncates the file the process is
         // killed (SIGBUS), not misled.
         let address = unsafe {
             mmap(
@@ -38,9 +38,9 @@ impl SharedMap {
         Ok(map)
     }
 
-    /// Has all of it in memory, and kept there if this user may lock so much: touching a page that
-    /// a device cannot give back (of the flash, or of swap) ends the process, and one that it gives
-    /// back late makes everybody wait.
+    /// Loads all of it into memory, and locks it if this user may lock that much: touching a page
+    /// that a device cannot give back (of the flash, or of swap) ends the process, and one that it
+    /// gives back late delays every client.
     fn fetch(&self) -> rustix::io::Result<()> {
         // SAFETY: locking our own mapping changes where its pages are, never what they hold.
         let locked = unsafe { mlock(self.address.as_ptr().cast(), self.bytes) };
@@ -56,7 +56,7 @@ impl Deref for SharedMap {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the mapping is readable for `bytes` as long as this value lives, and nobody else
+        // SAFETY: the mapping is readable for `bytes` as long as this value lives, and nothing else
         // writes to it.
         unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.bytes) }
     }

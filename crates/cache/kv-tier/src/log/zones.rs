@@ -7,8 +7,8 @@ use crate::pages::Pages;
 use farpool_kv_store::index::Place;
 use farpool_kv_store::record::{self, Record};
 
-/// Zones that leave are emptied while no more than this many are on their way: what moves needs
-/// room, and whoever stores needs it more.
+/// Zones that leave are emptied while at most this many are in flight: moving items needs room, and
+/// storing needs it more.
 const EMPTYING_WRITES_MAX: usize = 1;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,7 +28,7 @@ pub enum ZoneState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Leave {
     Stays,
-    /// What is in it is looked at, then it goes.
+    /// Its records are judged, then it goes.
     Empties,
     /// It goes as soon as nothing is under way in it.
     Drops,
@@ -102,7 +102,7 @@ impl<M: Medium> Log<M> {
         Some(zone)
     }
 
-    /// A zone has to leave: nothing more is put there, and it is emptied by and by
+    /// A zone has to leave: nothing more is put there, and it is emptied step by step
     /// ([`Self::empty_next`]).
     pub fn leave_zone(&mut self, zone: usize) {
         if !self.zones[zone].is_usable() {
@@ -186,7 +186,7 @@ impl<M: Medium> Log<M> {
         self.leaving.make_contiguous().sort_by_key(|&zone| std::cmp::Reverse(worth(zone)));
     }
 
-    /// Whether so much is on its way that nothing should be added without need.
+    /// True if so much is in flight that nothing should be added without need.
     #[must_use]
     pub fn is_backed_up(&self) -> bool {
         self.writing() > EMPTYING_WRITES_MAX
@@ -199,9 +199,9 @@ impl<M: Medium> Log<M> {
     }
 
     /// The zones that the index has to forget before their numbers are used again, once all that
-    /// leave have left. Not those in which something is still under way: their numbers cannot be
-    /// used again before it has ended, and whoever walked over the index until then would do
-    /// nothing else.
+    /// leave have left. Zones in which an operation is still under way are left out: their numbers
+    /// cannot be used again before it has ended, and walking over the index until then would take
+    /// all the time.
     #[must_use]
     pub fn to_forget(&self) -> Vec<usize> {
         if self.gone == 0 || !self.leaving.is_empty() {

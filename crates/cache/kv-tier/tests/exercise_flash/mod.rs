@@ -3,7 +3,7 @@
 use farpool_kv_tier::flash::layout::{self, Promises, Superblock, TableEntry, ZONE_BYTES};
 use farpool_kv_tier::flash::live::LiveHeader;
 
-/// Decodes the bytes as each part; what is taken must be what is written again.
+/// Decodes the bytes as each part; a decoded part must encode to the same bytes.
 pub fn decode_any(bytes: &[u8]) {
     if let Ok(superblock) = Superblock::decode(bytes) {
         assert_eq!(superblock.encode(), bytes[..Superblock::BYTES]);

@@ -111,7 +111,7 @@ impl KeyVault {
             Hello::read(&answer[HEADER_BYTES..]).filter(|_| header.status == Some(Status::Ok));
         let granted = granted.ok_or_else(|| LoadError::Greeting(format!("{:?}", header.status)))?;
         if granted.shard > BROADCAST {
-            // Frames have no numbers for so many.
+            // Frames have no numbers for this many.
             return Err(LoadError::Greeting(format!("{} shards", granted.shard)));
         }
         Ok(Self {
@@ -273,7 +273,7 @@ impl KeyVault {
     }
 
     /// Takes every whole answer that `input` begins with and hands requests that are answered whole
-    /// to `take`; how many bytes are done. Requests that waited for credits are added to `out`.
+    /// to `take`. Returns the bytes consumed. Requests that waited for credits are added to `out`.
     pub(super) fn receive(
         &mut self,
         workload: &Workload,
@@ -455,7 +455,7 @@ mod tests {
         }
     }
 
-    /// A server's answer to the MULTIGET in `out` that looks at so many keys and finds all but the
+    /// A server's answer to the MULTIGET in `out` that covers this many keys and finds all but the
     /// key 4.
     fn answer(
         workload: &Workload,

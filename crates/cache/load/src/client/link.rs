@@ -137,7 +137,7 @@ impl Link {
         self.sent < self.out.len()
     }
 
-    /// Writes what is to be sent, as far as the socket takes it.
+    /// Writes pending requests until the socket takes no more.
     pub(super) fn flush(&mut self) -> Result<(), LoadError> {
         while self.sent < self.out.len() {
             let flags = rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT;

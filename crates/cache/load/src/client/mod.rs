@@ -1,4 +1,4 @@
-//! Who asks: connections, schedule, replies, latency.
+//! The load's clients: connections, schedule, replies, latency.
 
 pub mod asked;
 pub mod echo;

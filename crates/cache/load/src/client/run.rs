@@ -19,7 +19,7 @@ use crate::workload::{Generator, KeyNumber, Operation, Workload, mix};
 
 /// Keys that are drawn to find one of a connection's shard; with few keys there may be none.
 const DRAWS_MAX: u32 = 1000;
-/// A server that says nothing for so long while requests are under way is given up.
+/// A server that is silent for this long while requests are under way is given up.
 const SILENCE: Duration = Duration::from_secs(10);
 /// Events taken at a time.
 const EVENTS_MAX: usize = 256;
@@ -44,7 +44,7 @@ pub enum Pace {
     Open { rate: f64, gaps: Gaps },
 }
 
-/// What is run.
+/// The load to run.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub server: Server,
@@ -171,7 +171,7 @@ impl<'a> Runner<'a> {
         at_most(self.start.elapsed().as_nanos())
     }
 
-    /// Waits for replies, for at most so long.
+    /// Waits for replies, for at most this long.
     fn wait(&mut self, limit: Duration) -> Result<(), LoadError> {
         self.events.clear();
         let limit = Timespec::try_from(limit).ok();
@@ -229,7 +229,7 @@ impl<'a> Runner<'a> {
         self.links[number].ask(&self.writer, draw.operation, &self.keys, begin_ns);
     }
 
-    /// Asks to store what was missed on a link; how many stores that are.
+    /// Asks to store the keys missed on a link. Returns how many stores that are.
     fn store_missed(&mut self, number: usize, begin_ns: u64) -> u64 {
         let keys = std::mem::take(&mut self.links[number].to_store);
         for key in &keys {
@@ -352,8 +352,8 @@ impl<'a> Runner<'a> {
                 next_link = (next_link + 1) % self.links.len();
                 due_ns += gap_ns();
             }
-            // What is due on one connection goes in one write: a client that is late must not be
-            // late for its own system calls.
+            // Requests due on one connection go in one write: a client that is late must not be
+            // late because of its own system calls.
             for number in 0..asked.min(self.links.len()) {
                 self.flush((first_link + number) % self.links.len())?;
             }

@@ -1,7 +1,7 @@
-//! What is asked: pure functions of a seed.
+//! The requests: pure functions of a seed.
 //!
 //! A key is a number; its length, its value's length and its lifetime are functions of that number,
-//! so that whoever reads a value knows what it must be.
+//! so that the reader of a value knows what it must be.
 
 pub mod popularity;
 pub mod sizes;
@@ -30,7 +30,7 @@ pub struct Draw {
     pub key: KeyNumber,
 }
 
-/// Shares of operations; what is left are reads.
+/// Shares of operations; the remainder are reads.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Mix {
     pub set: f64,
@@ -86,7 +86,7 @@ const MESSAGE_SIGMA: f64 = 0.5;
 const ZIPF_ALPHA: f64 = 0.99;
 
 impl Workload {
-    /// A workload by its name, over so many keys.
+    /// A workload by its name, over this many keys.
     pub fn named(name: &str, keys: u64) -> Result<Self, WorkloadError> {
         let plain = Self {
             keys: keys.max(1),

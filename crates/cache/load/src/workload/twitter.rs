@@ -58,7 +58,7 @@ fn parse(line: &str) -> Option<Cluster> {
         text.split_whitespace().map(pair).collect()
     };
     let operations = pairs(operations)?;
-    // What changes an item stores it anew; what only looks reads.
+    // Operations that change an item store it anew; those that only inspect read it.
     let share = |names: &[&str]| {
         operations.iter().filter(|(name, _)| names.contains(&name.as_str())).map(|it| it.1).sum()
     };
