@@ -15,7 +15,8 @@ use crate::rng::Rng;
 /// How competing nodes are ordered.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Arbitration {
-    /// Who comes first. A client asks servers at random, by the power of two choices.
+    /// The order in which requests are served. A client asks servers at random, by the power of two
+    /// choices.
     #[default]
     Fcfs,
     /// Each in turn, by node id.

@@ -111,7 +111,7 @@ impl Borrower {
         self.used.is_empty() && self.asks.is_empty() && self.shortfall_bytes() == 0
     }
 
-    /// What is wanted and neither there nor on its way.
+    /// Wanted bytes that are neither granted nor asked for.
     pub(crate) fn shortfall_bytes(&self) -> u64 {
         let counts = |used: &&Used| matches!(used.state, State::Usable | State::Acked { .. });
         let have: u64 = self.used.values().filter(counts).map(|used| used.bytes).sum();
@@ -437,7 +437,7 @@ impl Borrower {
             self.used.iter().filter(|(_, used)| over(used)).map(|(grant, _)| *grant).collect();
         for grant in ended {
             match self.used.get(&grant).map(|used| used.state) {
-                // The server may have bound it: it must hear that nobody is there.
+                // The server may have bound it: it must be told that it is not used.
                 Some(State::Acked { .. }) => self.release(grant, now, out),
                 _ => self.lose(grant, out),
             }

@@ -97,8 +97,8 @@ impl AskClock {
         self.fails = self.fails.saturating_add(1);
     }
 
-    /// Whether to broadcast a request now: its attempt and period. Where servers broadcast,
-    /// `patience` gives their offers time to come first.
+    /// The attempt and period of a request to broadcast now, if one is due. Where servers
+    /// broadcast, `patience` gives their offers time to come first.
     pub(crate) fn poll_broadcast(
         &mut self,
         patience: Duration,

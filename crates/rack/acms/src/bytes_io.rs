@@ -8,7 +8,7 @@ use crate::datagram::DecodeError;
 /// Bytes of an IPv6 address with tag and port, the largest.
 pub(crate) const ADDR_BYTES_MAX: usize = 19;
 
-/// What is left to read.
+/// The bytes left to read.
 #[derive(Debug)]
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 
@@ -55,7 +55,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// What has been written.
+/// The bytes written.
 #[derive(Debug, Default)]
 pub(crate) struct Writer(pub(crate) Vec<u8>);
 

@@ -32,9 +32,9 @@ pub struct Config {
     pub node: NodeId,
     /// This life of it: larger than every earlier one.
     pub incarnation: Incarnation,
-    /// Where others reach this node's datagrams.
+    /// Where other nodes reach this node's datagrams.
     pub addr: SocketAddr,
-    /// Where this node's blade serves what is lent.
+    /// Where this node's blade serves lent memory.
     pub blade: SocketAddr,
     /// Where it stands.
     pub zone: Zone,
@@ -77,7 +77,7 @@ impl Config {
         incarnation: Incarnation,
         addr: SocketAddr,
     ) -> Self {
-        // Not a secret: whoever runs a node gives one.
+        // Not a secret: the operator of a node chooses one.
         let mut seed = [0; 32];
         seed[..8].copy_from_slice(&(node.0 ^ u64::from(incarnation.0) << 32).to_le_bytes());
         seed[8..16].copy_from_slice(&node.0.to_le_bytes());

@@ -1,4 +1,4 @@
-//! What a datagram is to whoever reads its bytes: its size, its version, and why one is refused.
+//! The outside of a datagram: its size, its version, and why one is refused.
 
 use thiserror::Error;
 

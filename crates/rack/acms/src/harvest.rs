@@ -1,8 +1,8 @@
 //! How much a server may lend: harvest slowly, give back fast.
 //!
 //! Memtrade takes 64 MiB of *used* memory every 5 minutes and gives back 256 MiB, doubling. Here
-//! only memory is lent that the node's programs do not use at all, so the steps are larger; what
-//! is given back is given at once.
+//! only memory is lent that the node's programs do not use at all, so the steps are larger, and
+//! memory is given back at once.
 //!
 //! Invariants: what is offered never exceeds the ceiling; it rises by at most a step an interval.
 

@@ -17,7 +17,7 @@ pub struct ClusterId(pub u64);
 pub struct NodeId(pub u64);
 
 impl NodeId {
-    /// Addressee of what is for whoever receives it.
+    /// The addressee of messages for any receiver.
     pub const ANYONE: Self = Self(0);
 }
 
@@ -68,7 +68,7 @@ impl Epoch {
 /// One grant of memory, never named again.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct GrantId {
-    /// Who lends.
+    /// The lender.
     pub server: NodeId,
     /// Which of its grants.
     pub epoch: Epoch,

@@ -43,7 +43,7 @@ impl Lent {
         !matches!(self.state, State::Reserved { .. })
     }
 
-    /// What is confirmed to the client must hold here at least as long.
+    /// A lease that the client has confirmed must hold here at least as long.
     fn extend(&mut self, until: Duration) {
         assert!(self.is_bound(), "a lease is of a grant that is bound");
         if let State::Bound { lease_until } | State::Reclaiming { lease_until, .. } =
@@ -64,7 +64,7 @@ struct Asked {
     request: RequestNo,
     bytes: u64,
     zone: Zone,
-    /// A broadcast one is not refused: the client asked nobody in particular.
+    /// A broadcast request is not refused: the client asked no node in particular.
     broadcast: bool,
 }
 
@@ -101,7 +101,7 @@ impl Lender {
         self.lent.values().filter(|lent| lent.is_bound()).map(|lent| lent.bytes).sum()
     }
 
-    /// What is being reclaimed.
+    /// Bytes that are being reclaimed.
     pub(crate) fn reclaiming_bytes(&self) -> u64 {
         self.lent.values().filter(|lent| lent.is_reclaiming()).map(|lent| lent.bytes).sum()
     }

@@ -11,7 +11,7 @@
 //! * `sim` (feature `sim`): many nodes on a seeded network, with the invariants checked.
 //!
 //! Invariants, checked by properties and by the simulation:
-//! - No byte of a server has two owners; what is lent was offered.
+//! - No byte of a server has two owners, and only offered memory is lent.
 //! - A client stops using a grant before the server can lend its memory to another, except where a
 //!   reclaim's deadline cut it off; then the grant's epoch is refused by the blade.
 //! - A server has its memory back at the reclaim's deadline, whatever its clients do.

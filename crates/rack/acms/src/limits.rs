@@ -1,7 +1,6 @@
 //! Timers and limits of the protocol, each with its reason and what happens at it.
 //!
-//! They are constants because nodes must agree on them; what operators turn is in
-//! [`Config`](crate::Config).
+//! They are constants because nodes must agree on them; operators set [`Config`](crate::Config).
 
 use std::time::Duration;
 
@@ -9,8 +8,8 @@ use std::time::Duration;
 pub const TICK: Duration = Duration::from_millis(100);
 /// Between two rounds of rumours.
 pub const ROUND: Duration = Duration::from_millis(200);
-/// Datagrams of rumours in a round when there is something new to say: the budget that keeps a
-/// node's messages flat whatever the cluster's size. What does not fit waits for the next round.
+/// Datagrams of rumours in a round when there is news: the budget that keeps a node's messages flat
+/// whatever the cluster's size. Rumours that do not fit wait for the next round.
 pub const ROUND_FANOUT: usize = 3;
 /// Datagrams in a round with nothing new: they carry only the mood.
 pub const ROUND_FANOUT_IDLE: usize = 1;

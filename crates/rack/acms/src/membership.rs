@@ -1,5 +1,5 @@
-//! Who is alive: the crate foca (SWIM with suspicion, sans-I/O) behind this crate's datagrams, and
-//! [`Member`], which speaks both kinds.
+//! Which nodes are alive: the crate foca (SWIM with suspicion, sans-I/O) behind this crate's
+//! datagrams, and [`Member`], which speaks both kinds.
 //!
 //! Invariants: foca's bytes travel only inside a checked datagram; its timers fire in their order,
 //! at most late.
@@ -110,7 +110,7 @@ fn foca_config() -> foca::Config {
 }
 
 impl Member {
-    /// A node that knows nobody yet.
+    /// A node that knows no other yet.
     ///
     /// # Errors
     /// Says which setting cannot be used.
@@ -155,8 +155,8 @@ impl Member {
         self.node.on_usage(usage, now);
     }
 
-    /// What is wanted from others in all, instead of what follows from the use; `None` returns to
-    /// that. A node that is a server wants nothing.
+    /// How many bytes are wanted from other nodes in all, instead of the figure that follows from
+    /// the use; `None` returns to that. A node that is a server wants nothing.
     pub fn on_demand(&mut self, wanted_bytes: Option<u64>, now: Duration) {
         self.node.on_demand(wanted_bytes, now);
     }
@@ -346,7 +346,7 @@ impl Member {
         self.node.class
     }
 
-    /// Who broadcasts, as this node thinks.
+    /// Which side broadcasts, by this node's estimate.
     #[must_use]
     pub fn side(&self) -> Side {
         self.node.ratio.side()
@@ -376,7 +376,7 @@ impl Member {
         self.node.rumours.len()
     }
 
-    /// What others offer, as far as it is known.
+    /// The offers of other nodes that are known.
     pub fn offers(&self, now: Duration) -> impl Iterator<Item = (NodeId, u64)> {
         self.node.rumours.offers(now).map(|offer| (offer.origin, offer.bytes))
     }

@@ -4,8 +4,8 @@
 //! Every datagram is a header of 44 bytes and a body; all numbers are little-endian, all sizes
 //! bytes, all times milliseconds. docs/operators/collaboration.md gives the layout byte by byte.
 //!
-//! Invariants: decoding never panics and allocates no more than the datagram is long; what was
-//! encoded decodes to itself; a datagram with trailing bytes, a wrong length or a wrong checksum is
+//! Invariants: decoding never panics and allocates no more than the datagram is long; an encoded
+//! message decodes to itself; a datagram with trailing bytes, a wrong length or a wrong checksum is
 //! refused whole.
 //!
 //! The checksum guards against accidents, not against an enemy. A cluster secret can come later
@@ -38,7 +38,7 @@ const RUMOURS_HEAD_BYTES: usize = 6;
 pub const RUMOURS_MAX: usize =
     (DATAGRAM_BYTES_MAX - HEADER_BYTES - RUMOURS_HEAD_BYTES) / RUMOUR_BYTES_MAX;
 
-/// Who says something to whom.
+/// Sender and receiver of a message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
     /// The sender's cluster.
@@ -77,7 +77,7 @@ pub struct Rumour {
     pub bytes: u64,
     /// Where the origin stands.
     pub zone: Zone,
-    /// Time since it was said, as far as the nodes on the way could tell.
+    /// Time since it was sent, as far as the nodes on the way could tell.
     pub age_ms: u32,
     /// At this age it is forgotten.
     pub valid_ms: u32,

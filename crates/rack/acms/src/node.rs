@@ -181,7 +181,7 @@ impl AcmsNode {
         }
     }
 
-    /// Servers' side of broadcasting: OFFERING_MEM. What was offered is taken back on either side.
+    /// Servers' side of broadcasting: OFFERING_MEM. Offers are taken back on either side.
     fn offer(&mut self, now: Duration) {
         let lends = self.class == Class::Server && self.ratio.side() == Side::Servers;
         let free = if lends { self.lender.unbound_bytes() } else { 0 };

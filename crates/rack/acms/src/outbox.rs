@@ -88,7 +88,7 @@ pub enum Action {
     },
     /// The node thinks that the other side broadcasts now.
     SideChanged {
-        /// Who broadcasts.
+        /// Which side broadcasts.
         side: Side,
     },
     /// Membership: a node is alive, or lives again.

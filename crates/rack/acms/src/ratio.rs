@@ -24,7 +24,7 @@ const SAMPLE_PART: i64 = 64;
 /// Steps inside the estimate for each step of a share on the wire, so that small moves count.
 const FINE: i64 = 256;
 
-/// Who broadcasts.
+/// Which side broadcasts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Side {
     /// Servers offer: 4-way handshake.
@@ -56,7 +56,7 @@ impl Ratio {
         Mood { class, clients: share(self.clients), servers: share(self.servers) }
     }
 
-    /// Servers among `nodes` as far as known, at least 1.
+    /// Estimated servers among `nodes`, at least 1.
     pub(crate) fn servers_of(&self, nodes: usize) -> u64 {
         let share: u128 = exactly(self.servers / FINE);
         let whole: u128 = exactly(WHOLE);

@@ -35,7 +35,7 @@ fn setup(seed: u64, rng: &mut Rng) -> Setup {
     }
 }
 
-/// A minute of trouble; what happens when is drawn from the seed.
+/// A minute of trouble; the events and their times are drawn from the seed.
 fn trouble(world: &mut World, rng: &mut Rng, jumps: bool) {
     for _ in 0..60 {
         let index = rng.index(world.len());

@@ -63,7 +63,7 @@ pub(crate) struct Core {
     /// Counts changes, for those who wait for one.
     changed: watch::Sender<u64>,
     started: Instant,
-    /// Until when nobody else can lead, as milliseconds after `started`.
+    /// Until when no other controller can lead, as milliseconds after `started`.
     valid_until_ms: AtomicU64,
     ended: AtomicBool,
 }
@@ -180,7 +180,7 @@ impl Core {
             Ok(state) => return failed(state.failed.as_deref().unwrap_or_default()),
             Err(_) => return failed("its thread has ended"),
         }
-        // It may have taken so long that somebody else leads.
+        // It may have taken so long that another controller leads.
         self.check_leads()
     }
 
@@ -192,17 +192,18 @@ impl Core {
         let mut guarded = self.lock();
         let now_ms = self.now_ms();
         for command in reconcile::due(&guarded.state, now_ms) {
-            // What was due may not be any more after the one before it; the next tick sees.
+            // A command that was due may not be any more after the one before it; the next tick
+            // sees.
             let _ = guarded.apply(command, now_ms, self);
         }
     }
 
-    /// Carries out a command that nobody waits for.
+    /// Carries out a command for which no client waits.
     pub fn command(&self, command: Command) {
         if self.check_leads().is_ok() {
             let mut guarded = self.lock();
             let now_ms = self.now_ms();
-            // Nobody asked, so nobody needs the refusal; the next look sees what stands.
+            // No client asked, so none needs the refusal; the next check sees the result.
             let _ = guarded.apply(command, now_ms, self);
         }
     }
@@ -248,7 +249,7 @@ impl Guarded {
             }
             events.push_back(event.clone());
         }
-        // Everything that somebody waits for has a version or is an event.
+        // Every answer that a client waits for has a version or is an event.
         if state.last_version != version || !applied.events.is_empty() {
             core.changed.send_modify(|count| *count += 1);
         }

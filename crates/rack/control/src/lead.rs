@@ -1,4 +1,4 @@
-//! Who leads, and what the leader does besides answering: the ticks of its reconciler, and the
+//! Leadership, and what the leader does besides answering: the ticks of its reconciler, and the
 //! switches. With a file as the store this controller leads from the start; with etcd, when it
 //! wins.
 

@@ -3,7 +3,7 @@
 //! * `model`: the state and all its changes, pure; wraps `farpool_placement::Allocator`.
 //! * `reconcile`: what is due next, from intent and observation; pure.
 //! * [`store`]: where intent is kept: a redb file, or etcd for several controllers.
-//! * `core`: the state under its lock, durable before it is told.
+//! * `core`: the state under its lock, durable before it is published.
 //! * `lead`: who leads, the clock's ticks, the switches.
 //! * `rest`, `metrics`: what is served.
 //!
@@ -56,7 +56,8 @@ pub type NamedSwitch = (String, Box<dyn SwitchDriver>);
 pub struct ControlOptions {
     /// Where it listens; port 0 takes a free one.
     pub listen: Vec<SocketAddr>,
-    /// Where others reach it, as a URL; its first listening address if left out. Standbys name it.
+    /// Where other machines reach it, as a URL; its first listening address if left out. Standbys
+    /// name it.
     pub advertise: Option<String>,
     /// The rack; made of the nodes that register if left out.
     pub topology: Option<TopologySource>,
@@ -198,8 +199,8 @@ fn check_switches(graph: Option<&Graph>, drivers: &[NamedSwitch]) -> Result<(), 
     }
 }
 
-/// Runs a controller until `shutdown` is ready. `on_ready` is told the addresses once requests are
-/// taken; a standby takes them, too, and says who leads.
+/// Runs a controller until `shutdown` is ready. `on_ready` is called with the addresses once
+/// requests are accepted; a standby accepts them, too, and names the leader.
 ///
 /// # Errors
 /// See [`ControlError`]. A store that fails ends the controller: what it knows then is more than
@@ -245,7 +246,7 @@ pub async fn serve(
         () = shutdown => None,
         error = lead.failed() => Some(error),
     };
-    // Whoever waits is answered that this one ends; what was acknowledged is stored.
+    // Waiting clients are answered that this controller ends; acknowledged changes are stored.
     lead.end().await;
     for server in servers {
         server.abort();

@@ -79,7 +79,7 @@ impl SwitchDriver for Plain {
 #[test]
 fn a_segment_is_ready_when_its_circuit_stands() {
     let switch = Plain::default();
-    // One that nobody wants is taken down.
+    // A circuit that no segment uses is taken down.
     switch.circuits.lock().unwrap().insert(Circuit::new(1, 2).unwrap());
     *switch.broken.lock().unwrap() = true;
     let server = Server::fresh(|options| {

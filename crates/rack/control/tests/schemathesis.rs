@@ -20,7 +20,7 @@ fn its_document_describes_it() {
         println!("SKIPPED: schemathesis is not installed (pip install 'schemathesis>=4,<5')");
         return;
     }
-    // What waits is another test's.
+    // Waiting is tested elsewhere.
     let server = Server::fresh(|options| options.wait_limit = Duration::from_millis(20));
     let api = server.client();
     let mut node = Agent::join(&api, "n0", 64 * SUPERPAGE);

@@ -4,8 +4,8 @@
 //! - Grants change only by an answer of the controller. No answer, no change.
 //! - A report names the grants that the blade says it has; an order that the blade refused is
 //!   therefore missing in it, and is tried again with the next answer.
-//! - What is granted keeps the daemon running: a token that is refused ends it only while nothing
-//!   is granted, because its end would take the memory of programs that run.
+//! - Grants keep the daemon running: a token that is refused ends it only while nothing is granted,
+//!   because its end would take the memory of programs that run.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +23,8 @@ use crate::observe::{LoadMeter, grants_of, totals_of};
 use crate::shared::{Shared, Wish};
 use crate::{Ended, NodeError};
 
-/// How long a report waits for news: what the node observes is at most this old when it is told.
+/// How long a report waits for news: the node's observations are at most this old when they are
+/// reported.
 const REPORT_WAIT_MS: u64 = 500;
 /// The same while the node ends, so that it ends soon after its last grant has gone or its time is
 /// over.
@@ -126,7 +127,7 @@ impl Agent {
         }
     }
 
-    /// One report and its answer; whether the answer had news.
+    /// One report and its answer. Returns whether the answer had news.
     fn step(&mut self, wish: Wish) -> Result<bool, ApiError> {
         if !self.registered {
             self.register()?;
@@ -270,8 +271,8 @@ impl Agent {
         self.client.node(&self.name).is_ok_and(|node| node.state == NodeState::Lost)
     }
 
-    /// Signs off, as far as the controller is there: an empty node is forgotten; one that is not
-    /// shall not stay drained, because it was only this daemon's end that asked for it.
+    /// Signs off if the controller answers: an empty node is forgotten; one that is not shall not
+    /// stay drained, because only this daemon's end asked for it.
     fn leave(&mut self, wish: Wish) -> Ended {
         let can_say = self.registered && !self.link.is_troubled();
         let has_left = can_say && self.standing.is_empty() && self.delete(wish);

@@ -32,7 +32,7 @@ pub struct NodeOptions {
     pub client: Client,
     /// Where its blade listens; TCP port 0 takes a free one.
     pub listen: Vec<Address>,
-    /// What others connect to; where it listens if left out.
+    /// Where others connect; its listening addresses if left out.
     pub advertise: Vec<Address>,
     /// Memory it lends at most; below 16 MiB it runs no blade and only uses the rack's memory.
     pub donate_bytes: u64,
@@ -42,7 +42,7 @@ pub struct NodeOptions {
     pub compute_brick: Option<String>,
     /// The topology's memory brick it is, likewise.
     pub memory_brick: Option<String>,
-    /// What its own programs may use before it lends less.
+    /// How much its own programs may use before it lends less.
     pub thresholds: Thresholds,
     /// Where the machine's memory use is seen.
     pub memory: MemoryFiles,
@@ -176,7 +176,7 @@ impl NodeDaemon {
         Ok(daemon)
     }
 
-    /// Where its blade listens, with the TCP ports that were really taken.
+    /// Where its blade listens, with the actual TCP ports.
     #[must_use]
     pub fn addresses(&self) -> &[Address] {
         self.serving.as_ref().map_or(&[][..], Serving::addresses)
@@ -248,7 +248,8 @@ fn start_blade(options: &NodeOptions) -> Result<(Arc<Blade>, Option<Serving>), N
     Ok((Arc::clone(serving.blade()), Some(serving)))
 }
 
-/// What the controller is told: what was given, or where it listens if others can connect there.
+/// The addresses for the controller: those given, or the listening ones if others can connect
+/// there.
 fn advertised(given: &[Address], listening: &[Address]) -> Result<Vec<String>, NodeError> {
     let addresses = if given.is_empty() { listening } else { given };
     let is_nowhere = |address: &&Address| match address {

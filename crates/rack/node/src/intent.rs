@@ -25,7 +25,7 @@ pub enum Action {
     Set(NodeGrant),
 }
 
-/// What is to be done so that `intent` stands where `have` does. Of a segment that is in the intent
+/// The steps after which `intent` stands where `have` does. Of a segment that is in the intent
 /// twice the higher epoch counts, because the other one is stale.
 #[must_use]
 pub fn diff(intent: &[NodeGrant], have: &Standing) -> Vec<Action> {

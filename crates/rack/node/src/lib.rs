@@ -7,8 +7,8 @@
 //! * `agent`: registers, reports, obeys. `link`: what errors mean and when to try again; pure.
 //! * `lender`: watches memory. `daemon`: all of it put together.
 //!
-//! Invariants: the blade goes on without a controller, and grants change only by its word. What is
-//! offered never exceeds what the machine's own programs leave, also while no controller answers.
+//! Invariants: the blade goes on without a controller, and grants change only by its word. The
+//! offer never exceeds what the machine's own programs leave, also while no controller answers.
 
 mod agent;
 mod daemon;

@@ -55,7 +55,7 @@ impl Link {
         (pause, is_new)
     }
 
-    /// An attempt succeeded; whether that ends a trouble and is to be told.
+    /// An attempt succeeded. True if that ends a trouble and is to be logged.
     pub(crate) fn answered(&mut self) -> bool {
         self.pause = None;
         self.trouble.take().is_some()

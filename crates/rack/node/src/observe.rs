@@ -9,7 +9,7 @@ use farpool_units::{PAGE_BYTES, exactly};
 /// Shortest span over which a load is measured; in shorter ones a single burst would be all.
 const LOAD_SPAN: Duration = Duration::from_millis(400);
 
-/// What has moved since the blade started.
+/// Bytes moved since the blade started.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Traffic {
     pub(crate) read_bytes: u64,

@@ -1,8 +1,8 @@
 //! How much a node may lend: harvest slowly, give back fast, its own programs first.
 //!
-//! Pure: what is seen of the machine's memory and the time are arguments. Steps, times and the
-//! measure of pressure are those of nodes without a controller ([`farpool_acms::next_harvest`]).
-//! A controller is told one number, not one for new grants and one for old ones, so the guard band
+//! Pure: observations of the machine's memory and the time are arguments. Steps, times and the
+//! measure of pressure are those of nodes without a controller ([`farpool_acms::next_harvest`]). A
+//! controller gets one number, not one for new grants and one for old ones, so the guard band
 //! between them is here: the offer falls at the limit, and rises only to a margin below it.
 //!
 //! Invariants: what is offered never exceeds the limit, nor what the node donates; it rises by at
@@ -44,11 +44,11 @@ fn may_rise(sight: &MemorySight) -> bool {
 /// What a node has to lend, and how much of it.
 #[derive(Clone, Copy, Debug)]
 pub struct Lending {
-    /// What its own programs may use before it lends less.
+    /// How much its own programs may use before it lends less.
     pub thresholds: Thresholds,
     /// Never more than this.
     pub donate_bytes: u64,
-    /// What is in use by others.
+    /// Bytes that others use.
     pub lent_bytes: u64,
 }
 
@@ -98,7 +98,7 @@ mod tests {
         MemorySight { levels, pressure_permille: None }
     }
 
-    /// The offer after looking every 200 ms for so long.
+    /// The offer after sampling every 200 ms for this long.
     fn settled(mut harvest: Harvest, sight: &MemorySight, lent: u64, from_ms: u64) -> Harvest {
         for step in 0..200 {
             let now = Duration::from_millis(from_ms + step * 200);

@@ -47,7 +47,7 @@ impl Shared {
         self.wished.notify_all();
     }
 
-    /// Waits, at most so long, until something else than `known` is wished.
+    /// Waits, at most this long, until the wish differs from `known`.
     pub(crate) fn pause(&self, at_most: Duration, known: Wish) {
         let current = self.wish.lock().unwrap_or_else(PoisonError::into_inner);
         let same = |current: &mut Wish| *current == known;

@@ -36,7 +36,7 @@ pub(crate) struct Lent {
     pub bytes: u64,
 }
 
-/// What was counted since the start.
+/// Counters since the start.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Counts {
     pub grants_made: u64,
@@ -57,7 +57,7 @@ pub(crate) struct State {
     pub ledger: Ledger,
     pub usage: Option<MemoryUse>,
     pub lent: BTreeMap<GrantId, Lent>,
-    /// What others hold here, and what programs of this node do, at the last look.
+    /// The bytes that others hold here, and that programs of this node hold, at the last sample.
     pub lent_used_bytes: u64,
     pub here_used_bytes: u64,
     pub counts: Counts,
@@ -166,7 +166,8 @@ impl Core {
             };
             (state.lent_used_bytes, state.here_used_bytes) = (used(false), used(true));
             let taken = seen.total_bytes.saturating_sub(seen.available_bytes);
-            // What others hold here is not this node's need; what its programs hold elsewhere is.
+            // Memory that others hold here is not this node's need; memory that its programs hold
+            // elsewhere is.
             let own = taken.saturating_sub(state.lent_used_bytes);
             let usage = MemoryUse {
                 used_bytes: own.saturating_add(state.ledger.far_bytes()),

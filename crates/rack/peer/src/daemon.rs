@@ -41,7 +41,7 @@ const END_STEP: Duration = Duration::from_millis(20);
 /// Attempts to find a port that is free for datagrams and connections alike.
 const PORT_TRIES: usize = 16;
 
-/// Tells a running node to end; kept by whoever watches for signals.
+/// Tells a running node to end; kept by the thread that waits for signals.
 #[derive(Clone, Debug, Default)]
 pub struct Ending(Arc<(Mutex<u8>, Condvar)>);
 
@@ -71,14 +71,14 @@ impl Ending {
 /// How a node ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Farewell {
-    /// What was still lent to others.
+    /// Bytes that were still lent to others.
     pub lent_bytes: u64,
     /// Programs that still used this node's memory or what it borrowed.
     pub clients: usize,
 }
 
 impl Farewell {
-    /// Whether nobody lost anything.
+    /// True if no program lost anything.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         *self == Self::default()
@@ -89,7 +89,7 @@ impl Farewell {
 #[derive(Debug)]
 pub struct Collaborator {
     core: Arc<Core>,
-    /// First of what is dropped: nobody may ask a node that is half gone.
+    /// Dropped first: no request may reach a node that is half gone.
     rest: Option<Rest>,
     stop: Ending,
     threads: Vec<JoinHandle<()>>,
@@ -149,7 +149,7 @@ impl Collaborator {
         Ok(())
     }
 
-    /// Where programs and people ask.
+    /// Where programs and people connect.
     #[must_use]
     pub fn rest(&self) -> SocketAddr {
         self.rest.as_ref().map_or_else(|| SocketAddr::from(([0; 4], 0)), Rest::address)
@@ -173,7 +173,7 @@ impl Collaborator {
         self.serving.blade()
     }
 
-    /// Goes on until the node is told to end; then lets others move out, and says goodbye.
+    /// Runs until the node is told to end; then lets others move out, and says goodbye.
     pub fn run(self, ending: &Ending) -> Farewell {
         while ending.times() == 0 {
             ending.wait(0, Duration::from_secs(3600));

@@ -9,7 +9,7 @@
 //!
 //! Invariants:
 //! - A datagram that tells a client of a grant leaves after the blade knows the grant.
-//! - What is reclaimed is free at the deadline, whatever its clients do.
+//! - Reclaimed memory is free at the deadline, whatever its clients do.
 //! - No program is given memory that another one has or had.
 
 mod core;
@@ -33,7 +33,7 @@ pub use status::{ClientStatus, DatagramCounts, GrantStatus, PeerStatus, Status};
 pub struct Observation {
     /// What there is: of the machine, or of the daemon's control group.
     pub total_bytes: u64,
-    /// What programs could still get.
+    /// Bytes that programs could still get.
     pub available_bytes: u64,
     /// Share of the time in which some program waited for memory, thousandths, where that is known.
     pub pressure_permille: Option<u16>,

@@ -13,7 +13,7 @@ use farpool_http::bearer::is_token;
 pub struct CollaborateOptions {
     /// Nodes of one cluster lend each other memory.
     pub cluster: String,
-    /// What this node is called: the same over restarts, and no other node's.
+    /// The name of this node: the same over restarts, and no other node's.
     pub name: String,
     /// Where datagrams (UDP) and the blade (TCP) listen; port 0 takes a free one.
     pub listen: SocketAddr,
@@ -35,7 +35,7 @@ pub struct CollaborateOptions {
     pub lease: Duration,
     /// How long others have to move out when it needs its memory.
     pub reclaim_deadline: Duration,
-    /// Where its programs and people ask.
+    /// Where its programs and people connect.
     pub rest: SocketAddr,
     /// What they must present.
     pub token: Option<String>,
@@ -139,7 +139,7 @@ impl CollaborateOptions {
         Ok(())
     }
 
-    /// Where others reach what listens there.
+    /// Where others reach the listener there.
     pub(crate) fn advertised_ip(&self, listen: SocketAddr) -> IpAddr {
         self.advertise.unwrap_or_else(|| listen.ip())
     }

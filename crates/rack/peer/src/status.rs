@@ -25,11 +25,11 @@ pub struct Status {
     pub blade: Vec<String>,
     /// `client`, `neutral` or `server`.
     pub class: String,
-    /// Who broadcasts, as this node thinks: `clients` or `servers`.
+    /// Which side broadcasts, by this node's estimate: `clients` or `servers`.
     pub side: String,
     /// It lends no more.
     pub ending: bool,
-    /// What its programs need, memory on other nodes included.
+    /// Bytes that its programs need, memory on other nodes included.
     pub own_bytes: u64,
     /// What there is.
     pub total_bytes: u64,
@@ -39,7 +39,7 @@ pub struct Status {
     pub lent_bytes: u64,
     /// What of that holds data.
     pub lent_used_bytes: u64,
-    /// What its programs want from others.
+    /// Bytes that its programs want from others.
     pub wanted_bytes: u64,
     /// What they have there and shall not leave.
     pub borrowed_bytes: u64,
@@ -102,7 +102,7 @@ pub struct PeerStatus {
     pub address: String,
     /// Its life.
     pub incarnation: u32,
-    /// What it offers, as far as is known.
+    /// Bytes that it offers, if known.
     pub offered_bytes: u64,
 }
 

@@ -176,7 +176,7 @@ impl World {
         self.check();
     }
 
-    /// What each program is told, compared with what went on.
+    /// The answers to each program, compared with the events.
     fn check(&mut self) {
         let mut seen = BTreeSet::new();
         let mut ready_elsewhere = 0;

@@ -1,5 +1,5 @@
-//! Nodes that lend each other memory over real sockets: what a program is told, and what the blades
-//! do.
+//! Nodes that lend each other memory over real sockets: the answers to a program, and the blades'
+//! actions.
 
 mod common;
 

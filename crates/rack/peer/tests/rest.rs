@@ -130,7 +130,7 @@ fn nobody_is_let_in_from_elsewhere_by_accident() {
 
 #[test]
 fn people_see_nodes_events_figures_and_why_nothing_comes() {
-    // Uses too much to give anything itself, and knows nobody.
+    // Uses too much to give anything itself, and knows no other node.
     let node = Node::start("b", 2, 95, &[], |_| {});
     let mut program = Program::start(&node, 7, 30_000);
     program.wish(1, 64 * MIB);

@@ -47,7 +47,7 @@ pub enum BuildError {
     /// A port text that is not `name:number`.
     #[error("\"{text}\" is no port; write it as name:number, for example m0:1")]
     BadPort {
-        /// What was written.
+        /// The text as given.
         text: String,
     },
     /// A port number beyond its owner's ports.

@@ -1,5 +1,5 @@
-//! The resource graph: what there is and how it is cabled. It does not change; what is reserved of
-//! it is the [`Allocator`](crate::Allocator)'s.
+//! The resource graph: the bricks and their cabling. It does not change; reservations are the
+//! [`Allocator`](crate::Allocator)'s.
 //!
 //! Compute bricks are the sources, memory bricks the sinks, ports and switches lie between
 //! (Syrivelis 2017, figure 4). Lists are dense, ids are indices into them; names of bricks and
@@ -12,13 +12,13 @@ use crate::ids::{ComputeId, DomainId, LinkId, MemoryId, PortId, RackId, SwitchId
 /// How a switch joins its ports.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum SwitchKind {
-    /// Joins ports in pairs that somebody has set up; a port is in one pair at most.
+    /// Joins ports in pairs that an operator has set up; a port is in one pair at most.
     Circuit,
     /// Forwards from any port to any port; links are shared by bandwidth.
     Packet,
 }
 
-/// Whether a brick has power when nobody uses it.
+/// Whether an unused brick has power.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum PowerState {
     /// It has.
@@ -69,10 +69,10 @@ pub struct MemoryBrick {
     pub domain: DomainId,
     /// Memory it lends: a whole number of superpages.
     pub capacity_bytes: u64,
-    /// What its memory controllers serve to readers. Its ports together may carry more (section III
+    /// The read bandwidth of its memory controllers. Its ports together may carry more (section III
     /// of the paper), which is why grants carry rate limits.
     pub read_limit_bytes_per_s: u64,
-    /// What its memory controllers take from writers.
+    /// The write bandwidth of its memory controllers.
     pub write_limit_bytes_per_s: u64,
     /// Its power when unused.
     pub power: PowerState,

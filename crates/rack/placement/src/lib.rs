@@ -16,10 +16,10 @@
 //! - Release undoes exactly what allocate reserved; an error changes nothing.
 //! - A request that any brick and any path could serve is not refused.
 //!
-//! Words: a segment lies in one memory brick; who wants several bricks asks for several segments
-//! (crate `pool` makes one memory of them). Sizes are bytes at the border and superpages of 16 MiB
-//! inside; bandwidths are bytes per second, counted per direction: *read* flows from memory to
-//! compute, *write* the other way.
+//! Words: a segment lies in one memory brick; a client that wants several bricks asks for several
+//! segments (crate `pool` makes one memory of them). Sizes are bytes at the border and superpages
+//! of 16 MiB inside; bandwidths are bytes per second, counted per direction: *read* flows from
+//! memory to compute, *write* the other way.
 
 mod allocate;
 mod builder;

@@ -73,7 +73,7 @@ impl EmulatedSwitchDriver {
         self.ports
     }
 
-    /// What its circuits have carried, in ascending order.
+    /// The traffic of its circuits, in ascending order.
     ///
     /// # Errors
     /// The switch does not answer.

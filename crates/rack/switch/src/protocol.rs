@@ -1,4 +1,4 @@
-//! What is said on a switch's control socket: one line of JSON each way.
+//! The messages on a switch's control socket: one line of JSON each way.
 //!
 //! The switch greets with one line; then each request line is answered by one line, in order.
 //! Unknown words, fields and numbers out of range are refused, and change nothing:
@@ -19,8 +19,8 @@ use crate::{Circuit, CircuitCounters, DirectionCounters, SwitchError};
 
 /// Of this protocol; a greeting with another one is not understood.
 pub(crate) const VERSION: u32 = 1;
-/// Longest request, in bytes: every valid one is below a hundred. What is longer is refused and the
-/// connection closed, since its end is not looked for.
+/// Longest request, in bytes: every valid one is below a hundred. A longer one is refused and the
+/// connection closed, since its end is not searched for.
 pub const MAX_LINE_BYTES: usize = 4096;
 /// Longest answer a driver takes: counters of a full switch are below 16 KiB.
 pub(crate) const MAX_ANSWER_BYTES: usize = 256 * 1024;
@@ -35,7 +35,7 @@ pub(crate) enum Request {
     Disconnect { ports: [u32; 2] },
 }
 
-/// What is said back.
+/// The answer.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Answer {
@@ -80,7 +80,7 @@ pub(crate) enum Why {
     Busy {},
 }
 
-/// What was read up to the end of a line.
+/// The bytes read up to the end of a line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Line {
     /// One line, without its end.

@@ -62,7 +62,7 @@ pub(crate) fn packet_socket(interface: u32, buffer_bytes: i32) -> io::Result<Own
     // SAFETY: makes a descriptor from numbers. Protocol 0: no frame comes before it is bound.
     let raw = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
     check(raw)?;
-    // SAFETY: the descriptor was made just now and nobody else has it.
+    // SAFETY: the descriptor was made just now and nothing else has it.
     let socket = unsafe { OwnedFd::from_raw_fd(raw) };
     let interface = i32::try_from(interface).map_err(|_| io::ErrorKind::InvalidInput)?;
     set_open(&socket, false)?;
@@ -151,7 +151,7 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, frames: &mut [Frame]) -> io::Resul
     Ok(taken)
 }
 
-/// Gives frames away, in order; how many were taken. Waits for no room.
+/// Sends frames, in order. Returns how many were taken. Waits for no room.
 pub(crate) fn send(socket: BorrowedFd<'_>, frames: &[&Frame]) -> io::Result<usize> {
     let count = frames.len().min(BATCH_FRAMES);
     let mut parts = [[part(&mut []); PARTS_OUT]; BATCH_FRAMES];

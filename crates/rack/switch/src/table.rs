@@ -1,7 +1,7 @@
 //! Which port is joined to which: the rules of a circuit switch, without any I/O.
 //!
-//! Invariants: a port is in one circuit at most; what is joined is joined both ways; a call that is
-//! refused changes nothing.
+//! Invariants: a port is in one circuit at most; a circuit joins both ways; a call that is refused
+//! changes nothing.
 
 use crate::Circuit;
 

@@ -13,7 +13,7 @@ use farpool_switch::{
 
 const HOSTS: usize = 5;
 const PORT: u16 = 7;
-/// A connection that takes longer is none: without a circuit there is nobody to refuse it.
+/// A connection that takes longer is none: without a circuit no host refuses it.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(300);
 /// A condition that has not come true by then never will.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -130,7 +130,7 @@ fn traffic_stops_when_the_circuit_is_down_and_goes_on_when_it_is_up_again() {
         let from = &from;
         scope.spawn(move || {
             while !flag.load(Relaxed) {
-                // What is refused for want of room or of an address is asked for again.
+                // A circuit that was refused for want of room or of an address is asked for again.
                 let _ = from.send_to(&[7; 1000], to);
             }
         });
@@ -162,7 +162,7 @@ impl Drop for StopOnDrop<'_> {
 fn frames_never_travel_over_a_circuit_that_came_after_them() {
     let Some(hosts) = make() else { return };
     let mut switch = open(&hosts);
-    // A is to ask nobody where B is: then it says nothing but what it is told to.
+    // A must not ask where B is: then it sends only what the test makes it send.
     let (a, b, c) = (&hosts[0], &hosts[1], &hosts[2]);
     let known = ["lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent"];
     let mut neighbour = a.command("ip");

@@ -144,7 +144,7 @@ fn the_socket_is_private_goes_with_its_server_and_is_not_taken_from_another() {
     drop(stage.control);
     assert_eq!(client.line(), "", "closed");
     assert!(!path.exists());
-    // What a killed switch left is replaced; what is no socket is not.
+    // The socket of a killed switch is replaced; another kind of file is not.
     drop(std::os::unix::net::UnixListener::bind(&path).expect("bind"));
     drop(stage.switch.serve(&path).expect("replaced"));
     let file = stage.directory.path().join("file");

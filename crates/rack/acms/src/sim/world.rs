@@ -21,7 +21,7 @@ use crate::sim::{Ledger, Load, Network};
 /// Between two observations of a node's memory.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// What happens at a moment.
+/// An event at a moment.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Event {
     /// A datagram arrives.

@@ -14,7 +14,7 @@ impl State {
     /// stored before it answers anybody. Everybody has a fresh lease at `now_ms`.
     ///
     /// # Errors
-    /// What is stored does not fit the topology.
+    /// The stored state does not fit the topology.
     pub fn load(
         topology: Option<Graph>,
         records: Records,

@@ -42,8 +42,8 @@ pub const NODE_LOST_MS: u64 = 30_000;
 pub const RECLAIM_DEADLINE_MS: u64 = 30_000;
 /// How long a segment that found no place waits before it is tried again.
 pub const RETRY_MS: u64 = 1_000;
-/// A client is told to leave a reclaimed place without a target when none was found for so long: it
-/// then still has most of the time until [`RECLAIM_DEADLINE_MS`] to take its data home.
+/// A client is told to leave a reclaimed place without a target when none was found for this long:
+/// it then still has most of the time until [`RECLAIM_DEADLINE_MS`] to take its data home.
 pub const LEAVE_AFTER_MS: u64 = 5_000;
 /// Nodes; another one is refused. Without a topology each new one builds the graph anew, 18 ms with
 /// 1,000 nodes and 10,000 segments (examples/state_speed.rs).
@@ -141,7 +141,7 @@ pub enum Command {
     },
 }
 
-/// What a command did; what it made is in the state.
+/// The result of a command; its changes are in the state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
     /// Something new.
@@ -156,7 +156,7 @@ pub enum Outcome {
 #[derive(Debug)]
 pub struct Applied {
     pub outcome: Outcome,
-    /// To be made durable, as one batch, before anybody is told.
+    /// To be made durable, as one batch, before any client is told.
     pub ops: Vec<StoreOp>,
     pub events: Vec<Event>,
 }
@@ -210,7 +210,7 @@ pub(crate) struct Client {
     pub segments: BTreeSet<SegmentId>,
 }
 
-/// What is known of a segment besides its record.
+/// The state of a segment besides its record.
 #[derive(Clone, Debug)]
 pub(crate) struct Runtime {
     /// As last announced.
@@ -220,7 +220,7 @@ pub(crate) struct Runtime {
     pub used_bytes: Option<u64>,
     /// When the donor takes the place back.
     pub deadline_ms: Option<u64>,
-    /// It must leave and has found no place yet; when to try again.
+    /// When to try again: it must leave and has found no place yet.
     pub retry_ms: Option<u64>,
     /// Its client was told to leave the place for any other it has; no target is sought any more.
     pub leave: bool,
@@ -340,7 +340,7 @@ impl State {
         self.last_version
     }
 
-    /// Notes that what a client is told has changed.
+    /// Notes that the answer to a client has changed.
     fn touch_client(&mut self, id: Option<ClientId>) {
         self.last_version += 1;
         if let Some(client) = id.and_then(|id| self.clients.get_mut(&id)) {

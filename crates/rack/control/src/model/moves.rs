@@ -73,8 +73,9 @@ impl State {
         Ok(())
     }
 
-    /// The client says that everything is at the target; or, of the place itself, that nobody is
-    /// there any more, which releases it. Said again, or of another epoch, it changes nothing.
+    /// The client reports that everything is at the target; or, of the place itself, that no
+    /// process uses it any more, which releases it. A repeated report, or one of another epoch,
+    /// changes nothing.
     pub(super) fn note_evacuated(&mut self, id: SegmentId, epoch: u64, to: &mut Changes<'_>) {
         let Some(segment) = self.segments.get(&id) else { return };
         // Only if it was told so: a repeated word of a move that is over has this epoch too.
@@ -147,7 +148,7 @@ impl State {
             self.touch_client(client);
             to.event("segment-reclaimed", id, "its donor needs the memory back");
         }
-        // Without a client nobody would move the data.
+        // Without a client nothing would move the data.
         let movable = !has_target && client.is_some();
         if has_target || (movable && self.begin_move(id, policy, &avoid, to).is_ok()) {
             return Outcome::Done;

@@ -208,7 +208,7 @@ impl State {
         }
         let restarted = node.record.spec.incarnation != before.spec.incarnation;
         if restarted {
-            // A new daemon counts from the beginning; what it has is not known yet.
+            // A new daemon counts from the beginning; its grants are not known yet.
             node.seen = None;
             to.event("node-restarted", &name, "its daemon has started again");
         }

@@ -1,4 +1,4 @@
-//! What is kept in the store: intent, and nothing that a report brings again.
+//! The records in the store: intent, and nothing that a report brings again.
 //!
 //! One JSON value per thing under a key of its kind and id. Bricks and ports are kept by name,
 //! because their numbers change when the graph is built anew.

@@ -166,7 +166,7 @@ impl State {
         let Some(segment) = self.segments.get(&id) else { return };
         let node = segment.current.node.clone();
         let target = segment.target.as_ref().map(|target| target.node.clone());
-        // What was evacuated has been dropped before.
+        // Evacuated data has been dropped before.
         let version = (!segment.evacuated).then(|| self.touch_node(&node));
         let target_version = target.map(|node| self.touch_node(&node));
         let Some(runtime) = self.runtime.get_mut(&id) else { return };

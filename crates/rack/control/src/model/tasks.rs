@@ -1,5 +1,5 @@
-//! Tasks: what takes long and is looked after by the reconciler. They are not stored; what they
-//! wait for is.
+//! Tasks: long operations that the reconciler looks after. They are not stored; what they wait for
+//! is.
 
 use farpool_api::{SegmentId, SegmentState, Task, TaskId, TaskState};
 

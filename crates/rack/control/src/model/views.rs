@@ -36,13 +36,13 @@ impl State {
         self.nodes.get(name).map(|node| node.version)
     }
 
-    /// The version of what a client is told.
+    /// The version of the answer to a client.
     #[must_use]
     pub fn client_version(&self, id: ClientId) -> Option<u64> {
         self.clients.get(&id).map(|client| client.version)
     }
 
-    /// Everything a client is told.
+    /// The whole answer to a client.
     ///
     /// # Errors
     /// There is no such client.
@@ -144,8 +144,7 @@ impl State {
         }
     }
 
-    /// What keeps a segment, or the place it is to be moved to, from being usable; nothing if it
-    /// is.
+    /// The reason why a segment, or the place it is to be moved to, is not usable; none if it is.
     fn waits_for(&self, segment: &SegmentRecord) -> Vec<String> {
         let place = match (self.state_of(segment), &segment.target) {
             (SegmentState::Pending, _) => &segment.current,

@@ -18,7 +18,7 @@ pub(super) struct EventsQuery {
     after: Option<u64>,
 }
 
-/// What happens, as server-sent events without end. Begins with the events that are remembered.
+/// Events, as server-sent events without end. Begins with the events that are remembered.
 #[utoipa::path(get, path = "/v1/events", tag = "rack", params(EventsQuery,
         ("last-event-id" = Option<String>, Header, description = "Begin after this event")),
     responses((status = 200, description = "Events; each one's data is an Event", body = String,

@@ -1,6 +1,6 @@
 //! Group commit: one thread writes, and takes everything that has queued up meanwhile into one
-//! batch. Batches are numbered in the order in which the state changed; who wants to answer waits
-//! until the number it saw is durable, readers too, so nobody is told what a crash could take back.
+//! batch. Batches are numbered in the order in which the state changed; a request is answered only
+//! once the number it saw is durable, reads too, so no client is told what a crash could take back.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 

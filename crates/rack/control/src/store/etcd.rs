@@ -97,7 +97,7 @@ impl Etcd {
         serde_json::from_str(&text).map_err(|error| error.to_string())
     }
 
-    /// Tries to lead, telling others `address`. None if somebody else does; then his address.
+    /// Tries to lead, and publishes `address`. None if another controller leads; then its address.
     pub fn campaign(&self, address: &str) -> Result<Result<Leadership, String>, StoreError> {
         let leader = self.call("/v3/kv/range", &json!({ "key": encode(LEADER_KEY) }))?;
         if let Some(held) = leader["kvs"].get(0) {
@@ -125,7 +125,7 @@ impl Etcd {
         Ok(Ok(Leadership { lease, create_revision, valid_until }))
     }
 
-    /// Makes the lease run anew; gives the time until when nobody else leads.
+    /// Renews the lease. Returns until when no other controller leads.
     pub fn keep_alive(&self, leadership: &Leadership) -> Result<Instant, StoreError> {
         let before = Instant::now();
         let body = json!({ "ID": leadership.lease.to_string() });
@@ -136,7 +136,7 @@ impl Etcd {
         }
     }
 
-    /// Lets somebody else lead at once.
+    /// Lets another controller lead at once.
     pub fn resign(&self, leadership: &Leadership) {
         // Not reached, the lease runs out by itself.
         let _ = self.call("/v3/lease/revoke", &json!({ "ID": leadership.lease.to_string() }));

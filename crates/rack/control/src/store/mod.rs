@@ -43,6 +43,6 @@ pub trait Store: Send {
     /// Carries out a batch as a whole; when it returns, the batch survives any crash.
     ///
     /// # Errors
-    /// See [`StoreError`]; the store is as before then, or nobody can know.
+    /// See [`StoreError`]; the store is as before then, or its state is unknown.
     fn commit(&mut self, ops: &[StoreOp]) -> Result<(), StoreError>;
 }

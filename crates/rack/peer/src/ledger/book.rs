@@ -16,7 +16,7 @@ pub(super) struct Account {
     pub(super) spec: ClientSpec,
     pub(super) heard_at: Duration,
     pub(super) sequence: u64,
-    /// Of what it is told.
+    /// The version of its answers.
     pub(super) version: u64,
     pub(super) wanted_bytes: u64,
     /// The last wishes.
@@ -143,8 +143,8 @@ impl Program {
             || self.ready_count + self.moving_count >= GRANTS_HELD_MAX
     }
 
-    /// What others should lend it. A client has no memory of its own to give, so what lies here is
-    /// wanted from others, too.
+    /// Bytes that others should lend it. A client has no memory of its own to give, so its grants
+    /// here are wanted from others, too.
     pub(super) fn missing_from_others(&self, wanted_bytes: u64, class: Class) -> u64 {
         let here = if class == Class::Client { 0 } else { self.here_bytes };
         let missing = wanted_bytes.saturating_sub(self.others_bytes.saturating_add(here));

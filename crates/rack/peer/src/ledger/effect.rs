@@ -15,7 +15,7 @@ pub enum Effect {
     GiveHere {
         /// The grant.
         grant: GrantId,
-        /// What opens it.
+        /// The key that opens it.
         key: GrantKey,
         /// How much.
         bytes: u64,
@@ -51,7 +51,7 @@ pub enum LedgerError {
     /// Nothing, or more than there can be.
     #[error("{bytes} bytes are no segment; ask for 1 to {WISH_LIMIT_BYTES}")]
     Size {
-        /// What was asked for.
+        /// The bytes asked for.
         bytes: u64,
     },
     /// Same id, other size.
@@ -84,9 +84,9 @@ pub enum LedgerError {
          missing and will be taken as soon as somebody has them"
     )]
     NoRoom {
-        /// What is not there.
+        /// The bytes that are missing.
         missing_bytes: u64,
-        /// Of so much.
+        /// The bytes wanted in all.
         wanted_bytes: u64,
     },
 }

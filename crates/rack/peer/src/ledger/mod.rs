@@ -1,17 +1,17 @@
 //! Which program of this node has which grant, and how much is to be borrowed; pure.
 //!
-//! A program's *wish* raises what it wants. Nothing is granted at once: [`Ledger::demand_bytes`]
-//! says what all programs together want from others, and each grant that becomes usable goes to one
+//! A program's *wish* raises its demand. Nothing is granted at once: [`Ledger::demand_bytes`] is
+//! the demand of all programs together from others, and each grant that becomes usable goes to one
 //! of them, whole. A node that is a server borrows nothing, so its programs get grants on its own
-//! blade ("here") as far as its memory goes.
+//! blade ("here") while it has memory.
 //!
 //! Invariants:
 //! - A grant belongs to one program for ever: the blade holds that program's data there. When the
 //!   program ends, or has left it, the grant goes back.
 //! - Each grant goes back once ([`Effect`]); a lost one never does.
 //! - Grants here never pass the limit that held when they were made.
-//! - What is wanted from others is never less than what is borrowed and in use, so that a falling
-//!   demand takes no memory from a program that stays.
+//! - The demand from others is never less than the borrowed memory in use, so that a falling demand
+//!   takes no memory from a program that stays.
 
 mod book;
 mod effect;
@@ -42,11 +42,11 @@ pub const WISHES_KEPT: usize = 16;
 pub const GRANTS_IN_USE_MAX: usize = 6;
 /// With those that are being left: one place stays free for memory that must be spilled.
 pub const GRANTS_HELD_MAX: usize = 7;
-/// A wish is refused when the one before has waited this long in vain; what is missing stays
+/// A wish is refused when the one before has waited this long in vain; the missing memory stays
 /// wanted.
 pub const WISH_PATIENCE: Duration = Duration::from_secs(5);
-/// A node that is neither server nor client serves its own programs from its own memory when nobody
-/// else has for this long.
+/// A node that is neither server nor client serves its own programs from its own memory when no
+/// other node has for this long.
 pub const HERE_PATIENCE: Duration = Duration::from_secs(3);
 /// Smallest grant here, unless less is missing: a program has few places for grants.
 pub const HERE_MIN_BYTES: u64 = 64 << 20;
@@ -58,8 +58,8 @@ pub const LEASE_RANGE_MS: std::ops::RangeInclusive<u64> = 1_000..=3_600_000;
 pub struct Surroundings {
     /// What the node is at the moment.
     pub class: Class,
-    /// What grants here may be in all: what the node's own use and what is lent leave below
-    /// MEM_MAX_LOW.
+    /// The bound of grants here in all: the memory below MEM_MAX_LOW that the node's own use and
+    /// lending leave.
     pub here_limit_bytes: u64,
 }
 
@@ -90,7 +90,7 @@ impl Ledger {
         }
     }
 
-    /// What is to be done next.
+    /// The next steps.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
     }
@@ -243,12 +243,12 @@ impl Ledger {
         self.holdings.insert(grant, Holding::new(client, placement));
         self.touch(client);
         if let Some(account) = self.book.get_mut(&client) {
-            // Something came: whoever still misses some has new hope.
+            // Something came: programs that still miss some wait anew.
             account.short_since = Some(now);
         }
     }
 
-    /// A grant is to be left. One that nobody has goes back at once.
+    /// A grant is to be left. One that no program has is released at once.
     pub fn move_out(&mut self, grant: GrantId, deadline: Option<Duration>) {
         match self.holdings.get_mut(&grant) {
             Some(holding) if holding.state != HoldingState::Lost => {
@@ -313,7 +313,7 @@ impl Ledger {
         }
     }
 
-    /// Memory of this very node, where it has plenty, or nobody else has.
+    /// Memory of this very node, where it has plenty, or no other has.
     fn give_here(
         &mut self,
         client: ClientId,
@@ -345,7 +345,7 @@ impl Ledger {
         self.placement(client, grant, Placement { blade: None, key, bytes }, now);
     }
 
-    /// A client's grants here are left as far as those of others hold what it wants.
+    /// A client's grants here are left once grants of others hold what it wants.
     fn leave_here(&mut self, client: ClientId) {
         if self.around.class != Class::Client {
             return;
@@ -391,7 +391,7 @@ impl Ledger {
         here.map(|holding| holding.bytes).sum()
     }
 
-    /// What programs of this node have on other nodes, as they report.
+    /// Bytes that programs of this node have on other nodes, by their reports.
     #[must_use]
     pub fn far_bytes(&self) -> u64 {
         let there = self.holdings.values().filter(|holding| !holding.is_here());

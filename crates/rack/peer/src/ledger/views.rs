@@ -1,4 +1,4 @@
-//! What programs are told of their grants.
+//! The answers to programs about their grants.
 
 use std::time::Duration;
 
@@ -10,7 +10,8 @@ use farpool_units::{at_most, exactly};
 
 use super::{Holding, HoldingState, Ledger, LedgerError};
 
-/// No controller divides links here, so nobody is held to a rate: the links and the kernel decide.
+/// No controller divides links here, so no program is held to a rate: the links and the kernel
+/// decide.
 pub(crate) const NO_RATE_LIMIT: u64 = u64::MAX;
 
 /// How programs reach this node's own blade.
@@ -56,7 +57,7 @@ impl Ledger {
         self.holdings().filter(move |(_, holding)| holding.client == id)
     }
 
-    /// The version of what a program is told; none if it is not known.
+    /// The version of a program's answer; none if the program is not known.
     #[must_use]
     pub fn version(&self, id: ClientId) -> Option<u64> {
         self.book.get(&id).map(|account| account.version)

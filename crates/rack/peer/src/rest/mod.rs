@@ -1,4 +1,5 @@
-//! The REST interface: HTTP on loopback, in the controller's words as far as a program needs them.
+//! The REST interface: HTTP on loopback, the part of the controller's interface that a program
+//! needs.
 //!
 //! `farpool run --pool` registers itself, wishes for memory, reports and waits for news, and ends;
 //! people look. What only a controller can do is refused with a problem document that says so.

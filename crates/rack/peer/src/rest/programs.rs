@@ -1,4 +1,4 @@
-//! What programs of this node say and ask.
+//! Requests of programs of this node.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ fn created(is_new: bool) -> StatusCode {
     if is_new { StatusCode::CREATED } else { StatusCode::OK }
 }
 
-/// A node that ends takes nobody in.
+/// A node that ends accepts no program.
 fn check_stays(node: &Node) -> Result<(), Refusal> {
     if node.is_ending {
         return Err(Refusal::new(ProblemKind::Ending, "this node is ending"));
@@ -94,7 +94,7 @@ pub(super) async fn put_segment(
         }
         Ok::<_, Refusal>((wished, node.ledger.client(wished.client)?.host))
     })?;
-    // A wish has no place; what comes of it is in the answers to reports.
+    // A wish has no place yet; its result is in the answers to reports.
     let segment = Segment {
         id,
         client: Some(wished.client),

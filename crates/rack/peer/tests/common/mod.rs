@@ -106,7 +106,7 @@ impl Node {
         serde_json::from_str(&answer.body_mut().read_to_string().unwrap()).unwrap()
     }
 
-    /// kill -9, as far as others can see.
+    /// kill -9, as other nodes see it.
     pub fn die(&mut self) {
         drop(self.collaborator.take());
     }
@@ -149,7 +149,7 @@ impl Program {
         assert_eq!((segment.state, segment.place.bytes), (SegmentState::Pending, bytes));
     }
 
-    /// One report; what the answer says.
+    /// One report. Returns the answer.
     pub fn report(&mut self, wait_ms: u64) -> ClientAnswer {
         self.sequence += 1;
         let obeys = self.obeys;

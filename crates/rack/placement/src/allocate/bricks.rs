@@ -1,4 +1,4 @@
-//! What is reserved of each brick, beside all that an allocation must know of the brick itself, so
+//! The reservations of each brick, beside all that an allocation must know of the brick itself, so
 //! that one brick is one place in memory: the graph's own records have names and lists elsewhere.
 
 use farpool_units::SUPERPAGE_BYTES;

@@ -124,8 +124,8 @@ impl Judge for Finder<'_> {
             let hanging = |switch: &u32| self.scratch.leaves[*switch as usize].iter().copied();
             let mut ranges: Vec<_> =
                 self.network.switches_reached().iter().flat_map(hanging).collect();
-            // Ranges may overlap where bricks hang on several switches; what counts is that both
-            // their starts and, after this, their ends are in order.
+            // Ranges may overlap where bricks hang on several switches; both their starts and,
+            // after this, their ends must be in order.
             ranges.sort_unstable();
             ranges.dedup_by(|next, last| {
                 let joins = next.0 <= last.1;

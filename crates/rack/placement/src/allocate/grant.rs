@@ -1,4 +1,4 @@
-//! What is asked for and what is granted.
+//! Requests and grants.
 
 use crate::ids::{
     CircuitId, ComputeId, DomainId, Epoch, MemoryId, PortId, RequestId, SegmentId, SwitchId,
@@ -105,7 +105,7 @@ pub struct Grant {
     pub segment: SegmentId,
     /// Fencing number; a move or a new owner raises it.
     pub epoch: Epoch,
-    /// Who uses the memory.
+    /// The user of the memory.
     pub compute: ComputeId,
     /// Where it lies.
     pub memory: MemoryId,
@@ -198,7 +198,7 @@ pub enum RackError {
     Conflict {
         /// Its segment.
         segment: SegmentId,
-        /// What does not fit.
+        /// The resource that is short.
         reason: &'static str,
     },
 }

@@ -1,9 +1,9 @@
-//! Who gets what: allocation, release, moves, and what stands.
+//! Allocation: grants, release, moves, and the standing grants.
 //!
 //! [`Allocator::allocate`] takes a brick by policy from the index (`tree`), a path from the network
-//! (`network`), pieces of memory (`extents`), and reserves all of it or nothing. What stands says
-//! everything that was reserved for it (`standing`), so release reads it back from there, and a
-//! controller that lost its memory gives its stored grants to [`Allocator::adopt`].
+//! (`network`), pieces of memory (`extents`), and reserves all of it or nothing. A standing grant
+//! records everything that was reserved for it (`standing`), so release reads it back from there,
+//! and a controller that lost its memory gives its stored grants to [`Allocator::adopt`].
 
 mod adopt;
 mod bricks;
@@ -134,7 +134,7 @@ impl Allocator {
         Ok(standing.grant(place, &self.network))
     }
 
-    /// What was granted under this id.
+    /// The grant under this id.
     #[must_use]
     pub fn grant(&self, id: RequestId) -> Option<Grant> {
         let standing = self.standing.get(id)?;
@@ -160,8 +160,8 @@ impl Allocator {
         Ok(())
     }
 
-    /// Notes how much a memory brick lends at most for now. What stands above it stays; nothing new
-    /// is placed until enough has left.
+    /// Notes how much a memory brick lends at most for now. Grants above it stay; nothing new is
+    /// placed until enough has left.
     ///
     /// # Errors
     /// There is no such brick.

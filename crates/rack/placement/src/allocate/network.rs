@@ -1,4 +1,4 @@
-//! What is reserved of links and switches, and the search for a path.
+//! Reservations of links and switches, and the search for a path.
 //!
 //! A path goes link by link: compute port, switch port in, switch port out, ..., memory port. Every
 //! link on it must have the bandwidth wanted in both directions. In a packet switch any two ports
@@ -401,7 +401,7 @@ impl Network {
         for out in self.origins(&self.backward, met) {
             self.push_stretch(out, &mut hops);
         }
-        // What was found from the memory's side is gone the other way.
+        // The part found from the memory's side is walked the other way.
         let behind = &mut hops[middle..];
         behind.reverse();
         behind.iter_mut().for_each(|hop| *hop = hop.far());
@@ -494,7 +494,7 @@ impl Network {
     }
 
     /// The most a newcomer could read and write through any one of a memory brick's ports; none
-    /// when circuits to somebody else have them all.
+    /// when circuits to other bricks have them all.
     pub(super) fn port_room(&self, ends: &[End]) -> Option<(u64, u64)> {
         let open = ends.iter().filter(|end| self.at(**end).users == 0);
         open.fold(None, |best: Option<(u64, u64)>, end| {

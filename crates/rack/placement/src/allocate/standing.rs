@@ -2,8 +2,8 @@
 //! quick.
 //!
 //! A release of a random segment finds nothing of it in a cache, so its whole cost is the number of
-//! lines it touches: one of the table of ids and the two of its [`Standing`]. What a [`Grant`] says
-//! beyond that follows from the graph and is made when somebody asks for it.
+//! lines it touches: one of the table of ids and the two of its [`Standing`]. Everything else in a
+//! [`Grant`] follows from the graph and is made on request.
 //!
 //! The hash is the standard library's keyed one: clients choose request ids, and must not be able
 //! to choose such that share a slot.
@@ -79,7 +79,7 @@ impl Standing {
         }
     }
 
-    /// What a slot holds that nobody uses.
+    /// The content of an unused slot.
     fn vacant() -> Self {
         let rates = RateLimits::default();
         let request = Request::new(RequestId(0), ComputeId(0), 0, rates, PlacementPolicy::FirstFit);
@@ -184,7 +184,7 @@ pub(super) fn place_of(grant: &Grant, hops: Hops) -> Place {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Book {
     slots: Vec<Standing>,
-    /// Slots that nobody uses; the one freed last is in a cache and is used first.
+    /// Unused slots; the one freed last is in a cache and is used first.
     vacant: Vec<u32>,
     table: Table,
     hasher: RandomState,

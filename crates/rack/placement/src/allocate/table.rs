@@ -1,8 +1,8 @@
 //! From a hash to a slot: open addressing with linear probing, eight entries a cache line.
 //!
 //! An entry holds half of its hash beside its slot. So a lookup touches one line of the table and
-//! the record itself, and neither growth nor removal looks at any record: a removal moves the
-//! entries behind it forward, which leaves no tombstones that somebody would have to sweep out.
+//! the record itself, and neither growth nor removal reads any record: a removal moves the entries
+//! behind it forward, which leaves no tombstones to sweep out.
 //!
 //! Rejected: `hashbrown` with slots as entries. Its control bytes are a second line, and under a
 //! steady come and go it hashes everything anew each time its tombstones fill it, which looks at
@@ -88,7 +88,7 @@ impl Table {
         let slot = self.entries[hole].slot;
         let mut at = self.next(hole);
         while self.entries[at].slot != FREE {
-            // What has its home behind the hole must stay behind it.
+            // An entry with its home behind the hole must stay behind it.
             let mask = self.entries.len() - 1;
             let from_home = at.wrapping_sub(self.home(self.entries[at].hash)) & mask;
             let from_hole = at.wrapping_sub(hole) & mask;

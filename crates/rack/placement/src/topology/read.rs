@@ -19,7 +19,7 @@ pub const TEXT_LIMIT_BYTES: usize = 256 << 20;
 pub struct Topology {
     /// What it describes.
     pub graph: Graph,
-    /// What is allowed but probably not meant.
+    /// Allowed, but probably not meant.
     pub warnings: Vec<Warning>,
 }
 
@@ -28,7 +28,7 @@ pub struct Topology {
 pub struct Warning {
     /// Line in the text, from 1.
     pub line: usize,
-    /// What is odd.
+    /// The oddity.
     pub reason: String,
 }
 
@@ -44,7 +44,7 @@ impl fmt::Display for Warning {
 pub struct TopologyError {
     /// Line in the text, from 1.
     pub line: usize,
-    /// What is wrong.
+    /// The fault.
     pub reason: String,
 }
 

@@ -25,10 +25,10 @@ use crate::protocol::{
 };
 use crate::{Circuit, SwitchError};
 
-/// Connections at a time: a controller, its successor, somebody who looks. Further ones are told so
-/// and closed.
+/// Connections at a time: a controller, its successor, an operator. Further ones are told so and
+/// closed.
 pub const MAX_CONNECTIONS: usize = 16;
-/// A client that does not take its answer for so long is given up.
+/// A client that does not take its answer for this long is given up.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 16;
@@ -94,7 +94,7 @@ impl Drop for ControlServer {
     }
 }
 
-/// A listening socket that nobody else may use, at no moment.
+/// A listening socket that no other user may use, at no moment.
 fn listen(path: &Path) -> io::Result<UnixListener> {
     if UnixStream::connect(path).is_ok() {
         return Err(io::Error::new(io::ErrorKind::AddrInUse, "another switch answers there"));
@@ -107,7 +107,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    // Before it listens nobody can connect.
+    // Before it listens no client can connect.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(UnixListener::from(socket))
@@ -118,7 +118,7 @@ fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
     loop {
         let mut wanted =
             [PollFd::new(&shared.stop, PollFlags::IN), PollFd::new(listener, PollFlags::IN)];
-        // Interrupted or not, what is there is looked at.
+        // Interrupted or not, pending input is handled.
         let _ = rustix::event::poll(&mut wanted, None);
         if !wanted[0].revents().is_empty() {
             break;
@@ -140,7 +140,7 @@ fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
 
 impl Shared {
     fn attend(&self, stream: &UnixStream) {
-        // The client is told nothing when this fails: it is gone.
+        // The client gets no answer when this fails: it is gone.
         let _ = stream.set_nonblocking(false);
         let _ = stream.set_write_timeout(Some(WRITE_TIMEOUT));
         match self.admit(stream) {

@@ -1,7 +1,7 @@
 //! The threads that carry frames.
 //!
-//! There are at most as many as CPUs; each looks after some of the ports, and a port always after
-//! the same thread, so frames of a circuit keep their order. A port without a circuit wakes nobody.
+//! There are at most as many as CPUs; each serves some of the ports, and a port always the same
+//! thread, so frames of a circuit keep their order. A port without a circuit wakes no thread.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -51,7 +51,7 @@ impl Forwarding {
             }
             let (plane, stop) = (Arc::clone(plane), Arc::clone(&forwarding.stop));
             let thread = std::thread::Builder::new().name(format!("switch-{index}"));
-            // The stop event is kept open as long as somebody waits for it.
+            // The stop event is kept open while a thread waits for it.
             forwarding.threads.push(thread.spawn(move || forward(&plane, &queue, &stop))?);
         }
         Ok(forwarding)

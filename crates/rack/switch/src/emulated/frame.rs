@@ -8,7 +8,7 @@
 const OFFLOAD_BYTES: usize = 10;
 /// Destination and source.
 const ADDRESSES_BYTES: usize = 12;
-/// The rest of the longest frame: the kernel builds no super-frame above 64 KiB unless it is told
+/// The rest of the longest frame: the kernel builds no super-frame above 64 KiB unless configured
 /// to (BIG TCP). Longer ones are dropped and counted.
 const REST_BYTES: usize = 64 * 1024;
 /// Room for what the kernel says beside a frame: one header of 16 bytes, 20 of data.
@@ -22,7 +22,7 @@ const NEEDS_CHECKSUM: u8 = 1;
 /// The kernel tells a tag, and its protocol (`TP_STATUS_VLAN_VALID`, `TP_STATUS_VLAN_TPID_VALID`).
 const TAG_VALID: u32 = 1 << 4;
 const TAG_PROTOCOL_VALID: u32 = 1 << 6;
-/// 802.1Q, which is meant where no protocol is told.
+/// 802.1Q, the default where no protocol is given.
 const DOT1Q: u16 = 0x8100;
 
 /// A buffer for one frame.
@@ -86,7 +86,7 @@ impl Frame {
         (ADDRESSES_BYTES + self.tag_len + self.rest_len) as u64
     }
 
-    /// What is to be sent, in order.
+    /// The bytes to send, in order.
     pub(crate) fn parts(&self) -> [&[u8]; 4] {
         [&self.offload, &self.addresses, &self.tag[..self.tag_len], &self.rest[..self.rest_len]]
     }

@@ -93,7 +93,7 @@ impl EmulatedSwitch {
     }
 
     /// Answers on a unix socket, which only this user may use, until the server is dropped. A
-    /// socket there that nobody answers at is replaced.
+    /// socket there at which no process answers is replaced.
     ///
     /// # Errors
     /// The socket cannot be made, or another switch answers there.
@@ -115,7 +115,7 @@ impl EmulatedSwitch {
         self.plane.ports.len()
     }
 
-    /// What its circuits have carried, in ascending order.
+    /// The traffic of its circuits, in ascending order.
     #[must_use]
     pub fn counters(&self) -> Vec<CircuitCounters> {
         self.plane.counters()

@@ -120,7 +120,7 @@ impl Plane {
         let ports = self.ends(circuit);
         for (_, port) in &ports {
             port.discard();
-            // What was lost until now belongs to no circuit that stands.
+            // Frames lost until now belong to no standing circuit.
             let _ = sys::take_lost(&port.socket);
             port.changes.fetch_add(1, SeqCst);
         }
@@ -153,7 +153,7 @@ impl Plane {
         Ok(())
     }
 
-    /// Carries the frames that wait at a port, a batch at most; whether there may be more.
+    /// Carries the frames that wait at a port, a batch at most. Returns whether there may be more.
     pub(super) fn carry(&self, number: u32, batch: &mut [Frame]) -> bool {
         let Some(port) = usize::try_from(number).ok().and_then(|index| self.ports.get(index))
         else {
@@ -239,7 +239,7 @@ impl Plane {
 }
 
 impl Circuits {
-    /// Where frames from a port go, and what counts them.
+    /// Where frames from a port go, and their counters.
     fn way(&self, from: u32) -> Option<(u32, &Direction)> {
         let to = self.table.peer(from)?;
         let Carried([low, high]) = self.carried.get(&Circuit::new(from, to)?)?;
