@@ -1,7 +1,7 @@
 //! Reading from a blade without a program in between: what blade, wire and client can move.
 //!
 //! Memory of one segment is written once, then read in blocks of 32 KiB in random order with many
-//! requests in flight, from one thread. What is read is checked at the ends of every page.
+//! requests in flight, from one thread. The ends of every page that is read are checked.
 
 use crate::BenchError;
 use crate::stage::lacking;
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 const BLOCK_PAGES: usize = 8;
 /// Blocks in flight: 1 MiB, far more than a loopback connection holds at a time.
 const BLOCKS_IN_FLIGHT: usize = 32;
-/// A request unanswered for so long means that the blade is lost.
+/// A request unanswered for this long means that the blade is lost.
 const DEADLINE: Duration = Duration::from_secs(10);
 const WORDS: usize = PAGE_BYTES / 8;
 

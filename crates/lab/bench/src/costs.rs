@@ -30,7 +30,7 @@ pub struct CostsOptions {
     pub door: Door,
     /// Memory of a probe.
     pub bytes: u64,
-    /// Each probe is run so many times in each place; the fastest counts.
+    /// Runs of each probe in each place; the fastest counts.
     pub rounds: u32,
 }
 

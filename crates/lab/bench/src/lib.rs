@@ -5,9 +5,9 @@
 //!   `farpool run` is pointed at: an ordinary program with ordinary memory.
 //! * [`bench_main`] measures floors in this process, starts programs with and without Farpool (and
 //!   under the kernel's own swapping), and gives the rows of the table "how fast".
-//! * [`tenant_main`] is a program that is told how large to be, and checks every byte it reads.
-//! * [`stage`] runs programs in every place that memory can be, [`RedisClient`] and [`Zipf`] ask
-//!   redis: for whoever else measures programs.
+//! * [`tenant_main`] is a program of a given size that checks every byte it reads.
+//! * [`stage`] runs programs in every place that memory can be, [`RedisClient`] and [`Zipf`] query
+//!   redis: for other crates that measure programs.
 //!
 //! A value is only worth something beside what the machine can do at best, so each row carries the
 //! floor measured in the same run. Nothing here is a test: no bar fails a build.

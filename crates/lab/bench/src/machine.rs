@@ -4,7 +4,7 @@ use std::fs;
 
 use farpool_units::about_bytes;
 
-/// What numbers depend on: two reports of different machines are not comparable.
+/// The facts that numbers depend on: two reports of different machines are not comparable.
 #[derive(Debug, Clone, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Machine {
     /// Release of the running kernel.

@@ -104,9 +104,9 @@ impl Unit {
 /// which has not met its bar; `note` says why.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Row {
-    /// Dotted, from the general to the special; what rows are selected by.
+    /// Dotted, from the general to the special; rows are selected by it.
     pub name: String,
-    /// What was measured, in `unit`.
+    /// The measured value, in `unit`.
     pub value: Option<f64>,
     /// Of value and floor.
     pub unit: Unit,

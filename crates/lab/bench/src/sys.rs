@@ -85,7 +85,7 @@ impl Mapping {
     /// The memory as words that several threads may write at once.
     pub(crate) fn atomic_words(&self) -> &[std::sync::atomic::AtomicU64] {
         // SAFETY: AtomicU64 has the layout of u64, the memory is aligned and initialised, and as
-        // long as this shared reference lives nobody can have `words_mut`.
+        // long as this shared reference lives `words_mut` cannot be borrowed.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr().cast(), self.len / 8) }
     }
 
@@ -113,7 +113,7 @@ impl Mapping {
     /// Gives the pages `pages` up: they read as zeros afterwards.
     pub(crate) fn give_up(&mut self, pages: std::ops::Range<usize>) -> io::Result<()> {
         let (start, len) = self.byte_range(pages);
-        // SAFETY: the range lies in our own mapping, and the exclusive reference says that nobody
+        // SAFETY: the range lies in our own mapping, and the exclusive reference means that nothing
         // else reads it.
         let result = unsafe { libc::madvise(start, len, libc::MADV_DONTNEED) };
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
@@ -142,14 +142,15 @@ impl Mapping {
     /// Gives the contents of some pages up; they read zero again.
     pub(crate) fn discard_pages(&mut self, pages: std::ops::Range<usize>) {
         let (start, len) = self.byte_range(pages);
-        // SAFETY: the range lies in our own mapping and `&mut self` says that nobody looks at it.
+        // SAFETY: the range lies in our own mapping and `&mut self` means that nothing else reads
+        // it.
         unsafe { libc::madvise(start, len, libc::MADV_DONTNEED) };
     }
 
     /// Gives the contents up; the pages read zero (or fault) again.
     pub(crate) fn discard(&mut self) {
-        // SAFETY: the range is exactly our own mapping and `&mut self` says that nobody looks at
-        // it.
+        // SAFETY: the range is exactly our own mapping and `&mut self` means that nothing else
+        // reads it.
         unsafe { libc::madvise(self.start.as_ptr().cast(), self.len, libc::MADV_DONTNEED) };
     }
 }

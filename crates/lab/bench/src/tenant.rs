@@ -1,4 +1,4 @@
-//! A program that is told how large to be, and checks every byte that it reads.
+//! A program of a given size that checks every byte it reads.
 //!
 //! It fills its memory, then reads runs of pages at random, at a steady pace, and writes some of
 //! them anew. What a page must hold follows from its number and from how often it was written; all
@@ -25,7 +25,7 @@ const RUN_PAGES: usize = 16;
 const WRITE_PERCENT: u64 = 25;
 /// How often it says how it stands.
 const SAY_PERIOD: Duration = Duration::from_millis(250);
-/// What is further behind than this is not made up for: a pause shall be seen as one.
+/// Reads further behind than this are not made up for: a pause shall be seen as one.
 const BEHIND_MAX: Duration = Duration::from_millis(200);
 /// Tells neighbouring words of a page apart.
 const WORD_STEP: u64 = 0x9E37_79B9_7F4A_7C15;
@@ -87,7 +87,7 @@ pub fn tenant_main(args: &TenantArgs) -> Result<(), BenchError> {
     let mut tenant = Tenant::new(args)?;
     tenant.run(&commands, &mut |report| {
         let line = serde_json::to_string(report).unwrap_or_default();
-        // Who started it may have gone; its end is noticed by the end of the input.
+        // The process that started it may have gone; that is noticed by the end of the input.
         let _ = writeln!(std::io::stdout(), "{line}");
     })
 }

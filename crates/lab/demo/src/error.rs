@@ -64,7 +64,7 @@ impl From<HostsError> for Error {
 pub enum Stopped {
     /// Killed: out of memory under the limit, although swap had room.
     OutOfMemory,
-    /// Not done after so many seconds.
+    /// Not done after this many seconds.
     TooSlow(u64),
 }
 

@@ -24,8 +24,8 @@ use crate::{Options, latency::Latencies};
 const PYTHON_RECORDS: u64 = 40_000;
 /// Lookups of the Python job.
 const PYTHON_LOOKUPS: u64 = 20_000;
-/// How long each job may take: all-local they need a few seconds, and nobody waits for ever to see
-/// how slow the kernel's swap can be.
+/// How long each job may take: all-local they need a few seconds, and the demo does not wait for
+/// ever to see how slow the kernel's swap can be.
 const PYTHON_PATIENCE: Duration = Duration::from_secs(90);
 const REDIS_PATIENCE: Duration = Duration::from_secs(120);
 /// How long redis may take to answer after its start.

@@ -25,7 +25,7 @@ const CONNECTIONS: usize = 4;
 const BATCH: usize = 64;
 /// Skew of the mix: what caches are commonly measured with.
 const ZIPF_EXPONENT: f64 = 0.99;
-/// One request in so many writes a new value.
+/// One request in this many writes a new value.
 const REQUESTS_PER_WRITE: u32 = 20;
 /// Requests between two looks at the interruption flag.
 const REQUESTS_PER_CHECK: u64 = 256;

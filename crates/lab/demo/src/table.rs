@@ -37,7 +37,7 @@ impl Row {
         Row { place, outcome }
     }
 
-    /// The row in a few words, for whoever waits for the others.
+    /// The row in a few words, shown while the others run.
     pub fn summary(&self) -> String {
         let how = match &self.outcome {
             Outcome::Skipped(reason) => format!("skipped: {reason}"),

@@ -104,7 +104,7 @@ impl Far {
         Self { lane: pool.lane().expect("a lane"), _pool: pool, segment }
     }
 
-    /// Writes a page; whether it is there.
+    /// Writes a page. Returns whether it is there.
     pub fn write(&mut self, page: u32, byte: u8) -> bool {
         let local = Page([byte; PAGE_BYTES]);
         let at = SegmentPage { segment: self.segment, page };

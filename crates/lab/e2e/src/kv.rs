@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::rack::Daemon;
 
-/// No reply takes so long: a server that hangs fails the test.
+/// No reply takes this long: a server that hangs fails the test.
 const REPLY_WAIT: Duration = Duration::from_secs(20);
 /// Requests sent before their replies are read.
 const BATCH: usize = 100;
@@ -29,7 +29,7 @@ impl std::fmt::Debug for Client {
     }
 }
 
-/// What is stored: the version is in it, and its length depends on both.
+/// The stored value: the version is in it, and its length depends on both.
 pub fn value(key: usize, version: u32) -> Vec<u8> {
     let mut value = format!("{key}.{version}.").into_bytes();
     value.resize(600 + (key * 131 + version as usize * 17) % 800, b'v');

@@ -13,7 +13,8 @@ use std::sync::Mutex;
 const FIRST: u16 = 20_000;
 const COUNT: u16 = 12_000;
 
-/// A port of 127.0.0.1 that nobody listens at, and that no other test gets while this process runs.
+/// A port of 127.0.0.1 at which no process listens, and that no other test gets while this process
+/// runs.
 ///
 /// # Panics
 /// When every port is taken.

@@ -13,7 +13,7 @@ const HEADER_BYTES: usize = 32;
 const META_AT: usize = 16;
 const PAGES_AT: usize = 18;
 
-/// What is done to one answer that carries pages.
+/// The change to one answer that carries pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Fault {

@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use crate::{PATIENCE, binaries, wait_until};
 
-/// What a node is told that shares its processors with its clients and the test itself.
+/// The options of a node that shares its processors with its clients and the test itself.
 pub const UNHELD: [&str; 2] = ["--busy-rate", "unlimited"];
 
 /// A process that said that it is ready.
@@ -55,7 +55,7 @@ impl Daemon {
         Daemon::start(&["control", "--listen", listen, "--store", &store])
     }
 
-    /// A node that lends so much, whatever the processors do that it shares with the test.
+    /// A node that lends this much, whatever the processors do that it shares with the test.
     pub fn node(control: &str, name: &str, donate: &str) -> Daemon {
         let tcp = "tcp://127.0.0.1:0";
         let arguments =
@@ -83,7 +83,7 @@ impl Daemon {
         wait_until("the daemon ends", PATIENCE, || self.child.try_wait().expect("a child")).code()
     }
 
-    /// SIGTERM, and waits for its end; whether it ended well.
+    /// Sends SIGTERM and waits for its end. Returns whether it ended well.
     pub fn end(self) -> bool {
         self.signal(Signal::TERM);
         self.wait() == Some(0)

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use crate::{binaries, tree, wait_until};
 
-/// What this crate's programs end with when they read wrong data.
+/// The exit code of this crate's programs when they read wrong data.
 const WRONG_DATA: i32 = 9;
 
 /// How the pager gets into a program.
@@ -253,7 +253,7 @@ impl Running {
         told["programs"].as_array()?.iter().find(is_ours).cloned()
     }
 
-    /// Waits until it has fetched more than so many pages.
+    /// Waits until it has fetched more than this many pages.
     pub fn wait_until_fetched(&self, pages: u64) {
         let what = format!("more than {pages} pages to be fetched");
         wait_until(&what, self.patience, || (self.fetched()? > pages).then_some(()));

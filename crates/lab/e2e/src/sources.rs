@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::jobs::compile;
 
-/// For sqlite3: fills a table in memory with so many rows, indexes it, deletes, sums up.
+/// For sqlite3: fills a table in memory with this many rows, indexes it, deletes, sums up.
 pub fn sql(rows: u32) -> String {
     format!(
         "create table t(id integer primary key, k text, v blob);

@@ -71,7 +71,7 @@ impl Stage {
         command
     }
 
-    /// A node on a host that lends so much at one of its addresses; returns when all of it is
+    /// A node on a host that lends this much at one of its addresses; returns when all of it is
     /// offered.
     pub fn node(&self, host: usize, address: Ipv4Addr, donate: &str) -> Daemon {
         let (url, name) = (self.url(), self.hosts[host].name());

@@ -85,7 +85,8 @@ impl Steps {
             if is_call && seen == wanted {
                 let step = self.look(tid);
                 tree::signal(self.pid, libc::SIGKILL);
-                // Its end is for whoever started it to hear of, once the calling thread has ended.
+                // Its end is reported to the process that started it, once the calling thread has
+                // ended.
                 return Ok(Some(step));
             }
             seen += usize::from(is_call);
@@ -93,7 +94,7 @@ impl Steps {
             let is_signal = !is_call && status >> 16 == 0;
             go_on(tid, if is_signal { libc::WSTOPSIG(status) } else { 0 });
         }
-        // What is traced goes on when its tracing thread ends, whatever it stands at.
+        // A traced task goes on when its tracing thread ends, wherever it is stopped.
         Ok(None)
     }
 
@@ -146,7 +147,7 @@ fn threads(pid: u32) -> Vec<i32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// To the next system call. A thread that was killed meanwhile is told of by the next wait.
+/// To the next system call. A thread that was killed meanwhile is reported by the next wait.
 fn go_on(tid: i32, signal: i32) {
     let _ = request(libc::PTRACE_SYSCALL, tid, signal);
 }

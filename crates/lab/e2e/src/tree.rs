@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Ended, and nobody has asked for its status yet.
+/// Ended, and not waited for yet.
 const ZOMBIE: &str = "Z";
 /// What a sidecar calls itself.
 const SIDECAR_NAME: &str = "farpool-sidecar";

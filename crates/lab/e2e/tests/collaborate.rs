@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(90);
 const HOST_BYTES: u64 = 1 << 30;
 /// What the big program on A takes of it.
 const HOG_BYTES: u64 = 650_000_000;
-/// What keeps B above what a client's thresholds are here.
+/// Keeps B above a client's thresholds here.
 const SOME_BYTES: u64 = 70_000_000;
 /// What a node offers before a program comes, so that the program gets it in one piece.
 const OFFER_BYTES: u64 = 400 << 20;
@@ -197,7 +197,7 @@ fn who_does_not_move_in_time_is_cut_off_and_says_what_it_lost() {
     let mut other = story.program("600");
     story.wait_for_all_on(0, "the data of both is on A");
     story.join_server(2);
-    // The keeper too: nobody of this program hears that it shall move.
+    // The keeper too: nothing of this program hears that it shall move.
     stuck.pause(true, true);
     let hog = Hog::start(&story.hosts[0], HOG_BYTES);
     wait_until("B's programs shall move", PATIENCE, || {
@@ -207,7 +207,7 @@ fn who_does_not_move_in_time_is_cut_off_and_says_what_it_lost() {
     let told = Instant::now();
     story.wait_until_free(0, "A has its memory back");
     assert!(told.elapsed() < 2 * RECLAIM_DEADLINE, "after {:?}", told.elapsed());
-    // Who counts it depends on whose clock was first.
+    // Which counts it depends on whose clock was first.
     let (cut_off, lost) = (&story.status(0)["grants_cut_off"], &story.status(1)["grants_lost"]);
     assert!(*cut_off != 0 || *lost != 0, "nothing was left in time: {cut_off} {lost}");
     assert!(other.is_running(), "stderr: {}", other.stderr());

@@ -18,7 +18,7 @@ const HOST_BYTES: u64 = 1 << 30;
 /// With this much of it in use a host lends less than is granted to either program, and still has
 /// room for what both have there.
 const HOG_BYTES: u64 = 620 << 20;
-/// The controller gives a program so long to leave what a donor needs.
+/// How long the controller gives a program to leave memory that a donor needs.
 const RECLAIM_DEADLINE: Duration = Duration::from_secs(30);
 /// By which a busy machine may be late.
 const SLACK: Duration = Duration::from_secs(5);
@@ -45,7 +45,7 @@ fn a_donor_has_its_memory_back_from_a_program_that_is_stopped() {
     let _c = stage.node(C, addresses[C], "512MiB");
     assert_eq!(stage.places(), [("A".into(), "ready".into()), ("A".into(), "ready".into())]);
 
-    // Its keeper hears that it shall move, and has nobody to do it.
+    // Its keeper hears that it shall move, and has no process to do it.
     stuck.pause(true, false);
     let _hog = Hog::start(&stage.hosts()[A], HOG_BYTES);
     wait_until("A has its memory back", PATIENCE, || {

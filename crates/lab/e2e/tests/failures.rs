@@ -1,5 +1,5 @@
-//! What goes wrong, and what then: blades that die, stop, or lie; programs and keepers that are
-//! killed; full pools. Wrong data (exit code 9 of the stress program) is never an answer.
+//! Failures and their results: blades that die, stop, or lie; programs and keepers that are killed;
+//! full pools. Wrong data (exit code 9 of the stress program) is never a result.
 
 use std::time::Duration;
 

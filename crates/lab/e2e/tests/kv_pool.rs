@@ -28,7 +28,7 @@ struct Rack {
 }
 
 impl Rack {
-    /// A controller and nodes that lend so much each.
+    /// A controller and nodes that lend this much each.
     fn start(names: &[&'static str], donate: &str) -> Rack {
         let folder = tempfile::tempdir().expect("folder");
         let listen = free_address().to_string();

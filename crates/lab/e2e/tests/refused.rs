@@ -28,7 +28,7 @@ fn times(outcome: &Outcome, words: &str) -> usize {
     outcome.stderr.matches(words).count()
 }
 
-/// prlimit makes it so few for good. No pager fits in, and what is there stays where it is.
+/// prlimit makes it this few for good. No pager fits in, and its memory stays where it is.
 #[test]
 fn a_program_that_may_open_hardly_any_files_is_named_or_ended() {
     const EXIT_OUTSIDE: i32 = 120;

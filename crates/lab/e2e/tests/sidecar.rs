@@ -135,7 +135,7 @@ fn a_mapping_that_grows_has_zeros_where_other_memory_was() {
     }
 }
 
-/// What the keeper says goes to nobody, as in `farpool run … 2>&1 | head`.
+/// The keeper's output goes nowhere, as in `farpool run … 2>&1 | head`.
 #[test]
 fn a_keeper_whose_messages_nobody_reads_goes_on() {
     if !have("gcc") {
@@ -210,8 +210,7 @@ fn memory_that_is_moved_to_where_other_memory_was() {
     change_memory(["64", "0", "700"], &["1", "2", "3", "4"]);
 }
 
-/// What a program of one thread moves is told in order: it is never ended for what could mean two
-/// things.
+/// Moves by a program of one thread are reported in order: it is never ended for an ambiguity.
 #[test]
 fn memory_that_one_thread_moves_to_and_fro() {
     move_about("0", "0 wrong\n");
@@ -248,7 +247,7 @@ fn change_memory([mib, forks, changes]: [&str; 3], seeds: &[&str]) {
     }
 }
 
-/// Its parent ends while nobody serves it yet, while it is handed over, and long after.
+/// Its parent ends while it is not served yet, while it is handed over, and long after.
 #[test]
 fn a_child_that_outlives_its_parent_has_all_its_data() {
     if !have("gcc") {
@@ -410,8 +409,8 @@ fn memory_that_is_populated_at_once() {
     }
 }
 
-/// Nothing of what counts can be moved: whoever looks for victims again and again takes a processor
-/// from the program.
+/// None of the memory that counts can be moved: an evictor that looks for victims again and again
+/// takes a processor from the program.
 #[test]
 fn memory_that_becomes_code_does_not_keep_the_evictor_busy() {
     const WINDOW: Duration = Duration::from_secs(2);
@@ -504,7 +503,7 @@ fn all_memory_is_locked_and_unlocked_while_most_is_far() {
     }
 }
 
-/// What is mapped into it would be locked: nothing of it stays there, and nothing is far.
+/// Memory mapped into it would be locked: nothing of it stays there, and nothing is far.
 #[test]
 fn a_program_that_locks_what_it_maps_later_takes_no_sidecar() {
     if !have("gcc") {

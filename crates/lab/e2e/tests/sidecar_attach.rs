@@ -346,8 +346,8 @@ fn the_end_of_an_attached_sidecar_ends_the_program() {
     assert!(outcome.code != 0 && outcome.stderr.contains(&pid.to_string()), "{}", outcome.stderr);
 }
 
-/// What the evictor moved out behind the back of whoever left read as zeros: seen at one of some 30
-/// such ends, where several of them shared the CPUs.
+/// Memory that the evictor moved out behind the back of a leaving pager read as zeros: seen at one
+/// of some 30 such ends, where several of them shared the CPUs.
 #[test]
 fn a_program_that_is_left_while_pages_go_out_has_all_its_data() {
     const AT_ONCE: u64 = 5;
@@ -370,7 +370,7 @@ fn a_program_that_is_left_while_pages_go_out_has_all_its_data() {
     });
 }
 
-/// Attaches to a program that has just begun, and is killed so long after the sidecar is there.
+/// Attaches to a program that has just begun, and is killed this long after the sidecar is there.
 fn left_early(verify: &Path, after: Duration) {
     let program = Run::local(verify).args(["20", "2"]).patience(PATIENCE).start();
     let pid = program.pid();

@@ -2,9 +2,9 @@
 //! the keeper that hands the child over to a sidecar of its own. No child may read zeros where its
 //! pages were, nor wait for ever.
 //!
-//! Who is killed is followed from system call to system call from the moment at which the program
-//! is told to fork, and killed at the k-th stop. FARPOOL_BIRTH_STEPS says how many k are tried,
-//! FARPOOL_BIRTH_FROM where they begin, FARPOOL_BIRTH_STRIDE how far they are apart.
+//! The process to be killed is followed from system call to system call from the moment at which
+//! the program is told to fork, and killed at the k-th stop. FARPOOL_BIRTH_STEPS says how many k
+//! are tried, FARPOOL_BIRTH_FROM where they begin, FARPOOL_BIRTH_STRIDE how far they are apart.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;

@@ -17,8 +17,7 @@ const TRIALS: &str = "FARPOOL_KILL_TRIALS";
 const SEED: &str = "FARPOOL_KILL_SEED";
 const KIND: &str = "FARPOOL_KILL_KIND";
 const FEW_TRIALS: u64 = 40;
-/// It is said so often how far it is: of a series that ends badly it must be known how many ended
-/// well.
+/// How often progress is printed: of a series that ends badly it must be known how many ended well.
 const PROGRESS: u64 = 20;
 /// In the environment of all processes of a trial, sidecars too.
 const MARK: &str = "FARPOOL_KILL_TRIAL";
@@ -39,7 +38,7 @@ const ENDED_BADLY: u64 = 1 << 20;
 /// verify.c's code for a wrong word.
 const WRONG_DATA: i32 = 9;
 
-/// Who is killed.
+/// The process to kill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Victim {
     Keeper,
@@ -102,7 +101,7 @@ struct Stage {
 /// One trial: what runs, and the mark that its processes bear.
 struct Trial {
     mark: String,
-    /// What was started by hand, and, if that is not the keeper, the keeper.
+    /// The process that was started by hand, and, if that is not the keeper, the keeper.
     program: Running,
     keeper: Option<Running>,
 }
@@ -271,7 +270,7 @@ fn number(variable: &str, usual: u64) -> u64 {
     text.map_or(usual, |text| text.parse().expect("a number"))
 }
 
-/// What forks.c has counted in all its processes.
+/// The counts of forks.c in all its processes.
 fn counted(said: &str) -> u64 {
     let line = said.lines().find_map(|line| line.strip_suffix(" wrong"));
     line.and_then(|number| number.parse().ok()).unwrap_or(u64::MAX)

@@ -248,7 +248,7 @@ fn who_is_elsewhere_is_attached_to_and_left() {
     is_attached_to_and_left("unshare", &["-m", "sh", "-c", script, &root], &program.path);
 }
 
-/// Who is under a filter may not suspend one, but what is under the same one may do the same.
+/// A process under a filter may not suspend one, but one under the same filter may do the same.
 #[test]
 fn a_tree_in_a_container_that_filters_its_calls() {
     if !have("gcc") || !cfg!(target_arch = "x86_64") {

@@ -1,16 +1,16 @@
-//! What is found before a program starts, and who may stand between it and its memory: full file
-//! systems, limits that are too small, blades that do not answer, and folders, boards and sockets
-//! of other users.
+//! Faults that are found before a program starts, and users who may interfere with its memory: full
+//! file systems, limits that are too small, blades that do not answer, and folders, boards and
+//! sockets of other users.
 
 use std::process::Command;
 
 use farpool_e2e::run::{Outcome, Run};
 use farpool_e2e::{binaries, have, skip, turn};
 
-/// The victim and the other user; nobody has these numbers.
+/// The victim and the other user; no real user has these numbers.
 const VICTIM: &str = "4343";
 const STRANGER: &str = "4242";
-/// What is started or mounted goes with the first process.
+/// Everything started or mounted goes with the first process.
 const APART: [&str; 5] = ["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"];
 
 /// A script in namespaces of its own for mounts and processes, which end with it; `$F` is

@@ -14,8 +14,8 @@ const KNOWN: &str = "much of its time goes to pages that come and go: about ";
 /// `farpool run` ends with this because of a process outside.
 const OUTSIDE: i32 = 120;
 
-/// Fills memory and reads pages of a part of it, in random order or round and round; so many, or
-/// for ever.
+/// Fills memory and reads pages of a part of it, in random order or round and round; a number of
+/// them, or for ever.
 const WALK: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>

@@ -154,7 +154,7 @@ pub fn remove_leftovers(prefix: &str) {
     }
 }
 
-/// What lies in `folder` under the name of `prefix` and the id of a process that is gone.
+/// Entries in `folder` named by `prefix` and the id of a process that is gone.
 pub fn leftovers(folder: &Path, prefix: &str) -> impl Iterator<Item = PathBuf> {
     let is_left = move |path: &PathBuf| {
         let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");

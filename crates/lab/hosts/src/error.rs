@@ -13,13 +13,13 @@ pub enum HostsError {
     Count {
         /// How many were asked for.
         asked: usize,
-        /// What stands against it.
+        /// The obstacle.
         reason: &'static str,
     },
     /// A call of the operating system failed.
     #[error("cannot {action}: {source}")]
     Os {
-        /// What was tried.
+        /// The attempted step.
         action: String,
         /// What the system said.
         source: io::Error,
@@ -27,7 +27,7 @@ pub enum HostsError {
     /// `ip` refused a step.
     #[error("`ip` cannot {action}: {said}")]
     Ip {
-        /// What was tried.
+        /// The attempted step.
         action: String,
         /// What it said.
         said: String,

@@ -25,7 +25,7 @@ pub const MAX_HOSTS: usize = 64;
 /// Most links of a host to a switch. More are refused.
 pub const MAX_SWITCH_LINKS: usize = 8;
 
-/// What hosts to make.
+/// Which hosts to make.
 #[derive(Clone, Debug)]
 pub struct HostsBuilder {
     count: usize,
@@ -231,8 +231,7 @@ impl Host {
         link::ip(&self.namespace, "set a link", &[format!("link set {INTERFACE} {state}")])
     }
 
-    /// What its link has carried; what those to a switch besides have, [`SwitchSide::counters`]
-    /// says.
+    /// The traffic of its link; that of its links to a switch is in [`SwitchSide::counters`].
     ///
     /// # Errors
     /// They cannot be read.
@@ -282,7 +281,7 @@ impl SwitchSide {
         self.namespace.enter(work)
     }
 
-    /// What a port's interface has carried, seen from the switch; what it received, its host sent.
+    /// The traffic of a port's interface, seen from the switch: its host sent what it received.
     ///
     /// # Errors
     /// There is no such port, or the counters cannot be read.

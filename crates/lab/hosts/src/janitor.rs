@@ -32,7 +32,7 @@ impl Janitor {
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             .stderr(Stdio::null())
-            // What ends this process's group, as Ctrl-C does, must not end it too.
+            // A signal to this process's group, as Ctrl-C sends it, must not end it too.
             .process_group(0)
             .spawn()
             .map_err(HostsError::os("start a shell that cleans up"))?;

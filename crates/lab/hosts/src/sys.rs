@@ -36,7 +36,7 @@ pub(crate) fn start_inside(
     let enter = move || {
         enter_network(&*namespace)?;
         if let Some(members) = &members {
-            // 0 means whoever writes it.
+            // 0 means the writing process.
             rustix::io::write(&**members, b"0")?;
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! What joins the hosts: links, bridges, and the ports of a switch.
+//! The connections of the hosts: links, bridges, and the ports of a switch.
 //!
 //! A host with links to a switch *besides* a bridge has all of them in a bridge of its own,
 //! `data0`, with one address, so that it need not know which of its links leads where: it learns
@@ -14,7 +14,7 @@ use crate::{HostsError, Namespace};
 
 /// A host's interface.
 pub(crate) const INTERFACE: &str = "eth0";
-/// What joins a host's links to a switch, where it has an interface besides.
+/// How a host's links to a switch are joined, where it has an interface besides.
 const DATA: &str = "data0";
 /// How long such a host believes that who spoke over a link is still there, in hundredths of a
 /// second: circuits change, and the kernel's usual 300 s would then have it speak into the void.
@@ -32,7 +32,7 @@ pub enum Wiring {
     /// The ports of a switch that a program has yet to be: see [`crate::Hosts::switch`]. Until then
     /// no host reaches any other.
     Switch,
-    /// A kernel bridge for what manages the hosts ([`crate::Host::address`]) and, besides, so many
+    /// A kernel bridge for managing the hosts ([`crate::Host::address`]) and, besides, this many
     /// links of each host to a switch, for data ([`crate::Host::data_address`]).
     BridgeAndSwitch {
         /// Of each host, 1 to [`crate::MAX_SWITCH_LINKS`].

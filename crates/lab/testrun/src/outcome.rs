@@ -84,7 +84,7 @@ impl Outcome {
 enum Part {
     /// Tests and how they ended.
     Names,
-    /// What tests printed that passed.
+    /// The output of tests that passed.
     Successes {
         /// Whether the test at hand has said that it could not run.
         is_skipped: bool,

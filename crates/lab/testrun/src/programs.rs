@@ -65,7 +65,7 @@ fn read(line: &str) -> Option<TestProgram> {
     })
 }
 
-/// `bin`, `test` and `example` are kinds of cargo's; what remains is some form of library.
+/// `bin`, `test` and `example` are kinds of cargo's; every other kind is some form of library.
 fn kind_of(kinds: &Value) -> &str {
     match kinds[0].as_str() {
         Some(kind @ ("bin" | "test" | "example" | "bench")) => kind,

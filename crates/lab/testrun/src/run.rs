@@ -10,7 +10,7 @@ use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
 use crate::outcome::Outcome;
 
-/// No test program takes so long: one that does hangs, and is killed.
+/// No test program takes this long: one that does hangs, and is killed.
 const PATIENCE: Duration = Duration::from_secs(20 * 60);
 /// Between two looks whether it has ended.
 const LOOK: Duration = Duration::from_millis(20);

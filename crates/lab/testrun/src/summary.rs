@@ -1,11 +1,11 @@
-//! What is printed: a line for each test program, and the end.
+//! The output: a line for each test program, and the end.
 
 use std::fmt::Write;
 use std::time::Duration;
 
 use crate::outcome::Outcome;
 
-/// Of the slowest test programs so many are named.
+/// How many of the slowest test programs are named.
 const SLOWEST: usize = 10;
 
 /// `ok      163.0 s (12.3 s of a CPU)  farpool-e2e spill: 11 passed`.

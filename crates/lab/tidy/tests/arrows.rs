@@ -23,7 +23,7 @@ const KV_ARROWS: [(&str, &[&str]); 4] = [
     ("farpool-kv-tier", &["farpool-kv-store"]),
     ("farpool-kv-server", &["farpool-kv-store", "farpool-kv-protocol", "farpool-kv-tier"]),
 ];
-/// What tests may import in addition: the harness.
+/// Imports allowed to tests in addition: the harness.
 const OF_TESTS: &str = "lab";
 
 struct Crate {
@@ -74,7 +74,7 @@ fn arrows_between_groups_point_down() {
         let row = ARROWS.iter().find(|(group, _)| *group == importer.group());
         let (group, allowed) = row.unwrap_or_else(|| panic!("{} has no group", importer.folder));
         for (name, is_of_tests) in &importer.imports {
-            // What is no crate of ours has no group.
+            // A crate of others has no group.
             let Some(imported) = crates.iter().find(|it| it.name == *name) else { continue };
             let target = imported.group();
             let may = target == *group

@@ -2,7 +2,7 @@
 
 use farpool_tidy::{of_the_product, require_none};
 
-/// What falls back to a number turns an impossible value into a plausible wrong one.
+/// Falling back to a number turns an impossible value into a plausible wrong one.
 #[test]
 fn no_number_is_saturated_in_silence() {
     let mut broken = Vec::new();

@@ -4,7 +4,7 @@ use farpool_tidy::{of_the_product, require_none, root, sources};
 
 /// Widest line of prose.
 const PROSE_COLUMNS: usize = 100;
-/// Widest line of code, tables and lone links; what needs more is a list.
+/// Widest line of code, tables and lone links; longer text is a list.
 const COLUMNS: usize = 120;
 
 /// Targets of `[text](target)` in a line.
@@ -41,7 +41,7 @@ fn named_paths(line: &str) -> impl Iterator<Item = &str> {
 fn files_that_are_named_exist() {
     let mut broken = Vec::new();
     let mut texts = sources(&["md"]);
-    // What has been is told as it was.
+    // The changelog names files as they were.
     texts.retain(|it| it.path != "CHANGELOG.md");
     texts.extend(sources(&["rs", "sh", "py"]));
     for source in texts {

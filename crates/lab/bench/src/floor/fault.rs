@@ -27,7 +27,7 @@ pub(super) fn same_core(pages: usize) -> Result<Fault, BenchError> {
     let (served, latencies) = std::thread::scope(|scope| {
         let handler = scope.spawn(|| {
             let served = serve(&uffd, &source, memory.pages());
-            // Whatever happened, nobody must wait for ever: unanswered pages read as zero now.
+            // Whatever happened, no thread must wait for ever: unanswered pages read as zero now.
             let _ = uffd.unregister(memory.address(), memory.len());
             served
         });

@@ -24,7 +24,7 @@ pub use zipf::Zipf;
 /// What a program did in one place.
 #[derive(Debug, Clone)]
 pub(crate) struct Measured {
-    /// Operations a second; what one is, the program knows.
+    /// Operations a second, in the program's own unit.
     pub ops_s: f64,
     /// Equal in every place.
     pub checksum: String,

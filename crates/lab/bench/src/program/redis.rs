@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// Bytes of a value.
 const VALUE_BYTES: usize = 1024;
-/// What redis needs for one such pair, overhead of its own included, roughly.
+/// Roughly what redis needs for one such pair, its own overhead included.
 const PAIR_BYTES: u64 = 1200;
 const ZIPF_EXPONENT: f64 = 0.99;
 /// An answer that takes longer means that the server is stuck.

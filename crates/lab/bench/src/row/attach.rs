@@ -14,11 +14,11 @@ use std::time::{Duration, Instant};
 use farpool_units::PAGE_BYTES;
 
 const HELD_BYTES: u64 = 512 * MIB;
-/// The program holds so many times its new limit.
+/// The program holds this many times its new limit.
 const HELD_PARTS: u64 = 4;
 /// Of a GiB that is moved out, from the start of `farpool attach` on.
 const SECONDS_PER_GIB: Bar = Bar::AtMost(5.0);
-/// How often the program's memory is looked at.
+/// How often the program's memory is sampled.
 const PERIOD: Duration = Duration::from_millis(1);
 /// The rate is that between this part of the memory gone and this part of what has to go.
 const RATE_FROM: f64 = 0.05;

@@ -48,7 +48,7 @@ pub(super) fn tcp(lab: &Lab, _: &Experiment) -> Result<Vec<Row>, BenchError> {
     let report = measure(lab, Place::Tcp)?;
     let mut rows = latency_rows("fault.tcp", &report, floor_ns);
     rows[0].note = "floor: bare fault + memcpy + TCP ping-pong".to_owned();
-    // Only local faults have a bar for their tail: this one is told, not judged.
+    // Only local faults have a bar for their tail: this one is reported, not judged.
     (rows[1].bar, rows[1].met) = (None, None);
     Ok(rows)
 }

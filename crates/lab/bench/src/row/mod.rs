@@ -27,7 +27,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(600);
 const PATIENCE_QUICK: Duration = Duration::from_secs(180);
 
-/// What experiments share.
+/// State that experiments share.
 pub(crate) struct Lab {
     stage: Stage,
     floors: Floors,
@@ -187,7 +187,8 @@ fn rows_of(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchError> {
     }
 }
 
-/// What this machine lacks is nobody's fault; everything else is a failure, and is shown as one.
+/// A missing feature of this machine is no failure of Farpool; everything else is, and is shown as
+/// one.
 fn failed_row(name: &str, unit: Unit, bar: Option<Bar>, error: &BenchError) -> Row {
     match error {
         BenchError::Lacking(reason) => Row::skipped(name, unit, reason),

@@ -33,9 +33,9 @@ pub(super) const NAMES: [&str; 6] = [
 ];
 /// Local memory in percent of all.
 const SHARES: [u32; 2] = [50, 25];
-/// The time with far memory, predicted, is off by so many percent of the measured one at most.
+/// The predicted time with far memory may differ from the measured one by this many percent.
 const BAR: Bar = Bar::AtMost(25.0);
-/// The least of so many runs counts, as it does for the costs and for the program's own time.
+/// The least of this many runs counts, as it does for the costs and for the program's own time.
 const RUNS: u32 = 3;
 const PROBE_BYTES: u64 = 256 * MIB;
 /// Records of a page trace take 16 bytes each; no program here comes near.

@@ -30,8 +30,8 @@ pub(super) const NAMES: [&str; 9] = [
 /// Local memory in percent of all, and what redis has to keep of its all-local speed then.
 const SHARES: [(u64, f64); 2] = [(50, 0.8), (25, 0.6)];
 
-/// Swapping is given so many times what Farpool took, and at least the least; beyond the most only
-/// half as long again as Farpool, which is enough to be judged.
+/// Swapping is given this many times what Farpool took, and at least the least; beyond the most
+/// only half as long again as Farpool, which is enough to be judged.
 const SWAP_PATIENCE_FACTOR: u32 = 5;
 const SWAP_PATIENCE_MIN: Duration = Duration::from_secs(15);
 const SWAP_PATIENCE_MOST: Duration = Duration::from_secs(120);
@@ -101,7 +101,7 @@ pub(super) fn run(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchE
                 rows.push(against.all_local(&name, Bar::AtLeast(redis_bar)));
                 rows.extend(against.swap(&name)?);
             }
-            // redis is judged as it is asked by default; pipelined it is told only.
+            // redis is judged as it is queried by default; pipelined it is reported only.
             "program.redis-pipelined" => {
                 rows.push(against.all_local(&name, Bar::AtLeast(redis_bar)).unjudged());
             }
@@ -145,7 +145,7 @@ impl Against<'_> {
         row.note(format!("GET, Zipf 0.99, 1 KiB values; floor: all-local{busy}"))
     }
 
-    /// Beside swapping to disk, which has to be slower, and to zram, which is told only.
+    /// Beside swapping to disk, which has to be slower, and to zram, which is reported only.
     fn swap(&self, name: &str) -> Result<Vec<Row>, BenchError> {
         let far = self.far.ops_s;
         let limit = farpool_units::about_bytes(self.limit_bytes as f64);

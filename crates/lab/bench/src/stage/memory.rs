@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How often a tree is looked at.
+/// How often a tree is sampled.
 const PERIOD: Duration = Duration::from_millis(20);
 /// Looking costs time with the tree's locks held, so at most this share of the time is spent on it.
 const DUTY: u32 = 5;

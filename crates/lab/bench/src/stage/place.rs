@@ -54,7 +54,7 @@ pub enum Door {
 }
 
 impl Door {
-    /// The one that this binary's `farpool run` takes here when nobody says which.
+    /// The one that this binary's `farpool run` takes here by default.
     #[must_use]
     pub fn usual(farpool: &Path) -> Self {
         let doctor = Command::new(farpool).args(["doctor", "--json"]).stdin(Stdio::null()).output();

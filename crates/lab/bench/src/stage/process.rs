@@ -20,7 +20,7 @@ const END_PATIENCE: Duration = Duration::from_secs(20);
 const KILL_PATIENCE: Duration = Duration::from_secs(10);
 /// How often a waiting loop looks.
 const POLL: Duration = Duration::from_millis(5);
-/// Of what a failed program wrote to stderr, so much is shown.
+/// How much of a failed program's stderr is shown.
 const ERROR_TAIL_BYTES: i64 = 600;
 
 static STOP: OnceLock<Arc<AtomicBool>> = OnceLock::new();
@@ -298,7 +298,7 @@ pub(crate) fn run_to_end(
     Ok(Finished { took: waited?, stdout, peak_bytes: peak.stop() })
 }
 
-/// A file that nobody else sees and that is gone when closed.
+/// A file that no other process sees and that is gone when closed.
 fn unnamed_file() -> io::Result<File> {
     let flags = rustix::fs::MemfdFlags::CLOEXEC;
     Ok(File::from(rustix::fs::memfd_create("farpool-stage-errors", flags)?))

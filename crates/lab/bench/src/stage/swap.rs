@@ -112,7 +112,7 @@ impl Drop for Swap {
 pub(super) fn remove_leftovers(folder: &Path) {
     drop(Swap { device: folder.join(FILE_NAME), zram: None });
     let note = fs::read_to_string(folder.join(NOTE_NAME)).unwrap_or_default();
-    // After another start of the machine the number may be somebody else's.
+    // After another start of the machine the number may be another process's.
     let number = note.split_once(' ').filter(|(_, boot)| *boot == boot_id());
     if let Some(number) = number.and_then(|(number, _)| number.parse().ok()) {
         drop(Swap::of_zram(folder, number));
@@ -140,7 +140,7 @@ fn refused(path: &Path, error: &io::Error) -> BenchError {
     lacking(format!("no swap can be set up here ({}: {error})", path.display()))
 }
 
-/// Runs a small system program; what it says is the reason when it fails.
+/// Runs a small system program; its output is the reason when it fails.
 fn call(command: &mut Command) -> Result<(), BenchError> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().map_err(|error| lacking(format!("{name}: {error}")))?;

@@ -12,7 +12,7 @@ use farpool_units::PAGE_BYTES;
 const WORDS: usize = PAGE_BYTES / 8;
 /// Rounds unless asked for otherwise.
 const PASSES: u32 = 4;
-/// Pages that stay resident after so long are not going to leave (pinned, or no far memory here).
+/// Pages that stay resident after this long are not going to leave (pinned, or no far memory here).
 const WAIT_MAX: Duration = Duration::from_secs(2);
 
 pub(super) fn run(args: &WorkloadArgs) -> Result<Outcome, BenchError> {

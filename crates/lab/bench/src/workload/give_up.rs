@@ -1,5 +1,5 @@
-//! Memory given up and taken again all the time, as allocators do: blocks of 64 KiB that are
-//! resident are dropped with `MADV_DONTNEED`, each call timed, and written again. What lies beside
+//! Memory given up and used again all the time, as allocators do: blocks of 64 KiB that are
+//! resident are dropped with `MADV_DONTNEED`, each call timed, and written again. The memory beside
 //! them is too large to be all local.
 
 use super::{Outcome, WorkloadArgs, mix};
@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use farpool_units::PAGE_BYTES;
 
 const WORDS: usize = PAGE_BYTES / 8;
-/// What allocators give up at a time: jemalloc's and Go's extents, a page run of the JVM's.
+/// The unit that allocators give up at a time: jemalloc's and Go's extents, a page run of the
+/// JVM's.
 const BLOCK_PAGES: usize = 16;
 /// Blocks that are given up in turn. They stay local, for they are written all the time.
 const BLOCKS: usize = 64;

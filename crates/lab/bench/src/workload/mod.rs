@@ -114,7 +114,7 @@ pub struct WorkloadReport {
     pub workload: String,
     /// Memory asked for, in bytes.
     pub bytes: u64,
-    /// Operations done; what one is depends on the workload.
+    /// Operations done, in the workload's own unit.
     pub ops: u64,
     /// Time of the operations, without the filling.
     pub seconds: f64,

@@ -10,7 +10,7 @@ pub struct Check {
     /// What must be true.
     pub name: String,
     pub passed: bool,
-    /// What was seen.
+    /// The observation.
     pub seen: String,
 }
 

@@ -1,7 +1,7 @@
 //! A rack without a controller: each host's daemon lends and borrows by itself (ACMS,
 //! docs/operators/collaboration.md).
 //!
-//! Every daemon is asked at its own REST address, on its own host; nobody knows the whole rack.
+//! Every daemon is asked at its own REST address, on its own host; none knows the whole rack.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};

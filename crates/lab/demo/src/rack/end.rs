@@ -6,7 +6,7 @@ use super::five_hosts::Rack;
 use super::programs::StartedProgram;
 use crate::Error;
 
-/// Ends all programs that still run; what they found is checked.
+/// Ends all programs that still run, and checks what they found.
 pub fn all(rack: &mut Rack) -> Result<(), Error> {
     rack.log.step("every page once more");
     rack.done("all programs check all of their pages once more, and end");

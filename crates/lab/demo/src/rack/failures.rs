@@ -19,8 +19,8 @@ const RETURN_PATIENCE: Duration = Duration::from_secs(60);
 /// How long is looked whether those who have nothing to do with a failure go on.
 const LOOK: Duration = Duration::from_secs(3);
 
-/// Who has nothing to do with a failure never waits longer for 64 KiB: a fifth of what a page may
-/// take.
+/// A program that a failure does not concern never waits longer for 64 KiB: a fifth of what a page
+/// may take.
 const WAIT_MAX: Duration = Duration::from_secs(2);
 /// And reads at least this part of its pace.
 const SLOWEST_PART: u64 = 16;
@@ -256,7 +256,7 @@ impl Progress {
         let ms = at_most::<u64, _>(self.at.elapsed().as_millis()).max(1);
         for (started, before) in &self.checked {
             let started = rack.started(started)?;
-            // What has nothing to do with far memory is shown only where it does not go on.
+            // Checks that do not concern far memory are shown only where they fail.
             let per_s = (started.told().report.checked_bytes - before).saturating_mul(1000) / ms;
             let longest = Duration::from_micros(started.take_longest_us());
             let goes_on = per_s >= started.pace_bytes_per_s / SLOWEST_PART && longest <= WAIT_MAX;

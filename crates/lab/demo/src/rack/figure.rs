@@ -95,7 +95,7 @@ fn cell(traffic_bytes_per_s: u64, line: u64) -> char {
     BLOCKS[exactly::<usize, _>(eighths)]
 }
 
-/// How high a bar is that grows by so much with each doubling; nothing below 1 MiB/s.
+/// The height of a bar that grows by this much with each doubling; nothing below 1 MiB/s.
 fn level(traffic_bytes_per_s: u64, per_doubling: f64) -> u64 {
     if traffic_bytes_per_s < 1 << 20 {
         return 0;

@@ -28,7 +28,7 @@ use crate::error::During;
 const HOSTS: usize = 5;
 /// Between two looks at a condition.
 const STEP: Duration = Duration::from_millis(50);
-/// A condition that asks the organiser is looked at less often.
+/// A condition that asks the organiser is checked less often.
 const ASK_STEP: Duration = Duration::from_millis(200);
 /// How long a daemon may take to say that it is ready, and a program to fill its memory.
 pub const START_PATIENCE: Duration = Duration::from_secs(60);
@@ -315,7 +315,7 @@ impl Rack {
         self.wait("time to pass", patience, |_| Ok((Instant::now() >= until).then_some(())))
     }
 
-    /// Lets time pass until so long after the start of the rack.
+    /// Lets time pass until this long after the start of the rack.
     pub fn rest_until(&mut self, at: Duration) -> Result<(), Error> {
         self.rest(at.saturating_sub(self.log.elapsed()))
     }

@@ -78,7 +78,7 @@ pub struct Options {
     pub json: bool,
 }
 
-/// Who organises the rack.
+/// How the rack is organised.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Variant {
     /// One daemon decides for all.

@@ -1,4 +1,4 @@
-//! What this machine must have for the rack, said all at once.
+//! The requirements of the rack on this machine, reported all at once.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use crate::Error;
 /// What all hosts together use at most, with some room: the scenario's programs and what is lent.
 const MEMORY_BYTES: u64 = 4 << 30;
 
-/// What was found on this machine.
+/// The state of this machine.
 #[derive(Clone, Copy, Debug)]
 struct Found {
     is_root: bool,

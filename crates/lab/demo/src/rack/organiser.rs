@@ -1,4 +1,4 @@
-//! Who organises the rack: a controller, or the nodes among themselves.
+//! How the rack is organised: by a controller, or by the nodes among themselves.
 //!
 //! The scenario knows only this: how daemons and programs are started, and who lends what to whom.
 
@@ -17,7 +17,7 @@ pub struct NodeStatus {
     pub is_up: bool,
     /// What it lends at most now.
     pub offered_bytes: u64,
-    /// What holds others' data; none if it has not been said yet.
+    /// Bytes that hold others' data; none if not reported yet.
     pub lent_bytes: Option<u64>,
     /// What it is to the others, where that is more than what it does at the moment.
     pub class: Option<Role>,
@@ -62,7 +62,7 @@ pub trait Organiser: std::fmt::Debug + Send + Sync {
     /// How the daemon that decides is started, if there is one; the same again after it was killed.
     fn controller(&self, hosts: &Hosts) -> Option<Command>;
 
-    /// The daemon of a host that lends at most so much.
+    /// The daemon of a host that lends at most this much.
     fn node(&self, host: &Host, donate_bytes: u64) -> Command;
 
     /// `farpool run` on a host, up to where its memory comes from.

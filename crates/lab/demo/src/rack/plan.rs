@@ -112,7 +112,7 @@ mod tests {
     /// Daemons and pages of files that a host has besides its programs.
     const OVERHEAD: u64 = 40 * MIB;
 
-    /// What a host lends with so much of its own: below 80 %, less a margin of 5 %.
+    /// What a host with this much of its own lends: below 80 %, less a margin of 5 %.
     fn lendable(plan: &Plan, own_bytes: u64) -> u64 {
         let level = plan.host_bytes / 100 * 75;
         level.saturating_sub(own_bytes + OVERHEAD).min(plan.donate_bytes) / SUPERPAGE * SUPERPAGE

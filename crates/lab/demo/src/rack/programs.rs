@@ -50,7 +50,7 @@ pub struct Role<'a> {
 }
 
 impl StartedProgram {
-    /// Starts it; what it says on standard error is an event.
+    /// Starts it; each line on standard error is an event.
     pub fn start(
         role: &Role<'_>,
         mut command: Command,

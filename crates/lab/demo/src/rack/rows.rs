@@ -11,9 +11,9 @@ pub const HEADER: &str = "             own  lent  borrowed     in   out";
 pub const UNITS: &str = "host role    MiB   MiB       MiB  MiB/s MiB/s  checked";
 /// Seconds of traffic beside a host of the panel.
 const SPARKS: usize = 30;
-/// Of what somebody says so much is shown; JSON has all of it.
+/// How much of a text is shown; JSON has all of it.
 const EVENT_CHARS_MAX: usize = 150;
-/// What differs by less is the same to whoever reads it.
+/// Smaller differences are not shown to a reader.
 const NOISE_BYTES: u64 = 4 << 20;
 
 /// One line of a host.
@@ -79,7 +79,7 @@ pub fn event(event: &Event, may_colour: bool) -> String {
     format!("{seconds:>5.1} s  {text}")
 }
 
-/// What is being done, and how long all will take.
+/// The current step, and how long all will take.
 pub fn progress(step: &str, elapsed: Duration, expected: Duration) -> String {
     let left = expected.saturating_sub(elapsed).as_secs();
     let left = match left {

@@ -19,10 +19,10 @@ use crate::Error;
 
 /// Between two looks.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Less than this is no borrowing: a page or two that nobody has touched for long.
+/// Less than this is no borrowing: a page or two that have not been touched for long.
 const NOTHING_BYTES: u64 = 1 << 20;
 
-/// What the sampler is told by the scenario.
+/// The scenario's input to the sampler.
 #[derive(Debug, Default)]
 pub struct Watched {
     /// Programs: host, process of the keeper, what they say.
@@ -44,7 +44,7 @@ struct Eye {
     organiser: Arc<dyn Organiser>,
     watched: Arc<Mutex<Watched>>,
     before: Option<(Instant, Vec<LinkCounters>)>,
-    /// What was said last of each node, by its name.
+    /// The last report of each node, by its name.
     known: BTreeMap<String, NodeStatus>,
 }
 
@@ -150,7 +150,7 @@ fn rate(bytes: u64, passed: Duration) -> u64 {
     at_most(u128::from(bytes) * 1000 / ms)
 }
 
-/// What each run has in far memory, by the process of its keeper; nothing where nobody says.
+/// The far memory of each run, by the process of its keeper; nothing where it is not reported.
 fn far_bytes(farpool: &std::path::Path) -> BTreeMap<u32, u64> {
     let output = Command::new(farpool).args(["stat", "--json"]).stdin(Stdio::null()).output();
     let output = output.map(|output| output.stdout).unwrap_or_default();

@@ -25,7 +25,7 @@ const ALONE_PATIENCE: Duration = Duration::from_secs(20);
 const RECLAIM_DEADLINE: Duration = Duration::from_secs(30);
 /// Between two steps of B's demand.
 const SHRINK_STEP: Duration = Duration::from_secs(2);
-/// C's own program ends so long before the moment that C can offer enough by then.
+/// How long C's own program ends before the moment, so that C can offer enough by then.
 const C_LEAD: Duration = Duration::from_secs(17);
 
 /// When the big program started, and when the figure ends.
@@ -161,7 +161,7 @@ fn a_is_a_client(rack: &mut Rack) -> Result<(), Error> {
     Ok(())
 }
 
-/// What may stay elsewhere: pages that nobody touches do not come home.
+/// Bytes that may stay elsewhere: pages that are not touched do not come home.
 const COLD_BYTES: u64 = 8 << 20;
 
 /// With less demand than local memory B's pages come home as they are touched.

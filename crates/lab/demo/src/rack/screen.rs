@@ -1,4 +1,4 @@
-//! What is shown while the scenario runs: on a terminal a panel that stays at the bottom, elsewhere
+//! The display while the scenario runs: on a terminal a panel that stays at the bottom, elsewhere
 //! lines.
 //!
 //! With JSON, standard output has only JSON lines, and what people read goes to standard error.

@@ -28,17 +28,17 @@ pub enum Role {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HostSample {
     pub role: Role,
-    /// What its own programs have in its memory.
+    /// Bytes of its own programs in its memory.
     pub own_bytes: u64,
-    /// What it lends at most; nothing if it is no node, or nobody says.
+    /// The most it lends; nothing if it is no node, or it is not reported.
     pub offered_bytes: u64,
-    /// What of its memory holds others' data; none if nobody says.
+    /// Bytes of its memory that hold others' data; none if not reported.
     pub lent_bytes: Option<u64>,
     /// What of its programs' data lies on other hosts.
     pub borrowed_bytes: u64,
     pub in_bytes_per_s: u64,
     pub out_bytes_per_s: u64,
-    /// What its programs have read and found right since they started.
+    /// Bytes that its programs have read and found right since they started.
     pub checked_bytes: u64,
 }
 

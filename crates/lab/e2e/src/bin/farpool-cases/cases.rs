@@ -146,8 +146,8 @@ fn discard_locked() {
     check_zeros(far.start, far.bytes);
 }
 
-/// MADV_FREE discards at once, before the pager is active and after: the kernel may not be left to
-/// drop pages that can be moved out. What lies beside keeps its contents.
+/// MADV_FREE discards at once, before the pager is active and after: the kernel must not be left to
+/// drop pages that can be moved out. Memory beside it keeps its contents.
 fn free_at_once() {
     let native = Filled::new(2 * MIB, 1);
     require(advise(native.start + MIB, MIB, libc::MADV_FREE) == 0, "MADV_FREE");

@@ -119,7 +119,7 @@ pub fn fork_while(work: impl FnOnce()) {
     }
 }
 
-/// Pages shared by a fork are moved out although nobody may read them, or stay; they are never
+/// Pages shared by a fork are moved out although they may not be read, or stay; they are never
 /// touched.
 pub fn fork_no_access() {
     let far = ballast();

@@ -55,7 +55,7 @@ impl Files {
 
     /// write(2) and read(2); the pages must fit the pipe.
     pub fn through_pipe(&mut self, from: usize, to: usize, pages: usize) {
-        // The length is looked at before anything is read: a read of what was not written would
+        // The length is checked before anything is read: reading bytes that were not written would
         // wait for ever.
         let written = self.pipe.1.write(sys::bytes(from, pages));
         if !written.is_ok_and(|bytes| bytes == pages * PAGE) {

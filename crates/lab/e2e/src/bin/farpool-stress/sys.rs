@@ -42,7 +42,7 @@ pub fn map(at: usize, bytes: usize, protection: i32, flags: i32) -> usize {
     mapped as usize
 }
 
-/// Unmaps a range that nobody refers to any more.
+/// Unmaps a range that has no references any more.
 pub fn unmap(start: usize, bytes: usize) {
     // SAFETY: the caller owns the range and gives it up.
     if unsafe { libc::munmap(start as *mut c_void, bytes) } != 0 {
