@@ -34,6 +34,7 @@ fn watch_sources(workspace: &Path) {
         "far/pool",
         "far/fabric",
         "protocol/wire",
+        "ground/kernel",
         "ground/policy",
         "ground/units",
     ];

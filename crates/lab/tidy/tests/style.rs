@@ -16,7 +16,8 @@ const PURE: [&str; 6] = [
 /// Longest line of a comment, in characters: rustfmt holds code to it, and leaves comments as they
 /// are.
 const COMMENT_COLUMNS: usize = 100;
-const CLOCKS_AND_CHANCE: [&str; 3] = ["Instant::now", "SystemTime::now", "getrandom"];
+const CLOCKS_AND_CHANCE: [&str; 5] =
+    ["Instant::now", "SystemTime::now", "monotonic_ns", "getrandom", "fill_random"];
 
 #[test]
 fn files_are_short() {

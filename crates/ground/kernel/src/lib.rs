@@ -1,0 +1,27 @@
+//! System calls that several crates make alike, and locks.
+//!
+//! The calls go straight to the kernel, so nothing that a program interposes gets in between, and
+//! nothing here allocates. Memory that a program under test shall map as any program does must not
+//! come from here.
+
+mod clock;
+mod lock;
+mod memory;
+mod random;
+
+pub use clock::{monotonic_ns, process_cpu_time, thread_cpu_time};
+pub use lock::{lock, read_lock, write_lock};
+pub use memory::{MappedMemory, memfd_of};
+pub use random::fill_random;
+use rustix::io::Errno;
+use rustix::thread::{CpuSet, sched_setaffinity};
+
+/// Has the calling thread run on this CPU only.
+///
+/// # Panics
+/// The kernel's sets have no such number: it is [`CpuSet::MAX_CPU`] or more.
+pub fn pin_thread(cpu: usize) -> Result<(), Errno> {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    sched_setaffinity(None, &set)
+}
