@@ -10,11 +10,11 @@
 
 use std::ops::{Deref, DerefMut, Range};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::ptr::NonNull;
 
-use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags};
+use farpool_kernel::{MappedMemory, memfd_of};
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
+use rustix::mm::Advice;
 
 /// Only the owner, who has it already, may open the file of shared memory again, and only to read.
 const FILE_MODE: Mode = Mode::RUSR;
@@ -22,54 +22,30 @@ const FILE_MODE: Mode = Mode::RUSR;
 /// A mapping that this process alone writes; no memory is behind a page before it is written.
 #[derive(Debug)]
 pub struct Mapping {
-    address: NonNull<u8>,
-    bytes: usize,
+    memory: MappedMemory,
     /// A file in memory, which other processes may read.
     is_shared: bool,
 }
 
-// SAFETY: only this value writes to the mapping; the owner of the value owns the memory.
-unsafe impl Send for Mapping {}
-// SAFETY: shared access only reads.
-unsafe impl Sync for Mapping {}
-
 impl Mapping {
     /// `bytes` of zeros. None when the kernel refuses.
     pub fn zeroed(bytes: usize) -> Option<Self> {
-        let bytes = bytes.max(1);
-        // SAFETY: a new anonymous mapping at an address of the kernel's choice disturbs nothing.
-        let address = unsafe {
-            mmap_anonymous(
-                std::ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::PRIVATE | MapFlags::NORESERVE,
-            )
-        }
-        .ok()?;
-        Some(Self { address: NonNull::new(address.cast())?, bytes, is_shared: false })
+        let memory = MappedMemory::anonymous(bytes.max(1)).ok()?;
+        Some(Self { memory, is_shared: false })
     }
 
     /// `bytes` of zeros that others can map with the descriptor that comes back, to read them. The
     /// size stays.
     pub fn readable_by_others(bytes: usize) -> Result<(Self, OwnedFd), Errno> {
         let bytes = bytes.max(1);
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = rustix::fs::memfd_create("farpool-kv-items", flags)?;
-        rustix::fs::ftruncate(&file, bytes as u64)?;
-        rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+        let file = memfd_of("farpool-kv-items", bytes as u64)?;
         rustix::fs::fchmod(&file, FILE_MODE)?;
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let reader = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing. The file is
-        // new, its size is sealed, and the descriptor that can write is closed below: only this
-        // mapping ever changes it.
-        let address = unsafe {
-            let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
-            mmap(std::ptr::null_mut(), bytes, access, flags | MapFlags::NORESERVE, &file, 0)
-        }?;
-        let address = NonNull::new(address.cast()).ok_or(Errno::NOMEM)?;
-        Ok((Self { address, bytes, is_shared: true }, reader))
+        // The file is new, its size is sealed, and the descriptor that can write is closed below:
+        // nobody but this mapping ever changes it.
+        let memory = MappedMemory::shared(&file, 0, bytes)?;
+        Ok((Self { memory, is_shared: true }, reader))
     }
 
     /// Asks for huge pages: far fewer misses of the address translation. A wish, not a promise.
@@ -83,20 +59,21 @@ impl Mapping {
     }
 
     fn advise(&mut self, range: Range<usize>, advice: Advice) {
-        assert!(range.start <= range.end && range.end <= self.bytes);
-        // SAFETY: the range lies in our own mapping, and `&mut self` means that no reader uses it
-        // now. Advice changes how memory is backed; where it takes memory away (`release`), zeros
-        // are what the caller asked for.
-        let _ =
-            unsafe { madvise(self.address.as_ptr().add(range.start).cast(), range.len(), advice) };
+        // SAFETY: `&mut self` says nobody reads the range now.
+        // Advice changes how memory is backed; where it takes memory away (`release`), zeros are
+        // what the caller asked for.
+        let _ = unsafe { self.memory.advise(range, advice) };
     }
 
     /// Takes that wish back: what is touched from now on gets small pages, huge ones that are there
     /// stay.
     pub fn forgo_huge_pages(&mut self) {
-        // SAFETY: as above.
-        let _ =
-            unsafe { madvise(self.address.as_ptr().cast(), self.bytes, Advice::LinuxNoHugepage) };
+        self.advise(0..self.memory.bytes(), Advice::LinuxNoHugepage);
+    }
+
+    #[inline]
+    const fn start(&self) -> *mut u8 {
+        self.memory.start().as_ptr()
     }
 
     /// The same memory as words.
@@ -105,14 +82,14 @@ impl Mapping {
     pub fn words(&self) -> &[u64] {
         // SAFETY: the mapping begins at a page, any bits are a u64, and `bytes / 8` words lie
         // inside.
-        unsafe { std::slice::from_raw_parts(self.address.as_ptr().cast(), self.bytes / 8) }
+        unsafe { std::slice::from_raw_parts(self.start().cast(), self.memory.bytes() / 8) }
     }
 
     /// The same memory as words.
     #[inline]
     pub fn words_mut(&mut self) -> &mut [u64] {
         // SAFETY: as in `words`, and `&mut self` makes this the only access.
-        unsafe { std::slice::from_raw_parts_mut(self.address.as_ptr().cast(), self.bytes / 8) }
+        unsafe { std::slice::from_raw_parts_mut(self.start().cast(), self.memory.bytes() / 8) }
     }
 
     /// Gives the memory behind `range` back; it reads as zeros afterwards. The range is of whole
@@ -129,21 +106,14 @@ impl Deref for Mapping {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the mapping is readable for `bytes` as long as this value lives.
-        unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.bytes) }
+        unsafe { std::slice::from_raw_parts(self.start(), self.memory.bytes()) }
     }
 }
 
 impl DerefMut for Mapping {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `&mut self` makes this the only access.
-        unsafe { std::slice::from_raw_parts_mut(self.address.as_ptr(), self.bytes) }
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is ours and nothing borrows from it any more.
-        let _ = unsafe { munmap(self.address.as_ptr().cast(), self.bytes) };
+        unsafe { std::slice::from_raw_parts_mut(self.start(), self.memory.bytes()) }
     }
 }
 

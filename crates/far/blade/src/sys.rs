@@ -6,9 +6,10 @@
 
 #![allow(unsafe_code)]
 
+use farpool_kernel::MappedMemory;
 use farpool_units::exactly;
 use farpool_wire::PagesChecksum;
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::Advice;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
@@ -23,9 +24,8 @@ const HUGE_PAGE_BYTES: usize = 2 << 20;
 pub(crate) struct Mapping {
     start: *mut u8,
     bytes: usize,
-    /// The range to unmap at the end, including what alignment left over.
-    mapped: *mut u8,
-    mapped_bytes: usize,
+    /// All of it, and what alignment left over.
+    _mapped: MappedMemory,
 }
 
 // SAFETY: the mapping is owned memory that is only reached through `Slice`s, whose users pass them
@@ -39,40 +39,19 @@ impl Mapping {
     /// ends with up to `HUGE_PAGE_BYTES` that are never touched, so that it can begin at a multiple
     /// of that.
     pub(crate) fn anonymous(bytes: usize) -> io::Result<Mapping> {
-        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
-        let mapped_bytes = bytes + HUGE_PAGE_BYTES;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let start = unsafe {
-            rustix::mm::mmap_anonymous(
-                std::ptr::null_mut(),
-                mapped_bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                flags,
-            )?
-        };
-        let mapped: *mut u8 = start.cast();
-        let start = mapped.wrapping_add(mapped.align_offset(HUGE_PAGE_BYTES));
-        // SAFETY: the range lies in the mapping just made. Without huge pages it works, but slower.
-        let _ = unsafe { rustix::mm::madvise(start.cast(), bytes, Advice::LinuxHugepage) };
-        Ok(Mapping { start, bytes, mapped, mapped_bytes })
+        let mapped = MappedMemory::anonymous(bytes + HUGE_PAGE_BYTES)?;
+        let first = mapped.start().as_ptr();
+        let left_over = first.align_offset(HUGE_PAGE_BYTES);
+        // SAFETY: nobody refers to memory just mapped. Without huge pages it is as good, but
+        // slower.
+        let _ = unsafe { mapped.advise(left_over..left_over + bytes, Advice::LinuxHugepage) };
+        Ok(Mapping { start: first.wrapping_add(left_over), bytes, _mapped: mapped })
     }
 
     /// The first `bytes` of a file, shared.
     pub(crate) fn shared(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Mapping> {
-        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let start = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                flags,
-                file,
-                0,
-            )?
-        };
-        let start: *mut u8 = start.cast();
-        Ok(Mapping { start, bytes, mapped: start, mapped_bytes: bytes })
+        let mapped = MappedMemory::shared(file, 0, bytes)?;
+        Ok(Mapping { start: mapped.start().as_ptr(), bytes, _mapped: mapped })
     }
 
     /// The bytes from `offset` on. Valid as long as the mapping lives.
@@ -100,16 +79,7 @@ impl Mapping {
     }
 }
 
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        // SAFETY: the mapping was made by this object, and all slices of it are gone: the holder of
-        // a slice holds the object too.
-        let unmapped = unsafe { rustix::mm::munmap(self.mapped.cast(), self.mapped_bytes) };
-        debug_assert!(unmapped.is_ok(), "munmap of an own mapping cannot fail");
-    }
-}
-
-/// A range of mapped memory. Its holder keeps its [`Mapping`] alive beside it.
+/// A place in mapped memory. Whoever keeps one keeps its [`Mapping`] alive beside it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slice {
     start: *mut u8,

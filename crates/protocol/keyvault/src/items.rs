@@ -1,23 +1,14 @@
 //! The memory that holds the items of one shard, as the server's clients map it: read-only.
 
 use std::os::fd::AsFd;
-use std::ptr::NonNull;
 
+use farpool_kernel::MappedMemory;
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
 /// A shard's item memory.
 #[derive(Debug)]
-pub struct ItemMemory {
-    address: NonNull<u8>,
-    bytes: usize,
-}
-
-// SAFETY: the mapping belongs to the value, and nothing in this process writes to it.
-unsafe impl Send for ItemMemory {}
-// SAFETY: as above.
-unsafe impl Sync for ItemMemory {}
+pub struct ItemMemory(MappedMemory);
 
 impl ItemMemory {
     /// Maps `bytes` of a file that a server sent. Refuses one that is shorter or may shrink: a read
@@ -30,19 +21,14 @@ impl ItemMemory {
         if !is_whole || bytes == 0 || isize::try_from(bytes).is_err() {
             return Err(Errno::INVAL);
         }
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
-        let address = unsafe {
-            let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-            mmap(std::ptr::null_mut(), bytes, ProtFlags::READ, flags, &file, 0)
-        }?;
-        Ok(Self { address: NonNull::new(address.cast()).ok_or(Errno::NOMEM)?, bytes })
+        Ok(Self(MappedMemory::readable(&file, 0, bytes)?))
     }
 
     /// True if `bytes` bytes from `at` on are inside.
     #[must_use]
     pub const fn holds(&self, at: u64, bytes: u64) -> bool {
         match at.checked_add(bytes) {
-            Some(end) => end <= self.bytes as u64,
+            Some(end) => end <= self.0.bytes() as u64,
             None => false,
         }
     }
@@ -56,16 +42,9 @@ impl ItemMemory {
         let (at, bytes) = (usize::try_from(at).ok()?, usize::try_from(bytes).ok()?);
         // SAFETY: inside the mapping (checked above), which lives as long as `self`, and whose file
         // cannot shrink. The server does not change these bytes while they are leased: that is what
-        // a lease means. One that breaks this rule can show bytes that change, as it could have
-        // sent others; any bytes are valid, and nothing outside is read.
-        Some(unsafe { std::slice::from_raw_parts(self.address.as_ptr().add(at), bytes) })
-    }
-}
-
-impl Drop for ItemMemory {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `map`, and no borrow of it is left.
-        let _ = unsafe { munmap(self.address.as_ptr().cast(), self.bytes) };
+        // a lease is. One that breaks its word can show bytes that change, as it could have sent
+        // others; any bytes are bytes, and nothing is read outside.
+        Some(unsafe { std::slice::from_raw_parts(self.0.start().as_ptr().add(at), bytes) })
     }
 }
 

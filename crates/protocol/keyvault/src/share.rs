@@ -3,9 +3,9 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-use rustix::fs::{MemfdFlags, SealFlags};
+use farpool_kernel::{MappedMemory, memfd_of};
+use rustix::fs::SealFlags;
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags,
@@ -34,29 +34,10 @@ impl RingSizes {
     }
 }
 
-#[derive(Debug)]
-struct Shared {
-    address: *mut u8,
-    bytes: usize,
-}
-
-// SAFETY: the mapping belongs to the value; everything in it is reached through atomics or copied
-// as bytes.
-unsafe impl Send for Shared {}
-// SAFETY: as above.
-unsafe impl Sync for Shared {}
-
-impl Drop for Shared {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `map`, and no reference to it is left: rings hold an `Arc` of it.
-        let _ = unsafe { munmap(self.address.cast(), self.bytes) };
-    }
-}
-
 /// One ring's part of shared memory.
 #[derive(Debug, Clone)]
 pub struct Ring {
-    shared: Arc<Shared>,
+    shared: Arc<MappedMemory>,
     offset: usize,
     ring_bytes: usize,
 }
@@ -66,7 +47,7 @@ pub struct Ring {
 // stay.
 unsafe impl Region for Ring {
     fn address(&self) -> *mut u8 {
-        self.shared.address.wrapping_add(self.offset)
+        self.shared.start().as_ptr().wrapping_add(self.offset)
     }
 
     fn ring_bytes(&self) -> usize {
@@ -76,13 +57,7 @@ unsafe impl Region for Ring {
 
 /// Creates the memory for two rings.
 pub fn create(sizes: RingSizes) -> Result<OwnedFd, Errno> {
-    let file = rustix::fs::memfd_create(
-        "farpool-kv-rings",
-        MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
-    )?;
-    rustix::fs::ftruncate(&file, sizes.total() as u64)?;
-    rustix::fs::fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
-    Ok(file)
+    memfd_of("farpool-kv-rings", sizes.total() as u64)
 }
 
 /// Maps both rings: requests, answers. Refuses a file that is too short or may shrink.
@@ -92,19 +67,7 @@ pub fn map(file: impl AsFd, sizes: RingSizes) -> Result<(Ring, Ring), Errno> {
     if !seals.contains(SealFlags::SHRINK) || length < sizes.total() {
         return Err(Errno::INVAL);
     }
-    let bytes = sizes.total();
-    // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing.
-    let address = unsafe {
-        mmap(
-            std::ptr::null_mut(),
-            bytes,
-            ProtFlags::READ | ProtFlags::WRITE,
-            MapFlags::SHARED,
-            &file,
-            0,
-        )?
-    };
-    let shared = Arc::new(Shared { address: address.cast(), bytes });
+    let shared = Arc::new(MappedMemory::shared(&file, 0, sizes.total())?);
     let requests = Ring { shared: Arc::clone(&shared), offset: 0, ring_bytes: sizes.request_bytes };
     let offset = CONTROL_BYTES + sizes.request_bytes;
     Ok((requests, Ring { shared, offset, ring_bytes: sizes.answer_bytes }))

@@ -2,38 +2,20 @@
 
 use std::ops::{Deref, DerefMut};
 use std::os::fd::AsFd;
-use std::ptr::NonNull;
 
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mlock, mmap, munmap};
+use farpool_kernel::MappedMemory;
+use rustix::mm::{Advice, mlock};
 
 /// A shared mapping of a file, of which this process is the only user (the file is locked).
 #[derive(Debug)]
-pub(super) struct SharedMap {
-    address: NonNull<u8>,
-    bytes: usize,
-}
-
-// SAFETY: the mapping belongs to this value alone; the owner of the value owns the memory.
-unsafe impl Send for SharedMap {}
+pub(super) struct SharedMap(MappedMemory);
 
 impl SharedMap {
     /// The `bytes` of the file from `offset`, a multiple of a page, on. The file must be that long.
     pub(super) fn new(file: impl AsFd, offset: u64, bytes: usize) -> rustix::io::Result<Self> {
-        // SAFETY: a new mapping at an address of the kernel's choice disturbs nothing. The file's
-        // lock keeps other servers away; if another program truncates the file the process is
-        // killed (SIGBUS), not misled.
-        let address = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                file,
-                offset,
-            )
-        }?;
-        let address = NonNull::new(address.cast()).ok_or(rustix::io::Errno::NOMEM)?;
-        let map = Self { address, bytes };
+        // The file's lock keeps other servers away; whoever cuts the file short meanwhile has the
+        // process killed (SIGBUS), not misled.
+        let map = Self(MappedMemory::shared(file, offset, bytes)?);
         map.fetch()?;
         Ok(map)
     }
@@ -43,11 +25,11 @@ impl SharedMap {
     /// gives back late delays every client.
     fn fetch(&self) -> rustix::io::Result<()> {
         // SAFETY: locking our own mapping changes where its pages are, never what they hold.
-        let locked = unsafe { mlock(self.address.as_ptr().cast(), self.bytes) };
+        let locked = unsafe { mlock(self.0.start().as_ptr().cast(), self.0.bytes()) };
         locked.or_else(|errno| {
-            tracing::debug!(%errno, bytes = self.bytes, "flash book-keeping is not locked");
+            tracing::debug!(%errno, bytes = self.0.bytes(), "flash book-keeping is not locked");
             // SAFETY: as above.
-            unsafe { madvise(self.address.as_ptr().cast(), self.bytes, Advice::LinuxPopulateRead) }
+            unsafe { self.0.advise(0..self.0.bytes(), Advice::LinuxPopulateRead) }
         })
     }
 }
@@ -58,20 +40,13 @@ impl Deref for SharedMap {
     fn deref(&self) -> &[u8] {
         // SAFETY: the mapping is readable for `bytes` as long as this value lives, and nothing else
         // writes to it.
-        unsafe { std::slice::from_raw_parts(self.address.as_ptr(), self.bytes) }
+        unsafe { std::slice::from_raw_parts(self.0.start().as_ptr(), self.0.bytes()) }
     }
 }
 
 impl DerefMut for SharedMap {
     fn deref_mut(&mut self) -> &mut [u8] {
         // SAFETY: as above, and `&mut self` makes this the only access.
-        unsafe { std::slice::from_raw_parts_mut(self.address.as_ptr(), self.bytes) }
-    }
-}
-
-impl Drop for SharedMap {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is ours and nothing borrows from it any more.
-        let _ = unsafe { munmap(self.address.as_ptr().cast(), self.bytes) };
+        unsafe { std::slice::from_raw_parts_mut(self.0.start().as_ptr(), self.0.bytes()) }
     }
 }

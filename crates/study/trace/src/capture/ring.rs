@@ -2,12 +2,10 @@
 //! here, filled by the plugin, drained here. The header's layout is in both packages, which share
 //! no code on purpose.
 
-use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use farpool_kernel::MappedMemory;
 use tempfile::NamedTempFile;
 
 use crate::error::TraceError;
@@ -50,13 +48,9 @@ pub(super) struct Counts {
 #[derive(Debug)]
 pub(super) struct Ring {
     file: NamedTempFile,
-    words: NonNull<AtomicU64>,
-    bytes: usize,
+    memory: MappedMemory,
     read: u64,
 }
-
-// SAFETY: the mapping is this value's own; all shared words are atomics.
-unsafe impl Send for Ring {}
 
 impl Ring {
     /// Makes an empty ring in shared memory.
@@ -71,8 +65,9 @@ impl Ring {
         // program.
         rustix::fs::fallocate(file.as_file(), rustix::fs::FallocateFlags::empty(), 0, bytes as u64)
             .map_err(|errno| TraceError::io(file.path())(errno.into()))?;
-        let words = map(file.as_file(), bytes).map_err(TraceError::io(file.path()))?;
-        let ring = Self { file, words, bytes, read: 0 };
+        let memory = MappedMemory::shared(file.as_file(), 0, bytes)
+            .map_err(|errno| TraceError::io(file.path())(errno.into()))?;
+        let ring = Self { file, memory, read: 0 };
         ring.word(CAPACITY_WORD).store(CAPACITY as u64, Ordering::Relaxed);
         ring.word(RECORDER_WORD).store(std::process::id().into(), Ordering::Relaxed);
         ring.word(MAGIC_WORD).store(MAGIC, Ordering::Release);
@@ -84,9 +79,11 @@ impl Ring {
     }
 
     fn word(&self, at: usize) -> &AtomicU64 {
-        assert!(at < self.bytes / 8, "word {at} of {}", self.bytes / 8);
-        // SAFETY: inside the mapping, which lives as long as `self`; aligned to its page.
-        unsafe { self.words.add(at).as_ref() }
+        let words = self.memory.bytes() / 8;
+        assert!(at < words, "word {at} of {words}");
+        // SAFETY: inside the mapping, which lives as long as `self`; aligned to its page. All
+        // shared words are atomics.
+        unsafe { self.memory.start().cast::<AtomicU64>().add(at).as_ref() }
     }
 
     /// Passes every available record to `take`. Returns their number.
@@ -142,20 +139,3 @@ fn place_of(number: u64) -> usize {
 
 /// After how many records a waiting writer gets room.
 const RELEASE_RECORDS: u64 = 4096;
-
-fn map(file: &File, bytes: usize) -> std::io::Result<NonNull<AtomicU64>> {
-    // SAFETY: a new mapping of a file of this length; nothing else lies there.
-    let base = unsafe {
-        let rights = ProtFlags::READ | ProtFlags::WRITE;
-        mmap(std::ptr::null_mut(), bytes, rights, MapFlags::SHARED, file, 0)?
-    };
-    NonNull::new(base.cast()).ok_or_else(|| std::io::Error::other("a mapping at address 0"))
-}
-
-impl Drop for Ring {
-    fn drop(&mut self) {
-        // SAFETY: mapped in `create`, and no reference to a word outlives `self`.
-        let unmapped = unsafe { munmap(self.words.as_ptr().cast(), self.bytes) };
-        debug_assert!(unmapped.is_ok(), "the ring is mapped once");
-    }
-}
