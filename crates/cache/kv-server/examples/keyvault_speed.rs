@@ -15,12 +15,13 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use farpool_kernel::thread_cpu_time;
 use farpool_keyvault::client::{Address, Connection};
 use farpool_keyvault::frame::Status;
 use farpool_keyvault::lease::Leases;
 use farpool_keyvault::message::{Request, SetMode};
 use farpool_keyvault::owner::{hash_key, shard_of};
-use farpool_units::{at_most, exactly};
+use farpool_units::exactly;
 
 const KEYS: u64 = 100_000;
 /// All values together: they must fit into the server's memory.
@@ -246,7 +247,7 @@ fn main() -> Result<(), Error> {
         keys[exactly::<usize, _>(state % keys.len() as u64)]
     };
     for _ in 0..ROUNDS {
-        let (start, cpu) = (Instant::now(), processor_time());
+        let (start, cpu) = (Instant::now(), thread_cpu_time());
         let (mut answered, mut leased) = (0, 0);
         let mut round_trips_ns = Vec::with_capacity(4_000_000);
         let mut sent = Instant::now();
@@ -267,7 +268,7 @@ fn main() -> Result<(), Error> {
             round_trips_ns.get(round_trips_ns.len() * percent / 100).copied().unwrap_or(0)
         };
         let rate = answered as f64 / start.elapsed().as_secs_f64();
-        let each_ns = (processor_time() - cpu).as_nanos() / answered.max(1) as u128;
+        let each_ns = (thread_cpu_time() - cpu).as_nanos() / answered.max(1) as u128;
         println!(
             "{address} depth {depth}, {value_bytes} bytes: {rate:.0} requests/s, p50 {} ns, p99 {} \
              ns, client {each_ns} ns/request{}",
@@ -280,9 +281,4 @@ fn main() -> Result<(), Error> {
         }
     }
     Ok(())
-}
-
-fn processor_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::new(at_most(time.tv_sec), at_most(time.tv_nsec))
 }

@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, fence};
 use std::time::Duration;
 
+use farpool_kernel::monotonic_ns;
 use farpool_policy::{Meters, RateLimit};
 use rustix::thread::futex;
 
@@ -162,7 +163,7 @@ impl BladeTable {
             word.store(value, Relaxed);
         }
         let [read, write] = offer.limits.unwrap_or([RateLimit::UNLIMITED; 2]);
-        let now_ns = now_ns();
+        let now_ns = monotonic_ns();
         entry.meters.read.set_limit(now_ns, read);
         entry.meters.write.set_limit(now_ns, write);
         entry.state.store(state(generation, BladeRole::Active as u32), Release);
@@ -224,14 +225,7 @@ impl BladeTable {
     }
 }
 
-/// The clock of the meters in all processes.
-fn now_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    let (seconds, nanoseconds) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
-    seconds.unwrap_or(0) * 1_000_000_000 + nanoseconds.unwrap_or(0)
-}
-
-/// True if an address fits an entry.
+/// Whether an address fits an entry.
 pub fn address_fits(address: &str) -> bool {
     address.len() < ADDRESS_BYTES
 }

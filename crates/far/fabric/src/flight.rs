@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
+use farpool_kernel::monotonic_ns;
 use farpool_policy::{RateLimit, WaitNs};
 use farpool_units::{PAGE_BYTES, exactly};
 use farpool_wire::{
@@ -18,7 +19,7 @@ use farpool_wire::{
 
 use crate::limits::ClientLimits;
 use crate::link::{LinkPage, PageDone, PageFault};
-use crate::sys::{self, Vector};
+use crate::sys::Vector;
 
 /// Most pages of one request (1 MiB), below the protocol's limit so that one long request does not
 /// keep the others waiting.
@@ -162,7 +163,7 @@ impl Flight {
     /// The next request that may be sent by now: a read, unless all reads must wait.
     fn next_within_limits(&mut self) -> Option<Slot> {
         let meters = self.limits.as_deref()?.meters();
-        let now_ns = sys::now_ns();
+        let now_ns = monotonic_ns();
         let queues = [&mut self.waiting_reads, &mut self.waiting_writes];
         let meters = [&meters.read, &meters.write];
         for ((queue, meter), held) in queues.into_iter().zip(meters).zip(&mut self.held) {

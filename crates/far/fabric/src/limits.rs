@@ -4,9 +4,8 @@
 //! The buckets may lie in memory that the processes of one tree share: they then keep to the limit
 //! together. Zeroed memory there means that there is no limit.
 
+use farpool_kernel::monotonic_ns;
 use farpool_policy::{Meter, Meters, RateLimit};
-
-use crate::sys;
 
 /// The limits that the links of a session keep to.
 #[derive(Debug)]
@@ -40,7 +39,7 @@ impl ClientLimits {
 
     /// Changes the limits from now on; what has been sent still counts.
     pub fn set(&self, read: RateLimit, write: RateLimit) {
-        let (meters, now_ns) = (self.meters(), sys::now_ns());
+        let (meters, now_ns) = (self.meters(), monotonic_ns());
         meters.read.set_limit(now_ns, read);
         meters.write.set_limit(now_ns, write);
     }

@@ -12,6 +12,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use farpool_kernel::monotonic_ns;
 use farpool_wire::Opcode;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -196,7 +197,7 @@ impl StreamLink {
 
     /// Waits for answers, or until a request that the limits hold back may be sent.
     fn pause_within_limits(&self, resumes_ns: u64) {
-        let left = Duration::from_nanos(resumes_ns.saturating_sub(sys::now_ns()));
+        let left = Duration::from_nanos(resumes_ns.saturating_sub(monotonic_ns()));
         let left = left.min(sys::WAIT_STEP);
         match &self.state {
             State::Up(socket) if !self.flight.flying.is_empty() => {

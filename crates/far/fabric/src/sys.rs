@@ -345,20 +345,14 @@ fn errno() -> Errno {
     Errno::from_io_error(&error).unwrap_or(Errno::IO)
 }
 
-/// The system's monotonic clock, which is the same for all processes; 0 is its start.
-pub(crate) fn now_ns() -> u64 {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    let (seconds, nanoseconds) = (u64::try_from(now.tv_sec), u64::try_from(now.tv_nsec));
-    seconds.unwrap_or(0) * 1_000_000_000 + nanoseconds.unwrap_or(0)
-}
-
-/// A timer that becomes readable when it expires.
+/// A timer that becomes readable.
 pub(crate) fn timer() -> Result<OwnedFd, Errno> {
     let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
     rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)
 }
 
-/// Makes the timer readable from this time on, as [`now_ns`] counts, and not before.
+/// Lets the timer be readable from this time on, as [`farpool_kernel::monotonic_ns`] counts, and
+/// not before.
 pub(crate) fn set_timer(timer: BorrowedFd<'_>, at_ns: u64) -> Result<(), Errno> {
     let at = Itimerspec {
         it_interval: timespec(Duration::ZERO),

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use common::{Buffers, FakeBlade, Fault, finish, fresh_page, lock};
 use farpool_fabric::{ClientLimits, Link, Meters, PageFault, RateLimit, Session, StreamLink};
+use farpool_kernel::monotonic_ns;
 
 const AMPLE: Duration = Duration::from_secs(20);
 const PAGE: u64 = 4096;
@@ -105,9 +106,7 @@ fn links_share_one_limit_and_who_polls_is_woken_for_what_waits() {
     limits.set(limit(20 * PAGE, 1), RateLimit::UNLIMITED);
     let elsewhere = ClientLimits::shared(meters); // what another process took
     let taken = elsewhere.meters().read.limit().expect("set");
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    let now_ns = now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs();
-    assert_eq!(elsewhere.meters().read.bucket().take(PAGE, now_ns, &taken), Ok(()));
+    assert_eq!(elsewhere.meters().read.bucket().take(PAGE, monotonic_ns(), &taken), Ok(()));
     let before = lock(&blade.inner).requests;
     // SAFETY: as above.
     unsafe { link.read(&[two]) };

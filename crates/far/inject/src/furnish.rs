@@ -9,6 +9,7 @@ use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 
+use farpool_kernel::fill_random;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
@@ -346,8 +347,7 @@ impl Work<'_> {
 
     fn fill_stack(&self, image: &Image, setup: &Setup, host: &Host) -> Result<u64, StepError> {
         let mut random = [0; 16];
-        rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
-            .map_err(|e| StepError::Kernel("getrandom", e.into()))?;
+        fill_random(&mut random).map_err(|e| StepError::Kernel("getrandom", e.into()))?;
         let mut environment = setup.environment.clone();
         environment.push(format!("{HOST_VARIABLE}={}", host.own_pid));
         environment.push(format!("{SPAN_VARIABLE}={:x}-{:x}", self.place.start, self.place.end));

@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use farpool_blade::{BladeConfig, Server};
+use farpool_kernel::pin_thread;
 use farpool_policy::donor_protection::{BUSY_BYTES_PER_S_PER_PROCESSOR, ProcessorSight};
 use farpool_pool::{
     Address, Lane, PageRead, PageWrite, Pool, PoolConfig, SUPERPAGE_PAGES, SegmentHandle,
     SegmentPage,
 };
 use farpool_units::{MIB, PAGE_BYTES};
-use rustix::thread::{CpuSet, sched_setaffinity};
 
 const SUPERPAGES: u32 = 8;
 /// Pages the client asks for at once.
@@ -53,7 +53,7 @@ fn measure(
     slices: usize,
     seen: Option<ProcessorSight>,
 ) -> anyhow::Result<(f64, f64)> {
-    pin_to(0)?;
+    pin_thread(0)?;
     let memory_bytes = u64::from(SUPERPAGES + 1) * 16 * MIB;
     let config = BladeConfig { memory_bytes, threads: 1, ..BladeConfig::default() };
     let server = Server::bind(&["tcp://127.0.0.1:0".parse()?], config)?;
@@ -97,13 +97,7 @@ fn median(rates: &mut [f64]) -> f64 {
     rates[rates.len() / 2]
 }
 
-fn pin_to(cpu: usize) -> anyhow::Result<()> {
-    let mut set = CpuSet::new();
-    set.set(cpu);
-    Ok(sched_setaffinity(None, &set)?)
-}
-
-/// Walks from word to word of its memory, like a program that does lookups.
+/// Walks from word to word of its memory, as a program does that looks things up.
 struct Program {
     memory: Vec<u64>,
     at: u64,
@@ -136,7 +130,7 @@ fn read_at_pace(
     is_over: &AtomicBool,
     bytes: &AtomicU64,
 ) -> anyhow::Result<()> {
-    pin_to(1)?;
+    pin_thread(1)?;
     let pool = Pool::connect(PoolConfig {
         blades: vec![address.clone().into()],
         client: farpool_pool::fresh_client()?,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_fabric::{Address, Ask, ClientId, ClientLimits, Grant};
+use farpool_kernel::fill_random;
 use farpool_units::{PAGES_PER_SUPERPAGE, exactly};
 
 use farpool_wire::SegmentToken;
@@ -67,10 +68,8 @@ pub struct PoolConfig {
 /// The kernel has no random numbers yet, which ends at the latest with its start.
 pub fn fresh_client() -> Result<ClientId, PoolError> {
     let mut bits = [0; 16];
-    match rustix::rand::getrandom(&mut bits, rustix::rand::GetRandomFlags::empty()) {
-        Ok(16) => Ok(ClientId(u128::from_le_bytes(bits))),
-        _ => Err(PoolError::NoRandom),
-    }
+    fill_random(&mut bits).map_err(|_| PoolError::NoRandom)?;
+    Ok(ClientId(u128::from_le_bytes(bits)))
 }
 
 /// A segment of this process's pool: 4 KiB pages addressed from 0, spread over the blades.

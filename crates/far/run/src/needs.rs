@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use farpool_board::Board;
 use farpool_fabric::{Address, ClientId, Control, DescriptorSet, Session};
+use farpool_kernel::fill_random;
 use farpool_uffd::{OpenError, Uffd, features};
 use farpool_wire::{Purpose, Request};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -205,8 +206,7 @@ fn check_blade(options: &RunOptions, address: &str) -> Result<(), RunError> {
 
 fn fresh_client() -> Result<ClientId, RunError> {
     let mut bytes = [0_u8; 16];
-    let flags = rustix::rand::GetRandomFlags::empty();
-    rustix::rand::getrandom(&mut bytes[..], flags).map_err(|error| RunError::Kernel {
+    fill_random(&mut bytes).map_err(|error| RunError::Kernel {
         what: "the kernel gave no random numbers",
         error: error.into(),
     })?;

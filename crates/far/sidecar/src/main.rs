@@ -26,6 +26,7 @@ mod watch;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use farpool_kernel::fill_random;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::paging::Progress;
@@ -74,7 +75,7 @@ fn host() -> Option<Host> {
     let span = parse_span(&std::env::var(SPAN_VARIABLE).ok()?)?;
     raw::OWN.with(|own| own.add(span)).ok()?;
     let mut bytes = [0; 8];
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty()).ok()?;
+    fill_random(&mut bytes).ok()?;
     let secret = u64::from_ne_bytes(bytes);
     SECRET.store(secret, Ordering::SeqCst);
     Some(Host { pid, address: SECRET.as_ptr() as usize, secret })

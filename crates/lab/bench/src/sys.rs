@@ -175,9 +175,7 @@ pub(crate) fn peak_resident_bytes() -> u64 {
 
 /// Keeps the calling thread on `core`; on a machine that has no such core it stays free.
 pub(crate) fn pin_to_core(core: usize) {
-    let mut set = rustix::thread::CpuSet::new();
-    set.set(core % cores());
-    let _ = rustix::thread::sched_setaffinity(None, &set);
+    let _ = farpool_kernel::pin_thread(core % cores());
 }
 
 /// Cores this process may use.

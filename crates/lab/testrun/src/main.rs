@@ -20,6 +20,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use clap::Parser;
+use farpool_kernel::lock;
 
 use classes::{Class, in_order};
 use outcome::Outcome;
@@ -107,12 +108,8 @@ impl Outcomes {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn run_program(program: &TestProgram, logs: &Path, priority: Priority) -> anyhow::Result<Outcome> {
-    let mut command = priority.command(&program.path);
+fn run_program(program: &TestProgram, logs: &Path) -> anyhow::Result<Outcome> {
+    let mut command = Command::new(&program.path);
     command.arg("--show-output").current_dir(&program.folder);
     // As cargo sets them for the tests that it starts.
     command

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use farpool_acms::Thresholds;
 use farpool_api::{ApiError, Client, NodeSpec};
 use farpool_blade::{Blade, BladeConfig, ServeError, Server, Serving};
+use farpool_kernel::fill_random;
 use farpool_units::SUPERPAGE_BYTES;
 use farpool_wire::Address;
 
@@ -275,11 +276,8 @@ fn advertised(given: &[Address], listening: &[Address]) -> Result<Vec<String>, N
 
 fn random() -> std::io::Result<u64> {
     let mut bytes = [0; 8];
-    let count = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-    match count == bytes.len() {
-        true => Ok(u64::from_le_bytes(bytes)),
-        false => Err(std::io::Error::other("the kernel gives too few random bytes")),
-    }
+    fill_random(&mut bytes)?;
+    Ok(u64::from_le_bytes(bytes))
 }
 
 #[cfg(test)]

@@ -86,10 +86,9 @@ fn pair(hosts: &Hosts) -> Result<(TcpStream, TcpStream), Failure> {
 /// otherwise, and where they are left to the kernel the figures say which it chose. The switch's
 /// threads are left free.
 fn pin(cpu: usize) {
-    let mut cpus = rustix::thread::CpuSet::new();
-    cpus.set(cpu % std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     // Where it is not allowed the figures vary more.
-    let _ = rustix::thread::sched_setaffinity(None, &cpus);
+    let _ = farpool_kernel::pin_thread(cpu % cpus);
 }
 
 /// GiB/s of one stream.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use farpool_units::at_most;
+use farpool_kernel::process_cpu_time;
 
 use crate::settings::{MEMCACHED_VERSION, Shared};
 use crate::watch::report::{ShardReport, TierReport};
@@ -132,7 +132,6 @@ fn push_tier(name: &str, items: u64, tier: &TierReport, out: &mut Vec<u8>) {
 }
 
 fn push_processor_time(out: &mut Vec<u8>) {
-    let clock = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     // The kernel tells user and system time apart in /proc only, in ticks.
     let ticks = std::fs::read_to_string("/proc/self/stat").ok().and_then(|text| {
         let mut fields = text.rsplit(')').next()?.split_whitespace().skip(11);
@@ -142,7 +141,7 @@ fn push_processor_time(out: &mut Vec<u8>) {
     let seconds = |ticks: u64| {
         format!("{}.{:06}", ticks / per_second, ticks % per_second * 1_000_000 / per_second)
     };
-    let whole_s: u64 = at_most(clock.tv_sec);
+    let whole_s = process_cpu_time().as_secs();
     let (user, system) = ticks.unwrap_or((whole_s.saturating_mul(per_second), 0));
     push(out, "rusage_user", seconds(user));
     push(out, "rusage_system", seconds(system));

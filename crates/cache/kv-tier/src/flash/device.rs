@@ -5,6 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
+use farpool_kernel::fill_random;
 use farpool_units::exactly;
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
@@ -221,16 +222,13 @@ pub(super) fn random_id() -> u64 {
     let mut bytes = [0; 8];
     // Without the kernel's random numbers a zero serves: it only sets apart files made anew in the
     // same place.
-    let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
+    let _ = fill_random(&mut bytes);
     u64::from_le_bytes(bytes)
 }
 
 /// A number that was never used before.
 pub(super) fn random_nonce() -> std::io::Result<Nonce> {
     let mut bytes = [0; 16];
-    let had = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-    if had < bytes.len() {
-        return Err(std::io::Error::other("the kernel gives too few random bytes"));
-    }
+    fill_random(&mut bytes)?;
     Ok(Nonce(u128::from_le_bytes(bytes)))
 }

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
+use farpool_kernel::pin_thread;
 use farpool_units::exactly;
 use rustix::event::{EventfdFlags, epoll};
 use rustix::io::Errno;
@@ -53,9 +54,7 @@ impl Echo {
         let mut it = Loop { epoll, listener, sockets: Vec::new(), replies, reply_bytes };
         let thread = std::thread::Builder::new().name("echo".into()).spawn(move || {
             if let Some(processor) = processor {
-                let mut set = rustix::thread::CpuSet::new();
-                set.set(processor);
-                rustix::thread::sched_setaffinity(None, &set)?;
+                pin_thread(processor)?;
             }
             it.run()
         })?;

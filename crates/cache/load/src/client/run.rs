@@ -6,6 +6,7 @@
 
 use std::time::{Duration, Instant};
 
+use farpool_kernel::{pin_thread, thread_cpu_time};
 use farpool_policy::Rng;
 use farpool_units::at_most;
 use rustix::event::{Timespec, epoll};
@@ -101,9 +102,7 @@ fn in_threads(
     let threads = plan.threads.clamp(1, plan.connections.max(1));
     let run_one = |number: usize| {
         if let Some(first) = plan.processor {
-            let mut set = rustix::thread::CpuSet::new();
-            set.set((first + number) % rustix::thread::CpuSet::MAX_CPU);
-            rustix::thread::sched_setaffinity(None, &set)?;
+            pin_thread((first + number) % rustix::thread::CpuSet::MAX_CPU)?;
         }
         let connections = (plan.connections + threads - 1 - number) / threads;
         let mut runner = Runner::new(plan, connections.max(1), (number as u64, threads as u64))?;
@@ -128,11 +127,6 @@ fn in_threads(
         }
         Ok(all)
     })
-}
-
-fn thread_time() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
-    Duration::new(at_most(time.tv_sec), at_most(time.tv_nsec))
 }
 
 impl<'a> Runner<'a> {
@@ -162,7 +156,7 @@ impl<'a> Runner<'a> {
             start: now,
             last_heard: now,
             measured: Measured::default(),
-            cpu_from: thread_time(),
+            cpu_from: thread_cpu_time(),
             keys: Vec::new(),
         })
     }
@@ -265,7 +259,7 @@ impl<'a> Runner<'a> {
     /// Figures begin anew, after the warm-up.
     fn begin_to_count(&mut self) {
         self.measured = Measured::default();
-        self.cpu_from = thread_time();
+        self.cpu_from = thread_cpu_time();
         for link in &mut self.links {
             (link.bytes_sent, link.bytes_received) = (0, 0);
         }
@@ -273,7 +267,7 @@ impl<'a> Runner<'a> {
 
     fn end(&mut self, counted_from: Instant) {
         self.measured.elapsed = counted_from.elapsed();
-        self.measured.cpu = thread_time().saturating_sub(self.cpu_from);
+        self.measured.cpu = thread_cpu_time().saturating_sub(self.cpu_from);
         for link in &self.links {
             self.measured.bytes_sent += link.bytes_sent;
             self.measured.bytes_received += link.bytes_received;

@@ -5,6 +5,7 @@ use farpool_api::{
     DEFAULT_RATE_BYTES_PER_S, MoveRequest, Segment, SegmentFilter, SegmentId, SegmentList,
     SegmentSpec,
 };
+use farpool_kernel::fill_random;
 
 use super::{client, name_of, sheet, show, size, size_or_dash, tasks};
 use crate::args::{RemoteArgs, SegmentAction, SegmentCreateArgs, SegmentMoveArgs};
@@ -68,9 +69,7 @@ fn begin_move(args: SegmentMoveArgs) -> anyhow::Result<u8> {
 
 fn random_id() -> anyhow::Result<SegmentId> {
     let mut bytes = [0; 16];
-    let count = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .context("there are no random numbers for an id; give --id")?;
-    anyhow::ensure!(count == bytes.len(), "too few random numbers for an id; give --id");
+    fill_random(&mut bytes).context("there are no random numbers for an id; give --id")?;
     Ok(SegmentId(uuid::Builder::from_random_bytes(bytes).into_uuid()))
 }
 

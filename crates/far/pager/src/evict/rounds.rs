@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 use farpool_board::Counter;
+use farpool_kernel::thread_cpu_time;
 use farpool_policy::reserve::{LEAST_WORKING_PAGES, Work};
 use farpool_units::at_most;
 
@@ -103,7 +104,7 @@ impl Evictor {
     /// One burst. On the CPU of the faulting thread it is a short one: faults wait for its end.
     fn work(&mut self, work: Work) {
         panic_if_asked();
-        let began = sys::processor_time();
+        let began = thread_cpu_time();
         let near = self.core.crew.evictor_is_near();
         let most = if near { BURST_PAGES } else { i64::MAX };
         let (mut evicted, released) =
@@ -133,7 +134,7 @@ impl Evictor {
             }
         }
         let moved = (evicted + released).unsigned_abs();
-        let worked = sys::processor_time().saturating_sub(began);
+        let worked = thread_cpu_time().saturating_sub(began);
         if let Some(rest) = self.effort.note(worked, moved) {
             self.ease_off(rest);
         }

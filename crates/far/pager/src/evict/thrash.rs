@@ -11,11 +11,11 @@
 use std::time::Duration;
 
 use farpool_board::Counter;
+use farpool_kernel::process_cpu_time;
 use farpool_units::at_most;
 
 use crate::core::Core;
 use crate::shared::budget::{self, Tree};
-use crate::sys;
 
 /// How often a process is checked.
 const WINDOW_MS: u32 = 100;
@@ -46,7 +46,7 @@ impl Stall {
     pub fn wants_turn(&mut self, core: &Core, now_ms: u32) -> bool {
         let (slot, board) = (core.slot, core.board);
         let fetches = slot.get(Counter::DemandFetches);
-        let Some(stalled) = self.look(now_ms, fetches, sys::process_cpu_time) else {
+        let Some(stalled) = self.look(now_ms, fetches, process_cpu_time) else {
             return false;
         };
         slot.set(Counter::StalledFetches, stalled);

@@ -2,6 +2,7 @@
 //! who follow.
 
 use farpool_board::{Counter, Fault};
+use farpool_kernel::monotonic_ns;
 use farpool_uffd::{Event, Message};
 use farpool_units::PAGE_BYTES;
 
@@ -131,7 +132,7 @@ impl FaultThread {
         self.core.board.fault_log().write(Fault {
             page_number: (address / PAGE_BYTES) as u64,
             is_write: event.is_write,
-            time_ns: sys::monotonic_ns(),
+            time_ns: monotonic_ns(),
             pid: self.core.slot.pid.load(std::sync::atomic::Ordering::Relaxed),
             thread: event.thread,
         });

@@ -1,6 +1,7 @@
 //! This process's identity to its blades and on the board.
 
 use farpool_board::{Board, Slot};
+use farpool_kernel::fill_random;
 use farpool_pool::ClientId;
 
 use crate::error::StartError;
@@ -9,11 +10,7 @@ use crate::sys;
 /// A random name for this process on its blades.
 pub(crate) fn client_id() -> Result<ClientId, std::io::Error> {
     let mut bytes = [0_u8; 16];
-    // SAFETY: the kernel writes at most 16 bytes into a 16 byte buffer.
-    let got = unsafe { libc::syscall(libc::SYS_getrandom, bytes.as_mut_ptr(), bytes.len(), 0) };
-    if got != 16 {
-        return Err(std::io::Error::last_os_error());
-    }
+    fill_random(&mut bytes)?;
     Ok(ClientId(u128::from_le_bytes(bytes)))
 }
 

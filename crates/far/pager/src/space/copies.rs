@@ -20,6 +20,7 @@
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
 
+use farpool_kernel::fill_random;
 use farpool_policy::SAMPLED_FETCHES;
 use farpool_units::PAGE_BYTES;
 use twox_hash::XxHash3_128;
@@ -142,9 +143,8 @@ impl Copies {
 
 fn secret() -> Result<[u8; SECRET_BYTES], std::io::Error> {
     let mut secret = [0; SECRET_BYTES];
-    // The kernel gives up to 256 bytes at once, whole.
-    let count = rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())?;
-    if count == SECRET_BYTES { Ok(secret) } else { Err(std::io::ErrorKind::UnexpectedEof.into()) }
+    fill_random(&mut secret)?;
+    Ok(secret)
 }
 
 #[cfg(test)]

@@ -39,9 +39,7 @@ pub fn leave_descriptor_table() -> Result<(), Error> {
 
 /// Binds the calling thread to one CPU; a refusal costs speed only.
 pub fn pin_to(cpu: usize) {
-    let mut set = rustix::thread::CpuSet::new();
-    set.set(cpu);
-    let _ = rustix::thread::sched_setaffinity(None, &set);
+    let _ = farpool_kernel::pin_thread(cpu);
 }
 
 /// Lets a thread of this process run on these CPUs only, without one; a refusal costs speed only.

@@ -18,6 +18,7 @@ use farpool_api::placements::{Action, Placements, first_bytes};
 use farpool_api::tenant::{Tenant, Wish, best_address};
 use farpool_api::{ApiError, Client, ClientId, ClientSpec, Place, SegmentId};
 use farpool_board::{BladeOffer, BladeRole, Board, Counter};
+use farpool_kernel::fill_random;
 use farpool_policy::RateLimit;
 
 use crate::blades::RunBlades;
@@ -350,7 +351,6 @@ fn host_name() -> String {
 
 fn random() -> Result<u128, RackError> {
     let mut bits = [0; 16];
-    let flags = rustix::rand::GetRandomFlags::empty();
-    rustix::rand::getrandom(&mut bits, flags).map_err(|error| RackError::Random(error.into()))?;
+    fill_random(&mut bits).map_err(|error| RackError::Random(error.into()))?;
     Ok(u128::from_le_bytes(bits))
 }

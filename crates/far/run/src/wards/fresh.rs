@@ -5,9 +5,10 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use farpool_board::{Board, Counter};
+use farpool_kernel::thread_cpu_time;
 use farpool_units::PAGE_BYTES_U64;
 
 use crate::proc::anonymous_bytes;
@@ -26,7 +27,7 @@ impl FreshCount {
     /// The anonymous bytes of these processes, as the kernel reports them now (or at the last
     /// count, if it is too early for another), each shared page once.
     pub fn count(&mut self, board: &Board, pids: &[u32]) -> u64 {
-        let (began, used) = (Instant::now(), processor_time());
+        let (began, used) = (Instant::now(), thread_cpu_time());
         if self.due.is_none_or(|due| began >= due) {
             let slots = board.processes();
             let elsewhere_pages: HashMap<u32, u64> = slots
@@ -38,15 +39,9 @@ impl FreshCount {
                 Some((*pid, anonymous_bytes(*pid)?.saturating_sub(elsewhere)))
             };
             self.held_bytes = pids.iter().filter_map(held).collect();
-            let took = processor_time().saturating_sub(used);
+            let took = thread_cpu_time().saturating_sub(used);
             self.due = Some(began + took * COUNT_PART);
         }
         pids.iter().filter_map(|pid| self.held_bytes.get(pid)).sum()
     }
-}
-
-/// The processor time used by the calling thread.
-fn processor_time() -> Duration {
-    use rustix::time::{ClockId, clock_gettime};
-    Duration::try_from(clock_gettime(ClockId::ThreadCPUTime)).expect("a clock that began at 0")
 }

@@ -16,6 +16,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use farpool_kernel::fill_random;
 use rustix::net::{AddressFamily, SocketType};
 
 use crate::{Circuit, CircuitCounters, SwitchDriver, SwitchError};
@@ -145,6 +146,6 @@ fn open_port(interface: &str) -> io::Result<Port> {
 /// Tells this run of a switch from any other.
 fn new_instance() -> io::Result<String> {
     let mut bytes = [0_u8; 16];
-    let got = rustix::rand::getrandom(&mut bytes[..], rustix::rand::GetRandomFlags::empty())?;
-    Ok(bytes[..got].iter().map(|byte| format!("{byte:02x}")).collect())
+    fill_random(&mut bytes)?;
+    Ok(bytes.iter().map(|byte| format!("{byte:02x}")).collect())
 }
