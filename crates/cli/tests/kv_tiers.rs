@@ -11,12 +11,13 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use common::farpool;
 use farpool_e2e::ports::free_address;
 use farpool_e2e::proxy::{Fault, Proxy};
+use farpool_kernel::lock;
 use farpool_units::exactly;
 use home::Home;
 use serde_json::Value;
@@ -171,7 +172,7 @@ fn change(kv: &mut Kv, known: &mut [Known], random: &mut Random, batches: usize)
 /// there.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(&TURN)
 }
 
 #[test]

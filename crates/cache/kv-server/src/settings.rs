@@ -3,9 +3,10 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use farpool_kernel::lock;
 use farpool_policy::CacheKind;
 use rustix::event::EventfdFlags;
 
@@ -226,15 +227,13 @@ impl Shared {
 
     /// What each thread's observer told last.
     pub(crate) fn observed_by_all(&self) -> Vec<Observed> {
-        let read = |it: &Mutex<Observed>| it.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let read = |it: &Mutex<Observed>| lock(it).clone();
         self.observed.iter().map(read).collect()
     }
 
     /// Bytes written to far memory so far, by the shards' last reports.
     pub(crate) fn far_written_bytes(&self) -> u64 {
-        let written = |it: &Mutex<ShardReport>| {
-            it.lock().unwrap_or_else(PoisonError::into_inner).far.counts.bytes_written
-        };
+        let written = |it: &Mutex<ShardReport>| lock(it).far.counts.bytes_written;
         self.reports.iter().map(written).sum()
     }
 

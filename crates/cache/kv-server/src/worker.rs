@@ -3,10 +3,11 @@
 //! Every round: wait, read what came, answer it in batches, send what other threads asked and what
 //! they are asked in one message each. Nothing in here is shared but the mailboxes.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use farpool_kernel::lock;
 use farpool_keyvault::message::Keys;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
@@ -252,7 +253,7 @@ impl Worker {
         self.keep_promises();
         let report = self.report();
         let (shared, number) = (&self.me.shared, self.me.number);
-        *shared.reports[number].lock().unwrap_or_else(PoisonError::into_inner) = report;
+        *lock(&shared.reports[number]) = report;
         self.leave_observed();
         let idle_timeout_s = self.me.shared.settings.idle_timeout_s;
         if idle_timeout_s > 0 {
@@ -285,7 +286,7 @@ impl Worker {
         let observed = self.shard.observer.as_mut().map(|observer| observer.tell(memory_bytes));
         let observed = Observed { quotas, ..observed.unwrap_or_default() };
         let (shared, number) = (&self.me.shared, self.me.number);
-        *shared.observed[number].lock().unwrap_or_else(PoisonError::into_inner) = observed;
+        *lock(&shared.observed[number]) = observed;
     }
 
     pub(crate) fn count_prefixes(&mut self, on: bool) {

@@ -8,10 +8,11 @@ use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use common::{Ours, wait_until};
+use farpool_kernel::lock;
 use farpool_keyvault::client::{Address, Client, Storing};
 use farpool_keyvault::frame::{HEADER_BYTES, Header, Opcode, Status, begin, finish, frame_length};
 use farpool_keyvault::message::{Hello, Request};
@@ -35,7 +36,7 @@ struct Server {
 
 /// A server with one thread and two items.
 fn server() -> Server {
-    let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let alone = lock(&ALONE);
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("keyvault.sock");
     let keyvault_path = Some(path.clone());

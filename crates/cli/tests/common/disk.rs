@@ -11,9 +11,10 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, UNIX_EPOCH};
 
+use farpool_kernel::lock;
 use farpool_units::{PAGE_BYTES, exactly};
 use fuser::{
     BackgroundSession, Config, Errno, FileAttr, FileHandle, FileType, Filesystem, Generation,
@@ -74,10 +75,6 @@ enum Job {
     Sync(ReplyEmpty),
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Faults {
     /// From now on everything on the disk is so.
     pub fn set(&self, fault: Fault) {
@@ -86,9 +83,9 @@ impl Faults {
 
     /// From now on everything behind `first` is so; what was held back is answered.
     pub fn set_from(&self, fault: Fault, first: u64) {
-        *locked(&self.order) = (fault, first);
+        *lock(&self.order) = (fault, first);
         if fault != Fault::Hang {
-            let held = std::mem::take(&mut *locked(&self.held));
+            let held = std::mem::take(&mut *lock(&self.held));
             held.into_iter().for_each(|job| self.perform(job, fault, first));
         }
     }
@@ -99,7 +96,7 @@ impl Faults {
     }
 
     fn take(self: &Arc<Self>, job: Job) {
-        let (fault, first) = *locked(&self.order);
+        let (fault, first) = *lock(&self.order);
         let offset = match job {
             Job::Read { offset, .. } | Job::Write { offset, .. } => offset,
             Job::Sync(_) => u64::MAX,
@@ -107,10 +104,10 @@ impl Faults {
         match fault {
             Fault::Hang if offset >= first => {
                 self.done.fetch_add(1, Ordering::Relaxed);
-                locked(&self.held).push(job);
+                lock(&self.held).push(job);
                 // It may have ended since it was looked at.
-                if locked(&self.order).0 != Fault::Hang {
-                    self.set_from(locked(&self.order).0, first);
+                if lock(&self.order).0 != Fault::Hang {
+                    self.set_from(lock(&self.order).0, first);
                 }
             }
             Fault::Slow(delay) if offset >= first => {

@@ -22,6 +22,7 @@ use crate::table::{
     Access, ClientNumber, Connected, GrantId, GrantPass, Limits, Permit, Refused, Run, Scrub,
     ScrubPart, SegmentView, Table, superpages_of,
 };
+use farpool_kernel::{fill_random, lock, read_lock, write_lock};
 use farpool_units::{SUPERPAGE_BYTES, at_most, exactly};
 use farpool_wire::{
     BladeTotals, ClientUsage, ErrorCode, Extent, Grant, Hello, PAGES_PER_FRAME_LIMIT, SegmentId,
@@ -32,7 +33,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Condvar, Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
 type Memory = Arc<SegmentMemory>;
@@ -158,11 +159,11 @@ impl Blade {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Table<Memory>> {
-        self.table.read().unwrap_or_else(PoisonError::into_inner)
+        read_lock(&self.table)
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Table<Memory>> {
-        self.table.write().unwrap_or_else(PoisonError::into_inner)
+        write_lock(&self.table)
     }
 
     pub(crate) fn connect(&self, hello: &Hello<'_>) -> Result<Connected, Refused> {
@@ -337,7 +338,7 @@ impl Blade {
     }
 
     fn queue_scrubs(&self, scrubs: impl IntoIterator<Item = Scrub<Memory>>) {
-        let mut waiting = self.scrubs.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = lock(&self.scrubs.waiting);
         waiting.extend(scrubs);
         if !waiting.is_empty() {
             self.scrubs.arrived.notify_one();
@@ -347,7 +348,7 @@ impl Blade {
     /// Zeroes all waiting memory of which no process holds a descriptor. Returns when that and all
     /// earlier zeroing is done.
     pub fn run_scrubs(&self) {
-        let mut held = self.scrubs.running.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = lock(&self.scrubs.running);
         for scrub in std::mem::take(&mut *held) {
             held.extend(self.run_or_keep(scrub));
         }
@@ -359,7 +360,7 @@ impl Blade {
     }
 
     fn next_scrub(&self) -> Option<Scrub<Memory>> {
-        let mut waiting = self.scrubs.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = lock(&self.scrubs.waiting);
         waiting.pop_front()
     }
 
@@ -379,7 +380,7 @@ impl Blade {
 
     /// Waits until memory is to be zeroed, at most for `at_most`.
     pub(crate) fn wait_for_scrubs(&self, at_most: Duration) {
-        let waiting = self.scrubs.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        let waiting = lock(&self.scrubs.waiting);
         if waiting.is_empty() {
             let _unused = self.scrubs.arrived.wait_timeout(waiting, at_most);
         }
@@ -496,7 +497,6 @@ fn is_out_of_descriptors(error: &io::Error) -> bool {
 
 fn random<const N: usize>() -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
-    let count = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-    assert_eq!(count, N, "the kernel gives up to 256 random bytes at once");
+    fill_random(&mut bytes)?;
     Ok(bytes)
 }

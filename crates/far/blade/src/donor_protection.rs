@@ -3,11 +3,12 @@
 //! programs.
 
 use crate::Blade;
+use farpool_kernel::lock;
 use farpool_policy::donor_protection::{self, ProcessorSight};
 use farpool_policy::{Meter, RateLimit};
 use farpool_units::at_most;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// The shared limit of all connections from other hosts.
 #[derive(Debug, Default)]
@@ -30,8 +31,7 @@ impl Blade {
     /// Takes the recent use of the host's processors: while all are busy the blade serves
     /// `bytes_per_s` for each of them. To be called every second or so.
     pub fn consider(&self, sight: &ProcessorSight, bytes_per_s: u64) {
-        let mut decision =
-            self.donor_protection.decision.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut decision = lock(&self.donor_protection.decision);
         let limit = decision.look(sight, bytes_per_s);
         let before = self.donor_protection().unwrap_or(RateLimit::UNLIMITED);
         if limit == before {

@@ -9,7 +9,9 @@
 use crate::table::{GrantId, WriteGuard};
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use farpool_kernel::lock;
 
 /// Lets another thread end one connection.
 #[derive(Debug)]
@@ -37,19 +39,19 @@ impl Gate {
 
     /// Waits until the connection is idle, and keeps it from ever working again.
     pub(crate) fn fence(&self) {
-        *self.is_fenced.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        *lock(&self.is_fenced) = true;
         self.end_writing();
         crate::sys::shut(&self.socket);
     }
 
     /// Begins a write of the connection; it writes one at a time.
     pub(crate) fn begin_writing(self: &Arc<Self>, guard: Option<WriteGuard>) -> Writing {
-        *self.writing.lock().unwrap_or_else(PoisonError::into_inner) = guard;
+        *lock(&self.writing) = guard;
         Writing(Arc::clone(self))
     }
 
     fn end_writing(&self) {
-        *self.writing.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *lock(&self.writing) = None;
     }
 }
 
@@ -73,7 +75,7 @@ struct Entered {
 
 impl Gates {
     fn lock(&self) -> MutexGuard<'_, Entered> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 
     pub(crate) fn enter(&self, grant: GrantId, epoch: u64, gate: &Arc<Gate>) -> Ticket {

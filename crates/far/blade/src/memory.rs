@@ -18,14 +18,15 @@
 use crate::config::BackingKind;
 use crate::sys::{Mapping, Slice};
 use crate::table::{Run, ScrubPart};
+use farpool_kernel::{lock, memfd_of, read_lock, write_lock};
 use farpool_units::{SUPERPAGE_BYTES, exactly};
-use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags, SealFlags};
+use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, RwLock};
 
 /// Keeps memory alive while its bytes are being moved.
 pub(crate) type Keep = Arc<dyn Any + Send + Sync>;
@@ -114,7 +115,7 @@ impl SegmentMemory {
             SegmentKind::Own(own) => own.commit(),
             SegmentKind::Pooled(pooled) => {
                 let superpage = Pool::take(&pooled.pool).ok_or(io::ErrorKind::StorageFull)?;
-                let mut slots = pooled.slots.write().unwrap_or_else(PoisonError::into_inner);
+                let mut slots = write_lock(&pooled.slots);
                 slots.insert(rmma, Arc::new(superpage));
                 Ok(())
             }
@@ -249,11 +250,7 @@ impl OwnMemory {
     }
 
     fn make_file(&self) -> io::Result<OwnedFd> {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-        let file = rustix::fs::memfd_create("farpool-segment", flags)?;
-        rustix::fs::ftruncate(&file, self.bytes())?;
-        rustix::fs::fcntl_add_seals(&file, SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL)?;
-        Ok(file)
+        Ok(memfd_of("farpool-segment", self.bytes())?)
     }
 
     fn mapping(&self) -> io::Result<&Mapping> {
@@ -300,7 +297,7 @@ impl OwnMemory {
 
 impl PooledMemory {
     fn scrub(&self, part: &ScrubPart) {
-        let mut slots = self.slots.write().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = write_lock(&self.slots);
         let dropped: Vec<_> = match part {
             ScrubPart::Whole { .. } => std::mem::take(&mut *slots).into_values().collect(),
             ScrubPart::Superpages { rmmas, .. } => {
@@ -317,7 +314,7 @@ impl PooledMemory {
         slices: &mut Vec<Slice>,
         keeps: &mut Vec<Keep>,
     ) -> io::Result<()> {
-        let slots = self.slots.read().unwrap_or_else(PoisonError::into_inner);
+        let slots = read_lock(&self.slots);
         for run in runs {
             let slot = slots.get(&run.rmma).ok_or(io::ErrorKind::NotFound)?;
             let offset = offset_bytes(slot.number) + u64::from(run.offset_bytes);
@@ -382,7 +379,7 @@ impl Pool {
     }
 
     fn take(pool: &Arc<Pool>) -> Option<PoolSuperpage> {
-        let mut free = pool.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = lock(&pool.free);
         if let Some(number) = free.zero.pop() {
             return Some(PoolSuperpage { pool: Arc::clone(pool), number });
         }
@@ -400,7 +397,7 @@ impl Pool {
 impl Drop for PoolSuperpage {
     fn drop(&mut self) {
         self.pool.zero(self.number);
-        let mut free = self.pool.free.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut free = lock(&self.pool.free);
         free.zero.push(self.number);
     }
 }

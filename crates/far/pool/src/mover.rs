@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use farpool_kernel::lock;
 use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES, exactly};
 use farpool_wire::PageNumber;
 
@@ -133,7 +134,7 @@ impl<'a> Mover<'a> {
         while pool.waiting_for_mover.load(Ordering::Relaxed) > 0 {
             std::thread::sleep(SETTLE_STEP); // the lock is not fair, and a fork is in a hurry
         }
-        let moving = pool.moving.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let moving = lock(&pool.moving);
         pool.is_moving.store(true, Ordering::Relaxed);
         let step = self.step_held(from, desk, may_detach);
         pool.is_moving.store(false, Ordering::Relaxed);

@@ -8,9 +8,10 @@
 //! - A lost blade never stops operations that concern other blades only.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 
 use farpool_fabric::{CallError, DescriptorSet};
+use farpool_kernel::lock;
 use farpool_units::SUPERPAGE_BYTES;
 use farpool_wire::ErrorCode;
 
@@ -145,7 +146,7 @@ impl Pool {
     /// value lives. What the caller has in flight on a lane must have ended.
     pub fn hold_still(&self) -> Still<'_> {
         self.waiting_for_mover.fetch_add(1, Ordering::Relaxed);
-        let guard = self.moving.lock().unwrap_or_else(PoisonError::into_inner);
+        let guard = lock(&self.moving);
         self.waiting_for_mover.fetch_sub(1, Ordering::Relaxed);
         Still(guard)
     }
@@ -545,8 +546,8 @@ impl Pool {
     }
 
     pub(crate) fn ledger(&self) -> MutexGuard<'_, Ledger> {
-        // Nothing under the lock panics; should it happen, the tables are still consistent.
-        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+        // Nothing below the lock panics; should it happen, the tables are still consistent.
+        lock(&self.ledger)
     }
 
     pub(crate) fn segment(&self, s: SegmentHandle) -> &Segment {

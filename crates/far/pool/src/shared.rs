@@ -14,9 +14,10 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{
     AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence,
 };
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, RwLock};
 
 use farpool_fabric::{DescriptorSet, LinkPage, Session};
+use farpool_kernel::{read_lock, write_lock};
 use farpool_units::PAGES_PER_SUPERPAGE;
 use farpool_wire::{PageNumber, SegmentId};
 
@@ -51,7 +52,7 @@ pub(crate) struct BladeSlot {
 impl BladeSlot {
     /// Puts a blade into the slot, which must be empty.
     pub(crate) fn fill(&self, blade: Blade) {
-        let mut slot = self.blade.write().unwrap_or_else(PoisonError::into_inner);
+        let mut slot = write_lock(&self.blade);
         assert!(slot.is_none(), "a blade comes into an empty slot");
         *slot = Some(Arc::new(blade));
         drop(slot);
@@ -61,15 +62,15 @@ impl BladeSlot {
 
     /// Removes the blade.
     pub(crate) fn empty(&self) {
-        *self.blade.write().unwrap_or_else(PoisonError::into_inner) = None;
+        *write_lock(&self.blade) = None;
     }
 
     pub(crate) fn get(&self) -> Option<Arc<Blade>> {
-        self.blade.read().unwrap_or_else(PoisonError::into_inner).clone()
+        read_lock(&self.blade).clone()
     }
 
     pub(crate) fn is_filled(&self) -> bool {
-        self.blade.read().unwrap_or_else(PoisonError::into_inner).is_some()
+        read_lock(&self.blade).is_some()
     }
 
     /// Marks its pages as out of reach; the first reason counts.

@@ -6,7 +6,9 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
+
+use farpool_kernel::lock;
 
 /// Most processes remembered by a thread other than the first; when full, all are forgotten and
 /// searched for again.
@@ -75,7 +77,7 @@ impl Holder {
 /// kernel says whether a thread is one of the process and has memory.
 fn known() -> MutexGuard<'static, HashMap<u32, u32>> {
     static KNOWN: OnceLock<Mutex<HashMap<u32, u32>>> = OnceLock::new();
-    KNOWN.get_or_init(Mutex::default).lock().unwrap_or_else(PoisonError::into_inner)
+    lock(KNOWN.get_or_init(Mutex::default))
 }
 
 /// The folder in /proc that reports a process's memory.

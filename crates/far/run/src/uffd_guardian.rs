@@ -8,9 +8,10 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use farpool_kernel::lock;
 use farpool_uffd::Uffd;
 use rustix::fs::OFlags;
 
@@ -49,7 +50,7 @@ impl UffdGuardian {
                 }
                 // A process that sends nonsense has no duplicate here; others are not affected.
                 if let Some(entry) = receive(&stream) {
-                    held.lock().unwrap_or_else(PoisonError::into_inner).push(entry);
+                    lock(&held).push(entry);
                 }
             }
         };
@@ -60,9 +61,8 @@ impl UffdGuardian {
     /// Drops what is no longer needed, and ends orphans. `alive` says whether a process still
     /// lives.
     pub fn sweep(&self, alive: impl Fn(u32) -> bool) {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        // Without fork events from the kernel (the preloaded library) no children are reported
-        // here.
+        let mut held = lock(&self.held);
+        // The preloaded library is not told of forks by the kernel: nobody is born here.
         let end_all = |uffd: &Uffd| drop(end_orphans(uffd));
         held.retain(|entry| {
             if alive(entry.pid) {

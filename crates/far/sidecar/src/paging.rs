@@ -40,9 +40,10 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+use farpool_kernel::lock;
 use farpool_pager::life::attached::{Attached, Attachment};
 use farpool_pager::life::children::{Children, Keeper, child};
 use farpool_pager::life::steward::Left;
@@ -102,7 +103,7 @@ pub fn make(device: Option<OwnedFd>) -> Result<OwnedFd, String> {
     };
     let made = Uffd::make(device.as_fd(), true).map_err(refused)?;
     let duplicate = made.try_clone().map_err(|error| format!("a duplicate: {error}"))?;
-    *MADE.lock().unwrap_or_else(PoisonError::into_inner) = Some(made);
+    *lock(&MADE) = Some(made);
     Ok(duplicate)
 }
 
@@ -201,11 +202,11 @@ fn number_of(text: &str) -> Result<u64, String> {
 }
 
 fn put(place: &Mutex<Option<OwnedFd>>, descriptor: OwnedFd) {
-    *place.lock().unwrap_or_else(PoisonError::into_inner) = Some(descriptor);
+    *lock(place) = Some(descriptor);
 }
 
 fn take(place: &Mutex<Option<OwnedFd>>) -> Option<OwnedFd> {
-    place.lock().unwrap_or_else(PoisonError::into_inner).take()
+    lock(place).take()
 }
 
 /// Starts paging for the program `host`. STAYING: it outlives its keeper. NICE: the keeper gives
@@ -215,7 +216,7 @@ pub fn start(host: i32, board: Option<OwnedFd>, words: &str) -> Result<(), Strin
     let has = |wanted| words.split(' ').any(|word| word == wanted);
     STAYS.store(has("STAYING"), SeqCst);
     let board = board.ok_or("START wants a descriptor of the board")?;
-    let made = MADE.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let made = lock(&MADE).take();
     let made = made.ok_or("MAKE comes before START")?;
     let program = u32::try_from(host).map_err(|_| "the program has no process id")?;
     if let Some((pid, ticks)) = words.split(' ').find_map(program_to_keeper) {

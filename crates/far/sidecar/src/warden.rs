@@ -15,7 +15,7 @@
 use std::os::fd::{IntoRawFd, OwnedFd};
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicBool, AtomicI32};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -121,5 +121,5 @@ extern "C" fn hold(_: *mut libc::c_void) -> libc::c_int {
 }
 
 fn lock() -> MutexGuard<'static, Option<Warden>> {
-    WARDEN.lock().unwrap_or_else(PoisonError::into_inner)
+    farpool_kernel::lock(&WARDEN)
 }

@@ -50,6 +50,8 @@ pub mod tree;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use farpool_kernel::lock;
+
 /// A condition that has not come true by then never will.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// Between two looks at a condition.
@@ -77,7 +79,7 @@ pub fn wait_until<T>(
 /// One test of a binary at a time: they share two cores, and some of them measure.
 pub fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    lock(&TURN)
 }
 
 /// Says visibly that a test cannot run here; the test then returns.

@@ -8,6 +8,8 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr as Name, UnixListener};
 use std::sync::Mutex;
 
+use farpool_kernel::lock;
+
 /// Below what Linux gives to connections by itself (32768 and up, `ip_local_port_range`), and above
 /// what servers have by custom.
 const FIRST: u16 = 20_000;
@@ -22,7 +24,7 @@ const COUNT: u16 = 12_000;
 pub fn free_port() -> u16 {
     // Held to the end of the process: one name for each port, that other processes see.
     static TAKEN: Mutex<Vec<UnixListener>> = Mutex::new(Vec::new());
-    let mut taken = TAKEN.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut taken = lock(&TAKEN);
     // Processes that start one after another begin far from each other.
     let start = std::process::id().wrapping_mul(97);
     (0..u32::from(COUNT))

@@ -8,6 +8,8 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use farpool_kernel::lock;
+
 use crate::{binaries, tree, wait_until};
 
 /// The exit code of this crate's programs when they read wrong data.
@@ -357,7 +359,7 @@ fn code(status: ExitStatus) -> i32 {
 }
 
 fn text(bytes: &Mutex<Vec<u8>>) -> String {
-    let bytes = bytes.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let bytes = lock(bytes);
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
@@ -371,7 +373,7 @@ fn collect(
         let mut stream = BufReader::new(stream);
         let mut line = Vec::new();
         while stream.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
-            into.lock().unwrap_or_else(std::sync::PoisonError::into_inner).append(&mut line);
+            lock(&into).append(&mut line);
         }
     })
 }

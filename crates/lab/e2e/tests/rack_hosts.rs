@@ -5,13 +5,14 @@
 
 use std::io::Write;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use farpool_demo::Error;
 use farpool_demo::rack::plan::{Plan, Program};
 use farpool_demo::rack::timeline::Role;
 use farpool_demo::rack::{self, A, B, C, Companion, Options, Outcome, Screen, Variant};
 use farpool_e2e::{binaries, skip, turn};
+use farpool_kernel::lock;
 
 const OPS: &str = "discard,pipe,heap,file";
 /// What a companion may have in local memory, and elsewhere: blades give memory out in superpages
@@ -25,7 +26,7 @@ struct Shown(Arc<Mutex<Vec<u8>>>);
 
 impl Write for Shown {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
+        lock(&self.0).write(bytes)
     }
 
     fn flush(&mut self) -> std::io::Result<()> {
@@ -35,7 +36,7 @@ impl Write for Shown {
 
 impl Shown {
     fn text(&self) -> String {
-        let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let bytes = lock(&self.0);
         String::from_utf8_lossy(&bytes).into_owned()
     }
 }

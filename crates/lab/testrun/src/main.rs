@@ -108,8 +108,8 @@ impl Outcomes {
     }
 }
 
-fn run_program(program: &TestProgram, logs: &Path) -> anyhow::Result<Outcome> {
-    let mut command = Command::new(&program.path);
+fn run_program(program: &TestProgram, logs: &Path, priority: Priority) -> anyhow::Result<Outcome> {
+    let mut command = priority.command(&program.path);
     command.arg("--show-output").current_dir(&program.folder);
     // As cargo sets them for the tests that it starts.
     command

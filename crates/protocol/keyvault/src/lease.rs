@@ -4,7 +4,9 @@
 use std::num::NonZeroU32;
 use std::ops::Deref;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
+
+use farpool_kernel::lock;
 
 use crate::items::ItemMemory;
 use crate::message::{LEASES_RELEASED_MAX, LeaseIdList, MaybeLeased};
@@ -70,7 +72,7 @@ impl Leases {
     /// Takes ended leases, if they are worth a frame or `all` is set; None if there are none to
     /// take.
     pub(crate) fn take_ended(&self, all: bool) -> Option<LeaseIdList> {
-        let mut ended = self.0.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ended = lock(&self.0.ended);
         let is_due = ended.ids.len() >= RELEASE_BATCH || ended.bytes >= RELEASE_BYTES;
         if ended.ids.is_empty() || !(all || is_due) {
             return None;
@@ -83,7 +85,7 @@ impl Leases {
     }
 
     fn end(&self, id: NonZeroU32, bytes: u64) {
-        let mut ended = self.0.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut ended = lock(&self.0.ended);
         ended.ids.push(id);
         ended.bytes += bytes;
     }

@@ -5,10 +5,11 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use farpool_api::{Event, Problem, ProblemKind};
+use farpool_kernel::{fill_random, lock};
 use farpool_units::at_most;
 use tokio::sync::watch;
 
@@ -29,12 +30,8 @@ impl Random {
     fn next(&mut self) -> u128 {
         if self.bytes.len() < 16 {
             let mut fresh = [0; 4096];
-            let mut filled = 0;
-            while filled < fresh.len() {
-                // Without the flags that make it fail, the kernel always gives some.
-                let flags = rustix::rand::GetRandomFlags::empty();
-                filled += rustix::rand::getrandom(&mut fresh[filled..], flags).unwrap_or(0);
-            }
+            // Without the flags that make it fail, the kernel always gives some.
+            while fill_random(&mut fresh).is_err() {}
             self.bytes.extend_from_slice(&fresh);
         }
         let from = self.bytes.len() - 16;
@@ -112,7 +109,7 @@ impl Core {
 
     fn lock(&self) -> MutexGuard<'_, Guarded> {
         // A panic ends the process (panic = "abort"), so a poisoned lock is seen in tests only.
-        self.guarded.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.guarded)
     }
 
     /// Carries out a command and looks at the state right after it; returns when all of that is

@@ -1,8 +1,10 @@
 //! What the daemon's threads have in common: what is wished of them, and what may be lent.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
+
+use farpool_kernel::lock;
 
 /// What the threads shall do.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -35,12 +37,12 @@ impl Shared {
     }
 
     pub(crate) fn wish(&self) -> Wish {
-        *self.wish.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.wish)
     }
 
     /// Wishes something. A stop is never taken back, and the first drain's end stays.
     pub(crate) fn set_wish(&self, wish: Wish) {
-        let mut current = self.wish.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = lock(&self.wish);
         if matches!((*current, wish), (Wish::Run, _) | (_, Wish::Stop)) {
             *current = wish;
         }
@@ -49,7 +51,7 @@ impl Shared {
 
     /// Waits, at most this long, until the wish differs from `known`.
     pub(crate) fn pause(&self, at_most: Duration, known: Wish) {
-        let current = self.wish.lock().unwrap_or_else(PoisonError::into_inner);
+        let current = lock(&self.wish);
         let same = |current: &mut Wish| *current == known;
         // Whoever waits looks at the wish again in any case.
         let _unused = self.wished.wait_timeout_while(current, at_most, same);

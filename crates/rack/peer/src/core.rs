@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::net::UdpSocket;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use farpool_acms::{
@@ -17,6 +17,7 @@ use farpool_acms::{
 };
 use farpool_api::Event;
 use farpool_blade::{Blade, GrantSpec};
+use farpool_kernel::{fill_random, lock};
 use farpool_units::{SUPERPAGE_BYTES, at_most};
 use tokio::sync::watch;
 
@@ -134,7 +135,7 @@ impl Core {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         // A panic ends the process (panic = "abort"), so a poisoned lock is seen in tests only.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Looks without changing anything.
@@ -429,12 +430,8 @@ fn grant_spec(grant: GrantId, key: GrantKey, bytes: u64) -> GrantSpec {
 /// Random bits of the kernel.
 pub(crate) fn random_bits() -> u128 {
     let mut bytes = [0; 16];
-    let mut filled = 0;
-    while filled < bytes.len() {
-        // Without the flags that make it fail, the kernel always gives some.
-        let flags = rustix::rand::GetRandomFlags::empty();
-        filled += rustix::rand::getrandom(&mut bytes[filled..], flags).unwrap_or(0);
-    }
+    // Without the flags that make it fail, the kernel always gives some.
+    while fill_random(&mut bytes).is_err() {}
     u128::from_le_bytes(bytes)
 }
 

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use farpool_acms::{Config, Member};
 use farpool_blade::{Blade, BladeConfig, Server, Serving};
+use farpool_kernel::lock;
 use farpool_units::{SUPERPAGE_BYTES, at_most};
 use farpool_wire::Address;
 
@@ -50,19 +51,19 @@ impl Ending {
     /// at once.
     pub fn ask(&self) {
         let (asked, changed) = &*self.0;
-        let mut asked = asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut asked = lock(asked);
         *asked = asked.saturating_add(1);
         changed.notify_all();
     }
 
     fn times(&self) -> u8 {
-        *self.0.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.0.0)
     }
 
     /// Waits until it was asked more than `times`, or that long.
     fn wait(&self, times: u8, longest: Duration) {
         let (asked, changed) = &*self.0;
-        let guard = asked.lock().unwrap_or_else(PoisonError::into_inner);
+        let guard = lock(asked);
         let waited = changed.wait_timeout_while(guard, longest, |asked| *asked <= times);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }

@@ -1,8 +1,9 @@
 //! Many policies and sizes over one trace, on all processors.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
+use farpool_kernel::lock;
 use farpool_policy::cache::Future;
 
 use crate::misses::{CacheConfig, DensePages, MissError, MissPolicy, count};
@@ -47,7 +48,7 @@ pub fn sweep(
             let at = next.fetch_add(1, Ordering::Relaxed);
             let Some(config) = configs.get(at) else { return done };
             let misses = count(trace, *config, future.as_ref(), |requests| {
-                told.lock().unwrap_or_else(PoisonError::into_inner).tell(requests);
+                lock(&told).tell(requests);
             });
             done.push((at, misses));
         }

@@ -6,8 +6,9 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use farpool_kernel::lock;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::below::far::order::FarOrder;
@@ -226,7 +227,7 @@ impl Mailbox {
     }
 
     fn messages(&self) -> MutexGuard<'_, Vec<Message>> {
-        self.messages.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.messages)
     }
 
     /// Puts a message in and wakes the owner if he sleeps.

@@ -2,8 +2,8 @@
 //! serve leave their figures once a second, so asking costs them nothing.
 
 use std::net::{SocketAddr, TcpListener};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError};
 
 use axum::Router;
 use axum::extract::State;
@@ -11,6 +11,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::get;
 use farpool_http::metrics::{register_counters, register_gauges};
+use farpool_kernel::lock;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
@@ -115,7 +116,7 @@ fn joined_ratios(observed: &[Observed]) -> Option<[f64; observe::TIMES.len()]> {
 fn sum(shared: &Shared) -> ShardReport {
     let mut sum = ShardReport::default();
     for report in &shared.reports {
-        sum.add(&report.lock().unwrap_or_else(PoisonError::into_inner));
+        sum.add(&lock(report));
     }
     sum
 }

@@ -1,8 +1,9 @@
 //! Clients that `watch`: which threads have some, and what they want to be told.
 
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
+use farpool_kernel::lock;
 use farpool_kv_store::observe::journal::Kinds;
 
 use crate::mail::mailbox::ConnectionId;
@@ -29,7 +30,7 @@ pub struct Watchers {
 
 impl Watchers {
     fn change<T>(&self, change: impl FnOnce(&mut Vec<Watcher>) -> T) -> T {
-        let mut list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut list = lock(&self.list);
         let result = change(&mut list);
         let kinds = list.iter().fold(Kinds::default(), |kinds, it| kinds.with(it.kinds));
         self.kinds.store(kinds.0, Ordering::Relaxed);
@@ -53,12 +54,12 @@ impl Watchers {
 
     /// How many there are.
     pub(crate) fn count(&self) -> usize {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner).len()
+        lock(&self.list).len()
     }
 
     /// Threads that have any.
     pub(super) fn threads(&self) -> Vec<usize> {
-        let list = self.list.lock().unwrap_or_else(PoisonError::into_inner);
+        let list = lock(&self.list);
         let mut threads: Vec<usize> = list.iter().map(|it| it.thread).collect();
         threads.sort_unstable();
         threads.dedup();

@@ -8,9 +8,10 @@
 use super::Blade;
 use crate::gate::{Gate, Ticket};
 use crate::table::{GrantError, GrantId, GrantPass, GrantSpec, GrantStat, Refused, superpages_of};
+use farpool_kernel::lock;
 use farpool_units::SUPERPAGE_BYTES;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard};
 use thiserror::Error;
 
 /// The outcome of revoking a grant.
@@ -39,7 +40,7 @@ pub struct CapacityError {
 
 impl Blade {
     fn order(&self) -> MutexGuard<'_, ()> {
-        self.orders.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.orders)
     }
 
     /// Sets a grant, new or existing. With the blade's present epoch, its memory and rates may

@@ -23,6 +23,7 @@ use crate::gate::{Gate, Ticket, Writing};
 use crate::memory::Keep;
 use crate::sys::{Iovecs, Slice};
 use crate::table::{Access, Refused};
+use farpool_kernel::lock;
 use farpool_units::{PAGE_BYTES, exactly};
 use farpool_wire::{
     ErrorCode, Extent, Header, Hello, Opcode, PagesChecksum, Request, RequestId, Response,
@@ -30,8 +31,8 @@ use farpool_wire::{
 };
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use thiserror::Error;
 
 /// Receive calls in one go before other connections have their turn.
@@ -173,7 +174,7 @@ impl Connection {
     /// Does what can be done without waiting. To be called on any readiness of the socket.
     pub(super) fn work(&mut self, shared: &Shared, tools: &mut Tools) -> Result<(), Close> {
         let gate = Arc::clone(&self.talk.gate);
-        let is_fenced = gate.is_fenced.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_fenced = lock(&gate.is_fenced);
         if *is_fenced {
             return Err(Close::Ended);
         }

@@ -3,10 +3,12 @@
 //! A peer can cause such lines as fast as it can connect (6,139 lines in 15 s were seen), and a log
 //! that fills a disk stops more than the blade. No count is lost: `farpool stat` counts each event.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
-/// Lines of a kind per window, so that a few faults are each seen with their reason.
+use farpool_kernel::lock;
+
+/// Lines of a kind in a window, so that a few faults are each seen with their reason.
 const LINES_PER_WINDOW: u64 = 5;
 /// Length of a window; at its end one line says how many more there were.
 const WINDOW: Duration = Duration::from_secs(10);
@@ -25,7 +27,7 @@ struct Window {
 impl LogRate {
     /// True if a line may be written now; if not it is counted.
     pub(super) fn may_write(&self, now: Duration) -> bool {
-        let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut window = lock(&self.0);
         if window.lines == 0 {
             window.began = now;
         }
@@ -38,7 +40,7 @@ impl LogRate {
     /// After the end of a window, how many lines were suppressed in it, and its seconds. To be
     /// called now and then.
     pub(super) fn more(&self, now: Duration) -> Option<(u64, u64)> {
-        let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut window = lock(&self.0);
         if window.lines == 0 || now.saturating_sub(window.began) < WINDOW {
             return None;
         }

@@ -4,6 +4,7 @@ use super::log_rate::LogRate;
 use crate::blade::Blade;
 use crate::gate::Gate;
 use crate::table::{ClientNumber, Refused};
+use farpool_kernel::lock;
 use farpool_units::at_most;
 use farpool_wire::ErrorCode;
 use rustix::event::{EventfdFlags, eventfd};
@@ -11,7 +12,7 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 #[derive(Debug)]
@@ -115,7 +116,7 @@ impl Shared {
         generation: u32,
         gate: &Arc<Gate>,
     ) -> Result<(), Refused> {
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = lock(&self.slots);
         if let Some(holder) = slots.get(&(client, slot))
             && holder.generation >= generation
         {
@@ -132,7 +133,7 @@ impl Shared {
 
     /// Frees the slot of a closed connection if it still holds it.
     pub(super) fn leave_slot(&self, client: ClientNumber, slot: u32, generation: u32) {
-        let mut slots = self.slots.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut slots = lock(&self.slots);
         if slots.get(&(client, slot)).is_some_and(|holder| holder.generation == generation) {
             slots.remove(&(client, slot));
         }
@@ -146,7 +147,7 @@ impl Mailbox {
     }
 
     pub(super) fn deliver(&self, arrival: Arrival) {
-        self.arrivals.lock().unwrap_or_else(PoisonError::into_inner).push(arrival);
+        lock(&self.arrivals).push(arrival);
         self.wake();
     }
 
@@ -155,7 +156,7 @@ impl Mailbox {
         let mut count = [0; 8];
         // An empty counter is fine, too.
         let _ = rustix::io::read(&self.wake, &mut count);
-        std::mem::take(&mut *self.arrivals.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *lock(&self.arrivals))
     }
 
     fn wake(&self) {

@@ -1,10 +1,10 @@
 //! Messages about far memory that is lost, refused or full.
 
-use std::sync::PoisonError;
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use farpool_board::Counter;
+use farpool_kernel::lock;
 use farpool_pool::{BladeIndex, PoolError};
 use farpool_units::PAGE_BYTES;
 
@@ -18,7 +18,7 @@ impl Core {
     pub fn poison(&self, page: Page, reason: &dyn std::fmt::Display) {
         self.count(Counter::Lost, 1);
         // First the message: the woken thread's SIGBUS may end the process at once.
-        let mut reported = self.loss_reported.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reported = lock(&self.loss_reported);
         if !std::mem::replace(&mut *reported, true) {
             let lost: Vec<String> = self
                 .pool

@@ -2,12 +2,13 @@
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::sync::Mutex;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU16};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use farpool_board::{Board, Counter, Settings, Slot};
+use farpool_kernel::lock;
 use farpool_pool::SegmentPage;
 use farpool_uffd::{Pagemap, Uffd, features};
 use farpool_units::PAGE_BYTES;
@@ -167,13 +168,13 @@ impl Core {
 
     /// The registry is wrong about part of a range: the steward is to look at the mappings again.
     pub fn mistrust(&self, start: usize, end: usize) {
-        *self.mistrusted.lock().unwrap_or_else(PoisonError::into_inner) = (start, end);
+        *lock(&self.mistrusted) = (start, end);
         self.layout.ring();
     }
 
     /// The range that the registry is wrong about, which is forgotten here.
     pub fn take_mistrusted(&self) -> Option<(usize, usize)> {
-        let mut range = self.mistrusted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut range = lock(&self.mistrusted);
         let (start, end) = std::mem::take(&mut *range);
         (start < end).then_some((start, end))
     }
@@ -189,7 +190,7 @@ impl Core {
 
     /// Takes the ranges that were given up and applied at once since the last call.
     pub fn take_given_up(&self, into: &mut Vec<Range<usize>>) {
-        let mut given_up = self.given_up.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut given_up = lock(&self.given_up);
         into.append(&mut given_up);
     }
 

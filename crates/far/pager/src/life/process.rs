@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32};
 use std::sync::{Mutex, MutexGuard};
 
 use farpool_board::{Board, Settings, Slot};
+use farpool_kernel::lock;
 
 use crate::core::Core;
 use crate::error::StartError;
@@ -83,12 +84,12 @@ impl Pager {
     }
 
     pub(crate) fn lock_doors(&self) -> MutexGuard<'_, ()> {
-        self.doors.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        lock(&self.doors)
     }
 
     pub(crate) fn lock_registry(&self) -> MutexGuard<'_, Registry> {
         // A panic aborts the process, so the lock is never poisoned.
-        self.registry.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        lock(&self.registry)
     }
 
     pub(crate) fn slot(&self) -> &'static Slot {

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock};
+
+use farpool_kernel::lock;
 
 use crate::abort::fail_closed;
 
@@ -30,7 +32,7 @@ impl Unsettled {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeSet<u64>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0)
     }
 }
 
@@ -72,11 +74,11 @@ pub fn announce_unapplied(descriptor: RawFd) {
         fail_closed(&format!("a child's userfaultfd cannot be given to the keeper: {error}"))
     });
     let number = announce(&duplicate);
-    UNAPPLIED.lock().unwrap_or_else(PoisonError::into_inner).insert(descriptor, number);
+    lock(&UNAPPLIED).insert(descriptor, number);
 }
 
 /// The number of a child that was announced.
 pub fn number_of(descriptor: RawFd) -> u64 {
-    let number = UNAPPLIED.lock().unwrap_or_else(PoisonError::into_inner).remove(&descriptor);
+    let number = lock(&UNAPPLIED).remove(&descriptor);
     number.unwrap_or_else(|| fail_closed("a fork is applied that was not read"))
 }

@@ -24,9 +24,10 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicU32, AtomicU64};
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Mutex, MutexGuard, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
+use farpool_kernel::{lock, read_lock, write_lock};
 use farpool_uffd::{Change, Message, Outcome, Uffd};
 use farpool_units::PAGE_BYTES;
 
@@ -365,16 +366,16 @@ impl Layout {
 
     /// A shared hold of the turnstile.
     fn pass(&self) -> RwLockReadGuard<'_, ()> {
-        self.turnstile.read().unwrap_or_else(PoisonError::into_inner)
+        read_lock(&self.turnstile)
     }
 
     /// An exclusive hold of the turnstile.
     fn close(&self) -> RwLockWriteGuard<'_, ()> {
-        self.turnstile.write().unwrap_or_else(PoisonError::into_inner)
+        write_lock(&self.turnstile)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::io::Error;
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicUsize};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use farpool_kernel::lock;
 use farpool_units::{PAGE_BYTES, at_most};
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
@@ -28,7 +29,7 @@ static MAPPING: Mutex<()> = Mutex::new(());
 pub fn map_local(bytes: usize) -> Result<usize, Error> {
     let is_sidecar = sidecars_program().is_some();
     // Elsewhere a lock could be inherited by a child of the program.
-    let _mapping = is_sidecar.then(|| MAPPING.lock().unwrap_or_else(PoisonError::into_inner));
+    let _mapping = is_sidecar.then(|| lock(&MAPPING));
     if is_sidecar && MAPPING_COUNT.load(Relaxed) >= COUNTED_MAPPINGS {
         // A mapping that is not noted would be taken for the program's.
         return Err(Error::from_raw_os_error(libc::ENOMEM));
@@ -47,7 +48,7 @@ pub fn map_local(bytes: usize) -> Result<usize, Error> {
 
 /// The pager's own mappings as (start, bytes), each that there is when this is called.
 pub fn all_own_mappings() -> Vec<(usize, usize)> {
-    let _mapping = MAPPING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _mapping = lock(&MAPPING);
     own_mappings().collect()
 }
 

@@ -11,10 +11,11 @@ use std::time::{Duration, Instant};
 
 use farpool_bench::stage::{check_interrupted, own_name};
 use farpool_hosts::{Hosts, Wiring};
+use farpool_kernel::lock;
 use tempfile::TempDir;
 
 use super::checks::Checks;
-use super::log::{Log, SharedScreen, locked};
+use super::log::{Log, SharedScreen};
 use super::organiser::{Organiser, Status};
 use super::plan::{Plan, Program};
 use super::programs::{Daemon, Role, StartedProgram, limit_words, tenant_words};
@@ -225,7 +226,7 @@ impl Rack {
 
     fn cast(&mut self, role: &Role<'_>, command: std::process::Command) -> Result<(), Error> {
         let started = StartedProgram::start(role, command, self.stats_file(), &self.log)?;
-        locked(&self.watched).programs.push((role.host, started.id(), started.ear()));
+        lock(&self.watched).programs.push((role.host, started.id(), started.ear()));
         self.programs.push(started);
         Ok(())
     }
@@ -257,7 +258,7 @@ impl Rack {
     /// Takes a host's link down, or up again.
     pub fn set_link(&mut self, host: usize, up: bool) -> Result<(), Error> {
         self.hosts[host].set_link(up)?;
-        let mut watched = locked(&self.watched);
+        let mut watched = lock(&self.watched);
         if up {
             watched.cut_off.remove(&host);
         } else {

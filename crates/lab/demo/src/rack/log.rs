@@ -1,7 +1,9 @@
 //! The one record of a rack, which samplers, programs and the scenario write to.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+
+use farpool_kernel::lock;
 
 use super::screen::Screen;
 use super::timeline::{Event, Sample, Source, Timeline};
@@ -21,7 +23,7 @@ pub struct Log {
 
 impl Log {
     pub fn new(rack: &'static str, names: Vec<String>, screen: SharedScreen) -> Log {
-        locked(&screen).begin();
+        lock(&screen).begin();
         Log { started: Instant::now(), rack, names, timeline: Mutex::default(), screen }
     }
 
@@ -36,16 +38,16 @@ impl Log {
     pub fn event(&self, source: Source, text: &str) {
         let event = Event { at: self.elapsed(), source, text: text.to_owned() };
         // In this order everywhere: the timeline, then the screen.
-        let mut timeline = locked(&self.timeline);
-        let mut screen = locked(&self.screen);
+        let mut timeline = lock(&self.timeline);
+        let mut screen = lock(&self.screen);
         screen.json(&event.to_json(self.rack));
         screen.event(&event);
         timeline.events.push(event);
     }
 
     pub fn sample(&self, sample: Sample) {
-        let mut timeline = locked(&self.timeline);
-        let mut screen = locked(&self.screen);
+        let mut timeline = lock(&self.timeline);
+        let mut screen = lock(&self.screen);
         screen.json(&sample.to_json(self.rack, &self.names));
         for change in timeline.push(sample, &self.names) {
             screen.json(&change.to_json(self.rack));
@@ -55,25 +57,21 @@ impl Log {
     }
 
     pub fn step(&self, step: &str) {
-        locked(&self.screen).step(step);
+        lock(&self.screen).step(step);
     }
 
     /// Text between what happens.
     pub fn text(&self, text: &str) {
-        locked(&self.screen).text(text);
+        lock(&self.screen).text(text);
     }
 
     /// Looks at what has happened so far.
     pub fn look<R>(&self, look: impl FnOnce(&Timeline) -> R) -> R {
-        look(&locked(&self.timeline))
+        look(&lock(&self.timeline))
     }
 
     /// All that has happened.
     pub fn timeline(&self) -> Timeline {
-        locked(&self.timeline).clone()
+        lock(&self.timeline).clone()
     }
-}
-
-pub fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -33,12 +33,13 @@ use std::sync::{Arc, Mutex};
 
 use farpool_bench::stage::{remove_leftovers, watch_signals};
 use farpool_hosts::Hosts;
+use farpool_kernel::lock;
 
 use crate::Error;
 use checks::Checks;
 use collaboration::Collaboration;
 use farpool_units::exactly;
-use log::{SharedScreen, locked};
+use log::SharedScreen;
 use organiser::Organiser;
 use plan::{Plan, Program};
 pub use screen::Screen;
@@ -136,7 +137,7 @@ pub fn run(options: &Options) -> Result<bool, Error> {
         let outcome = play(options, *variant, &screen)?;
         racks.push((format!("The rack {}", outcome.title), outcome.checks));
     }
-    let mut screen = locked(&screen);
+    let mut screen = lock(&screen);
     let may_colour = screen.may_colour();
     screen.text(&checks::table(&racks, may_colour));
     let skipped = options.variants.iter().filter_map(|it| it.missing(&options.farpool));
@@ -168,7 +169,7 @@ pub fn play(options: &Options, variant: Variant, screen: &SharedScreen) -> Resul
     }
     let (timeline, checks) = (rack.log.timeline(), std::mem::take(&mut rack.checks));
     drop(rack);
-    let mut screen = locked(screen);
+    let mut screen = lock(screen);
     screen.end();
     checks.to_json(name).iter().for_each(|line| screen.json(line));
     let head = format!("\nFigure 6 of the ACMS paper, {title} (S lends, C borrows, B both)\n\n");

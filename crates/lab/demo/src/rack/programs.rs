@@ -3,10 +3,11 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{ChildStdin, Command, Stdio};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use farpool_bench::TenantReport;
 use farpool_bench::stage::Running;
+use farpool_kernel::lock;
 
 use super::log::Log;
 use super::plan::Program;
@@ -150,7 +151,7 @@ impl Daemon {
         follow(running.stdout(), {
             let ready = Arc::clone(&ready);
             move |line| {
-                let mut ready = ready.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut ready = lock(&ready);
                 ready.get_or_insert_with(|| line.to_owned());
             }
         })?;
@@ -158,7 +159,7 @@ impl Daemon {
     }
 
     pub fn is_ready(&self) -> bool {
-        self.ready.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        lock(&self.ready).is_some()
     }
 }
 
@@ -181,7 +182,7 @@ pub fn limit_words(program: &Program, rate_bytes_per_s: u64) -> Vec<String> {
 }
 
 pub fn told_of(told: &Mutex<Told>) -> MutexGuard<'_, Told> {
-    told.lock().unwrap_or_else(PoisonError::into_inner)
+    lock(told)
 }
 
 fn hear(told: &Mutex<Told>, line: &str) {

@@ -9,9 +9,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use farpool_hosts::{Host, Hosts, LinkCounters};
+use farpool_kernel::lock;
 use farpool_units::{PAGE_BYTES_U64, at_most};
 
-use super::log::{Log, locked};
+use super::log::Log;
 use super::organiser::{NodeStatus, Organiser};
 use super::programs::{Told, told_of};
 use super::timeline::{HostSample, Role, Sample};
@@ -107,7 +108,7 @@ impl Eye {
             let offered_bytes = node.filter(|it| it.is_up).map_or(0, |node| node.offered_bytes);
             let used_bytes = host.group().and_then(|group| group.used_bytes()).unwrap_or(0);
             let role = match node.and_then(|node| node.class) {
-                _ if locked(&self.watched).cut_off.contains(&at) => Role::CutOff,
+                _ if lock(&self.watched).cut_off.contains(&at) => Role::CutOff,
                 Some(class) => class,
                 None => Role::of(offered_bytes, lent_bytes, borrowed_bytes),
             };
@@ -137,7 +138,7 @@ impl Eye {
 
     /// What a host's programs have elsewhere, and what they have checked.
     fn of_guests(&self, host: usize, far: &BTreeMap<u32, u64>) -> (u64, u64) {
-        let watched = locked(&self.watched);
+        let watched = lock(&self.watched);
         let ours = || watched.programs.iter().filter(|(at, _, _)| *at == host);
         let borrowed = ours().filter_map(|(_, keeper, _)| far.get(keeper)).sum();
         let checked = ours().map(|(_, _, told)| told_of(told).report.checked_bytes).sum();

@@ -7,13 +7,14 @@ mod segments;
 mod stream;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, State};
 use farpool_api::{Problem, ProblemKind};
 use farpool_http::{PROBLEM_TYPE, Refusal, bearer};
+use farpool_kernel::{read_lock, write_lock};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{ContentBuilder, OpenApi as Document, RefOr, Response as ResponseDoc};
 use utoipa::{IntoResponses, OpenApi};
@@ -48,11 +49,11 @@ pub(crate) type Shared = State<Arc<App>>;
 
 impl App {
     pub fn role(&self) -> Role {
-        self.role.read().unwrap_or_else(PoisonError::into_inner).clone()
+        read_lock(&self.role).clone()
     }
 
     pub fn set_role(&self, role: Role) {
-        *self.role.write().unwrap_or_else(PoisonError::into_inner) = role;
+        *write_lock(&self.role) = role;
     }
 
     /// The time an answer may wait of that asked for.

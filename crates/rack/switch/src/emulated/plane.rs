@@ -13,7 +13,9 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use farpool_kernel::{read_lock, write_lock};
 
 use super::frame::Frame;
 use crate::table::{CircuitTable, Conflict};
@@ -230,11 +232,11 @@ impl Plane {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Circuits> {
-        self.circuits.read().unwrap_or_else(PoisonError::into_inner)
+        read_lock(&self.circuits)
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Circuits> {
-        self.circuits.write().unwrap_or_else(PoisonError::into_inner)
+        write_lock(&self.circuits)
     }
 }
 

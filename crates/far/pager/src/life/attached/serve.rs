@@ -1,9 +1,10 @@
 //! The calling thread pages the program of a sidecar until it is ordered to leave.
 
 use std::os::fd::OwnedFd;
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
+
+use farpool_kernel::lock;
 
 use crate::abort::fail_closed;
 use crate::core::Core;
@@ -26,7 +27,7 @@ impl Attached {
     /// it is watched and the limit is not near.
     pub fn serve(&'static self, ready: impl Fn()) -> Result<Left, StartError> {
         let pager = self.pager;
-        let files = self.files.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let files = lock(&self.files).take();
         let Some(files) = files else {
             return Err(std::io::Error::other("a sidecar serves once").into());
         };
@@ -35,7 +36,7 @@ impl Attached {
         let core = pager.make_core(files, self.may_execute)?;
         core.standstill.set_asker(self.keeper.standstill);
         activation::start_threads(pager, core)?;
-        let inherited = self.inherited.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let inherited = lock(&self.inherited).take();
         if let Some(memory) = inherited {
             return self.serve_inherited(core, memory, ready);
         }

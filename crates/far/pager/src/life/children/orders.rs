@@ -2,12 +2,13 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use farpool_kernel::lock;
 use rustix::event::{EventfdFlags, eventfd};
 
 use crate::life::children::child::Child;
@@ -88,13 +89,13 @@ impl Children {
     }
 
     pub(super) fn order(&self, order: Order) {
-        self.orders.lock().unwrap_or_else(PoisonError::into_inner).push_back(order);
+        lock(&self.orders).push_back(order);
         // It fails when the bell has rung 2^64 times unheard.
         let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
     }
 
     pub(super) fn next_order(&self) -> Option<Order> {
-        self.orders.lock().unwrap_or_else(PoisonError::into_inner).pop_front()
+        lock(&self.orders).pop_front()
     }
 
     /// Silences the bell.

@@ -1,10 +1,11 @@
 //! The buffer: its trays, where they lie, and who waits for frames of them.
 
+use std::sync::Mutex;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicI64, AtomicU32};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use farpool_kernel::lock;
 use farpool_units::PAGE_BYTES;
 
 use crate::space::frames::queues::Queues;
@@ -112,14 +113,14 @@ impl Frames {
     /// Notes a frame that is missing and that a thread of the program waits for. True for the first
     /// of them that no thread has taken yet.
     pub fn note_touched(&self, address: usize) -> bool {
-        let mut touched = self.touched.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut touched = lock(&self.touched);
         touched.push(address);
         touched.len() == 1
     }
 
     /// Takes what was noted by [`Frames::note_touched`].
     pub fn take_touched(&self) -> Vec<usize> {
-        std::mem::take(&mut *self.touched.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut *lock(&self.touched))
     }
 
     /// Waits until frames became free since `version` was read, at most for `timeout`.

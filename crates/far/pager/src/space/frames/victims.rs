@@ -1,8 +1,8 @@
 //! Pages in the buffer that are found, go back into the program, or are forgotten.
 
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
+use farpool_kernel::lock;
 use farpool_units::exactly;
 
 use crate::space::frames::buffer::Frames;
@@ -76,7 +76,7 @@ impl Frames {
     /// one meanwhile, so its frame stays. At one go for who lets frames go ([`Frames::take`]): that
     /// would not know the victim from what it was before.
     pub fn put_back(&self, page: Page, state: PageState, slot: FrameSlot) {
-        let _queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        let _queues = lock(&self.queues);
         self.keep(slot);
         page.cell().store(state);
     }
