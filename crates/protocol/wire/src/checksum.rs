@@ -3,8 +3,8 @@
 //!
 //! Chosen by speed and strength. A 4 KiB page costs, on a 2026 x86-64 server core: crc32fast 0.19
 //! us, xxh3 0.21, crc32c 0.23, memcpy 0.15. A CRC finds every burst of up to 32 flipped bits, which
-//! a hash finds only with probability. crates/far/blade/examples/throughput.rs measures a socket's
-//! remaining throughput with it.
+//! a hash finds only with probability. crates/far/blade/benches/throughput.rs measures what is
+//! left of a socket's speed with it.
 
 use crc32fast::Hasher;
 

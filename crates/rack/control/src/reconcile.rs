@@ -1,7 +1,7 @@
 //! What to do next, from intent and observation: pure decisions, carried out by `core`.
 //!
 //! Looks at everything at each tick. That is simple and cannot miss anything; a look at 1,000 nodes
-//! and 10,000 segments takes 6 ms (examples/state_speed.rs), five times a second.
+//! and 10,000 segments takes 6 ms (benches/state_speed.rs), five times a second.
 
 use std::collections::BTreeMap;
 

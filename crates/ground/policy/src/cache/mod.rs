@@ -10,7 +10,7 @@
 //! [`Belady`], which has to know the future, is not a [`CacheKind`].
 //!
 //! The share of requests that miss, on traces of `farpool_sim::synthetic` with local memory for 50
-//! % and 10 % of the pages that occur (`cargo run --release -p farpool-sim --example miss_ratios`):
+//! % and 10 % of the pages that occur (`cargo bench -p farpool-sim --bench miss_ratios`):
 //!
 //! | local 50 / 10 % | Zipf 1 | hot tenth | loop | scan, hot set | phases | walk | one-time visitors |
 //! |---|---|---|---|---|---|---|---|

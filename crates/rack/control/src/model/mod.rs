@@ -46,12 +46,12 @@ pub const RETRY_MS: u64 = 1_000;
 /// it then still has most of the time until [`RECLAIM_DEADLINE_MS`] to take its data home.
 pub const LEAVE_AFTER_MS: u64 = 5_000;
 /// Nodes; another one is refused. Without a topology each new one builds the graph anew, 18 ms with
-/// 1,000 nodes and 10,000 segments (examples/state_speed.rs).
+/// 1,000 nodes and 10,000 segments (benches/state_speed.rs).
 pub const NODES_LIMIT: usize = 10_000;
 /// Clients; another one is refused.
 pub const CLIENTS_LIMIT: usize = 100_000;
 /// Segments; another one is refused. The reconciler looks at all of them five times a second, 69 ms
-/// for that many (examples/state_speed.rs).
+/// for that many (benches/state_speed.rs).
 pub const SEGMENTS_LIMIT: usize = 100_000;
 /// Tasks remembered; the oldest that has ended is forgotten for a new one.
 pub const TASKS_LIMIT: usize = 1_000;

@@ -1,7 +1,7 @@
 //! How fast a segment moves from blade to blade over TCP, beside a bare TCP stream in the same run,
 //! and what a busy program notices of it.
 //!
-//! `cargo run --release -p farpool-pool --example move_speed [MIB] [ROUNDS]`
+//! `cargo bench -p farpool-pool --bench move_speed -- [MIB] [ROUNDS]`
 //!
 //! The stream is reported twice: into one reused buffer, and into as much new memory as was sent,
 //! which is what a move needs. In a virtual machine whose host reclaims free memory, new memory can
@@ -32,7 +32,7 @@ const READS: usize = 20_000;
 struct Page([u8; PAGE_BYTES]);
 
 fn main() -> anyhow::Result<()> {
-    let mut arguments = std::env::args().skip(1);
+    let mut arguments = farpool_benchargs::arguments();
     let mib: u64 = arguments.next().map_or(Ok(1024), |it| it.parse())?;
     let rounds: usize = arguments.next().map_or(Ok(5), |it| it.parse())?;
     let superpages = u32::try_from(mib / SUPERPAGE_MIB)?.max(2);

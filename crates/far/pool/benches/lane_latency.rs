@@ -1,6 +1,6 @@
 //! How long a lane takes to read one page, by transport, beside the least that the machine takes.
 //!
-//!     cargo run --release -p farpool-pool --example lane_latency
+//!     cargo bench -p farpool-pool --bench lane_latency
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -27,6 +27,7 @@ const ANSWER_BYTES: usize = 32 + PAGE_BYTES;
 struct Aligned([u8; PAGE_BYTES]);
 
 fn main() -> Result<(), Failure> {
+    let _ = farpool_benchargs::arguments();
     let folder = std::env::temp_dir().join(format!("farpool-latency-{}", std::process::id()));
     std::fs::create_dir_all(&folder)?;
     println!("{:<28}{:>10}{:>10}", "one page, random", "p50 ns", "p99 ns");

@@ -3,7 +3,7 @@
 //! spare the program loses next to nothing. In the last row the blade knows that the processor is
 //! in use, as a node's blade does, and slows down.
 //!
-//!     cargo run --release -p farpool-pool --example donor_cost [SLICES]
+//!     cargo bench -p farpool-pool --bench donor_cost -- [SLICES]
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU64};
@@ -33,7 +33,7 @@ const WORDS: usize = 8 << 20;
 struct Page([u8; PAGE_BYTES]);
 
 fn main() -> anyhow::Result<()> {
-    let slices: usize = std::env::args().nth(1).map_or(Ok(20), |it| it.parse())?;
+    let slices: usize = farpool_benchargs::arguments().next().map_or(Ok(20), |it| it.parse())?;
     println!("| client's pace MiB/s | client got MiB/s | program lost |");
     println!("|---|---|---|");
     for pace_mib in [8, 32, 119, u64::MAX] {

@@ -1,6 +1,6 @@
 //! What the state costs without store and network, at 10,000 segments on 1,000 nodes:
 //!
-//!     cargo run --release -p farpool-control --example state_speed -- [NODES] [SEGMENTS]
+//!     cargo bench -p farpool-control --bench state_speed -- [NODES] [SEGMENTS]
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use farpool_control::due;
 use farpool_control::model::{Command, Records, State};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut args = std::env::args().skip(1);
+    let mut args = farpool_benchargs::arguments();
     let nodes: u32 = args.next().map_or(Ok(1_000), |text| text.parse())?;
     let segments: u32 = args.next().map_or(Ok(10_000), |text| text.parse())?;
     let mut random = 0_u128;

@@ -1,7 +1,7 @@
 //! What the emulated switch costs: TCP between two hosts over it, beside a bridge and a direct
 //! link.
 //!
-//! `cargo run --release -p farpool-switch --example throughput [ROUNDS]`, as root.
+//! `cargo bench -p farpool-switch --bench throughput -- [ROUNDS]`, as root.
 
 use std::error::Error;
 use std::io::{Read, Write};
@@ -19,7 +19,7 @@ const BLOCK_BYTES: usize = 256 * 1024;
 const LENGTH: Duration = Duration::from_secs(1);
 
 fn main() -> Result<(), Failure> {
-    let rounds: usize = std::env::args().nth(1).map_or(Ok(5), |word| word.parse())?;
+    let rounds: usize = farpool_benchargs::arguments().next().map_or(Ok(5), |word| word.parse())?;
     let wirings = [Wiring::Direct, Wiring::Bridge, Wiring::Switch];
     // In turns, so that what else the machine does meets all of them.
     let mut figures = [const { [const { Vec::new() }; 3] }; 3];

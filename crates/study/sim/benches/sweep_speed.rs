@@ -1,6 +1,6 @@
 //! How fast the simulator is, and how much memory it takes, beside libCacheSim in the same run.
 //!
-//! `cargo run --release -p farpool-sim --example sweep_speed -- [--rounds N] [PYTHON]` where PYTHON
+//! `cargo bench -p farpool-sim --bench sweep_speed -- [--rounds N] [PYTHON]` where PYTHON
 //! can `import libcachesim` (0.3.5). 20 million requests, Zipf of exponent 1 over 2^20 pages: four
 //! policies at six sizes in one process, then the exact curve of LRU, then samples. The best of N
 //! rounds counts, since other programs can only add to a time.
@@ -41,7 +41,7 @@ print("SWEEP", taken, peak, ",".join(map(str, counts)))
 "#;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut arguments = std::env::args().skip(1).peekable();
+    let mut arguments = farpool_benchargs::arguments().peekable();
     let mut rounds = 3;
     if arguments.next_if(|argument| argument == "--rounds").is_some() {
         rounds = arguments.next().ok_or("--rounds needs a number")?.parse()?;

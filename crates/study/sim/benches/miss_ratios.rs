@@ -1,7 +1,7 @@
 //! Every policy's miss ratio on traces that tell policies apart: the table in
 //! `farpool_policy::cache`.
 //!
-//! `cargo run --release -p farpool-sim --example miss_ratios`; seeded, so always the same numbers.
+//! `cargo bench -p farpool-sim --bench miss_ratios`; seeded, so always the same numbers.
 //! With the argument `large`, miss counts on 20 million requests, Zipf over 2^20 pages and mstress
 //! over 7 GiB, beside those of libCacheSim.
 
@@ -33,7 +33,7 @@ const LIBCACHESIM: [[u64; 13]; 3] = [
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    if std::env::args().nth(1).as_deref() == Some("large") {
+    if farpool_benchargs::arguments().next().as_deref() == Some("large") {
         return large();
     }
     let traces = [

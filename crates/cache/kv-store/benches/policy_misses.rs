@@ -1,7 +1,7 @@
 //! Every policy's miss ratio through the store itself, with all its costs: the table in
 //! docs/researchers/measurements.md.
 //!
-//! `cargo run --release -p farpool-kv-store --example policy_misses`; seeded, so always the same
+//! `cargo bench -p farpool-kv-store --bench policy_misses`; seeded, so always the same
 //! numbers. Each workload reads keys and stores those that are missing, in one shard of 16 MiB, and
 //! is measured in its second half. What a policy takes for each item is told of items with 12-byte
 //! keys and 64-byte values that fill 64 MiB.
@@ -126,6 +126,7 @@ fn measure(kind: CacheKind, requests: &[Request]) -> Result<Measured, StoreError
 }
 
 fn main() -> Result<(), StoreError> {
+    let _ = farpool_benchargs::arguments();
     let workloads = [zipf(), one_time_visitors(), phases()];
     println!(
         "| policy | bytes per item | items moved for each stored | Zipf | visitors | phases |"

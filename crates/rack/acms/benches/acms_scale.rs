@@ -1,6 +1,6 @@
 //! The figures of docs/researchers/measurements.md: clusters of growing size in the simulation.
 //!
-//!     cargo run --release -p farpool-acms --example acms_scale [-- NODES...]
+//!     cargo bench -p farpool-acms --bench acms_scale [-- NODES...]
 //!
 //! `FARPOOL_SEED` chooses another seed.
 
@@ -16,7 +16,8 @@ const MIXES: [(&str, usize, usize); 3] = [
 ];
 
 fn main() {
-    let sizes: Vec<usize> = std::env::args().skip(1).filter_map(|size| size.parse().ok()).collect();
+    let sizes: Vec<usize> =
+        farpool_benchargs::arguments().filter_map(|size| size.parse().ok()).collect();
     let sizes = if sizes.is_empty() { vec![100, 300, 1_000, 3_000] } else { sizes };
     let seed = seeds(1, 1)[0];
     println!("seed {seed}; messages are datagrams sent per node and broadcast period (1 s)");

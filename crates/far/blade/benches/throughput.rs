@@ -1,7 +1,7 @@
 //! How fast the blade serves reads and writes over TCP loopback, beside a bare loop of send and
 //! receive that moves the same bytes:
 //!
-//!     cargo run --release -p farpool-blade --example throughput -- [pages] [in flight] [seconds]
+//!     cargo bench -p farpool-blade --bench throughput -- [pages] [in flight] [seconds]
 
 #![allow(
     clippy::cast_possible_truncation,
@@ -25,7 +25,7 @@ struct Setup {
 }
 
 fn main() {
-    let mut arguments = std::env::args().skip(1).map(|text| text.parse::<u32>().unwrap());
+    let mut arguments = farpool_benchargs::arguments().map(|text| text.parse::<u32>().unwrap());
     let pages = arguments.next().unwrap_or(8);
     let in_flight = arguments.next().unwrap_or(32);
     let time = Duration::from_secs(u64::from(arguments.next().unwrap_or(2)));

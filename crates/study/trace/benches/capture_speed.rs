@@ -1,10 +1,10 @@
 //! How much slower programs run while they are captured.
 //!
-//! `cargo build --release -p farpool-capture-qemu && cargo run --release -p farpool-trace --example
-//! capture_speed -- target/release/libfarpool_capture_qemu.so [--rounds N] [--only NAME]`. Each
-//! round runs a program natively, under QEMU alone and captured, one after the other, so that other
-//! load on the machine affects all three; the best of all rounds counts. Needs sort, python3 and
-//! qemu-user.
+//! `cargo build --release -p farpool-capture-qemu && cargo bench -p farpool-trace --bench
+//! capture_speed -- $PWD/target/release/libfarpool_capture_qemu.so [--rounds N] [--only NAME]`.
+//! Each round runs a program by itself, under QEMU alone and captured, one after the other, so that
+//! what else the machine does meets all of them; the best of all rounds counts. Needs sort, python3
+//! and qemu-user.
 
 use std::error::Error;
 use std::ffi::OsString;
@@ -67,7 +67,7 @@ struct Options {
 }
 
 fn options() -> Result<Options, Box<dyn Error>> {
-    let mut words = std::env::args().skip(1);
+    let mut words = farpool_benchargs::arguments();
     let plugin = words.next().ok_or("which plugin? libfarpool_capture_qemu.so")?.into();
     let mut options = Options { plugin, rounds: 3, only: None };
     while let Some(word) = words.next() {

@@ -1,7 +1,7 @@
 //! Prints how many times a second the rack grants and takes back a segment, with 10 segments
 //! standing per compute brick, for growing racks and every policy.
 //!
-//!     cargo run --release -p farpool-placement --example rack_speed [ROUNDS [Packet|Mixed|Circuit]]
+//!     cargo bench -p farpool-placement --bench rack_speed -- [ROUNDS [Packet|Mixed|Circuit]]
 //!
 //! Each round releases a random standing segment and requests another for a random compute brick,
 //! so the rack stays as full as it is. The time of drawing random numbers is included.
@@ -96,8 +96,9 @@ fn measure(bricks: u32, network: NetworkKind, policy: PlacementPolicy, rounds: u
 }
 
 fn main() {
-    let rounds = std::env::args().nth(1).and_then(|text| text.parse().ok()).unwrap_or(200_000);
-    let only = std::env::args().nth(2);
+    let mut arguments = farpool_benchargs::arguments();
+    let rounds = arguments.next().and_then(|text| text.parse().ok()).unwrap_or(200_000);
+    let only = arguments.next();
     println!("bricks of each kind, network, policy: allocate + release per second");
     for network in [NetworkKind::Packet, NetworkKind::Mixed, NetworkKind::Circuit] {
         if only.as_ref().is_some_and(|only| *only != format!("{network:?}")) {

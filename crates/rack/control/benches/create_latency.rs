@@ -1,7 +1,7 @@
 //! How long a durable create over REST takes beside a bare commit of the same store on the same
 //! disk, interleaved in one run:
 //!
-//!     cargo run --release -p farpool-control --example create_latency -- [COUNT] [FOLDER]
+//!     cargo bench -p farpool-control --bench create_latency -- [COUNT] [FOLDER]
 //!
 //! Each round commits one record of a segment's size to a redb file of its own, and creates one
 //! segment over a kept-open connection. Every 64th round all segments are released, unmeasured.
@@ -21,7 +21,7 @@ type Anything = Result<(), Box<dyn std::error::Error>>;
 const RECORD_BYTES: usize = 560;
 
 fn main() -> Anything {
-    let mut args = std::env::args().skip(1);
+    let mut args = farpool_benchargs::arguments();
     let count: u32 = args.next().map_or(Ok(2_000), |text| text.parse())?;
     let folder = match args.next() {
         Some(folder) => tempfile::tempdir_in(folder)?,

@@ -2,7 +2,7 @@
 //! modest one's latency, alone, beside the greedy one without limits, and with a grant's rate for
 //! each. Neither client throttles itself: the blade does.
 //!
-//!     cargo run --release -p farpool-blade --example fair_share -- [SECONDS [GREEDY_MIB_PER_S]]
+//!     cargo bench -p farpool-blade --bench fair_share -- [SECONDS [GREEDY_MIB_PER_S]]
 //!
 //! The greedy client has four connections, each with 16 reads of 1 MiB in flight. The modest one
 //! reads one page, waits for it, and reads the next; its own rate is above what that can reach.
@@ -27,7 +27,7 @@ const MODEST: u128 = 2;
 const MODEST_RATE: u64 = 1 << 30;
 
 fn main() {
-    let mut arguments = std::env::args().skip(1).map(|text| text.parse::<u64>().unwrap());
+    let mut arguments = farpool_benchargs::arguments().map(|text| text.parse::<u64>().unwrap());
     let time = Duration::from_secs(arguments.next().unwrap_or(5));
     let greedy_rate = arguments.next().unwrap_or(256) << 20;
     let unlimited = u64::MAX;
