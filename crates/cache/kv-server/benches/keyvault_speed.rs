@@ -3,12 +3,13 @@
 //!     cargo bench -p farpool-kv-server --bench keyvault_speed -- \
 //!         ADDR [DEPTH [SECONDS [SHARD [BYTES]]]]
 //!
-//! with ADDR as `tcp:IP:PORT`, `unix:PATH` or `shared:PATH` for KeyVault, as `lease:PATH` for values
-//! that are read where they lie (the server needs `--keyvault-leases`), and as `text:IP:PORT` for
-//! memcached's text protocol, asked in the same way. 100,000 keys of 12 bytes with values of BYTES
-//! (64), or as many as take 256 MiB together, drawn uniformly; one connection, with SHARD (a number,
-//! or `any`) to that shard and for its keys only. Each round prints its rate, its round trips if
-//! DEPTH is 1, and the processor time of this client for each request.
+//! with ADDR as `tcp:IP:PORT`, `unix:PATH` or `shared:PATH` for KeyVault, as `lease:PATH` for
+//! values that are read where they lie (the server needs `--keyvault-leases`), and as
+//! `text:IP:PORT` for memcached's text protocol, asked in the same way. 100,000 keys of 12 bytes
+//! with values of BYTES (64), or as many as take 256 MiB together, drawn uniformly; one
+//! connection, with SHARD (a number, or `any`) to that shard and for its keys only. Each round
+//! prints its rate, its round trips if DEPTH is 1, and the processor time of this client for each
+//! request.
 //!
 //! A value is read from front to back once it has come, copied or leased: one byte of every 64-byte
 //! line.
