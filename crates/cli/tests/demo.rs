@@ -16,7 +16,7 @@ fn redis_is_there() -> bool {
     let there =
         Command::new("redis-server").arg("--version").stdout(Stdio::null()).status().is_ok();
     if !there {
-        println!("SKIPPED: redis-server is not installed; run scripts/install-deps.sh");
+        farpool_testkit::skip("redis-server is not installed; run scripts/install-deps.sh");
     }
     there
 }

@@ -8,7 +8,7 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{ended, farpool};
-use farpool_e2e::ports::free_address;
+use farpool_testkit::ports::free_address;
 use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -110,7 +110,7 @@ fn allow_descriptors(count: u64) -> bool {
     if limit.current.is_some_and(|current| current < count) {
         let wider = Rlimit { current: Some(count), maximum: limit.maximum.map(|it| it.max(count)) };
         if setrlimit(Resource::Nofile, wider).is_err() {
-            println!("SKIPPED: this user may not open {count} files at a time");
+            farpool_testkit::skip(&format!("this user may not open {count} files at a time"));
             return false;
         }
     }
@@ -325,7 +325,7 @@ fn what_is_not_served_is_refused_with_what_to_write_instead() {
 #[test]
 fn memccapable_finds_all_of_its_27_capabilities() {
     if Command::new("memccapable").arg("--version").output().is_err() {
-        println!("SKIPPED: memccapable is not installed (apt-get install libmemcached-tools)");
+        farpool_testkit::skip("memccapable is not installed (apt-get install libmemcached-tools)");
         return;
     }
     let kv = Kv::start(&["-t", "2"]);

@@ -8,7 +8,7 @@ use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Stdio};
 
 use common::{ended, farpool};
-use farpool_e2e::ports::free_address;
+use farpool_testkit::ports::free_address;
 use serde_json::Value;
 
 struct Kv {

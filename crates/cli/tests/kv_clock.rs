@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use farpool_e2e::ports::free_address;
+use farpool_testkit::ports::free_address;
 use home::Home;
 use rustix::process::Signal;
 use server::{Client, Kv, PATIENCE};
@@ -31,7 +31,7 @@ fn faketime() -> Option<PathBuf> {
         .map(|folder| folder.path().join("faketime/libfaketime.so.1"))
         .find(|path| path.exists());
     if found.is_none() {
-        println!("SKIPPED: libfaketime is not installed (apt-get install faketime)");
+        farpool_testkit::skip("libfaketime is not installed (apt-get install faketime)");
     }
     found
 }
@@ -96,7 +96,7 @@ impl Memcached {
         }
         world.enter(&mut command);
         let Ok(child) = command.stdin(Stdio::null()).stderr(Stdio::null()).spawn() else {
-            println!("SKIPPED: memcached is not installed (apt-get install memcached)");
+            farpool_testkit::skip("memcached is not installed (apt-get install memcached)");
             return None;
         };
         let memcached = Self { child, address };

@@ -279,7 +279,7 @@ fn make_ext4(device: &Path) -> bool {
     let mut command = Command::new("mkfs.ext4");
     let made = command.args(["-q", "-F"]).arg(device).stdin(Stdio::null()).status();
     if made.is_err() {
-        println!("SKIPPED: mkfs.ext4 is not installed (apt-get install e2fsprogs)");
+        farpool_testkit::skip("mkfs.ext4 is not installed (apt-get install e2fsprogs)");
     }
     made.is_ok_and(|status| status.success())
 }
@@ -520,7 +520,7 @@ fn a_file_system_that_hangs_stops_nobody() {
 #[test]
 fn memory_without_room_for_the_book_keeping_is_found_out_at_the_start() {
     if !rustix::process::geteuid().is_root() {
-        println!("SKIPPED: mounts need root");
+        farpool_testkit::skip("mounts need root");
         return;
     }
     let home = tempfile::tempdir().expect("a home");

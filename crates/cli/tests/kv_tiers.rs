@@ -15,9 +15,9 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use common::farpool;
-use farpool_e2e::ports::free_address;
 use farpool_e2e::proxy::{Fault, Proxy};
 use farpool_kernel::lock;
+use farpool_testkit::ports::free_address;
 use farpool_units::exactly;
 use home::Home;
 use serde_json::Value;
@@ -437,7 +437,7 @@ fn what_a_blade_garbles_is_a_miss_and_never_a_wrong_value() {
     let garbled = match garble_memory(blade.0.id()) {
         Ok(pages) => pages,
         Err(error) => {
-            println!("SKIPPED: the blade's memory cannot be reached: {error}");
+            farpool_testkit::skip(&format!("the blade's memory cannot be reached: {error}"));
             return;
         }
     };

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use common::{ended, farpool};
 use farpool_api::{Client, NodeState, ProblemKind, SegmentState};
 use farpool_e2e::far::{Far, User};
-use farpool_e2e::ports::free_address;
 use farpool_e2e::rack::Daemon;
 use farpool_e2e::{PATIENCE, wait_until};
+use farpool_testkit::ports::free_address;
 use rustix::process::Signal;
 
 const SUPERPAGE: u64 = 16 << 20;

@@ -16,7 +16,7 @@ use farpool_trace::{
 fn can_capture() -> bool {
     let can = farpool_trace::capture::find_qemu().is_some();
     if !can {
-        println!("SKIPPED: qemu-user is not installed (apt-get install qemu-user)");
+        farpool_testkit::skip("qemu-user is not installed (apt-get install qemu-user)");
     }
     can
 }

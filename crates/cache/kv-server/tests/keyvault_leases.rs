@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farpool_keyvault::client::{Address, Client, ClientError, Connection, Storing};
 use farpool_keyvault::frame::{HEADER_BYTES, Header, Opcode, Status, begin, finish};
@@ -79,14 +79,6 @@ impl Drop for Running {
         if !std::thread::panicking() {
             ended.unwrap().unwrap().unwrap();
         }
-    }
-}
-
-fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !is_so() {
-        assert!(start.elapsed() < PATIENCE, "{what} takes too long");
-        std::thread::sleep(Duration::from_millis(2));
     }
 }
 
@@ -186,7 +178,9 @@ fn leases_are_released_in_batches_or_at_once() {
     assert_eq!(statistic(&server, "leases"), 10 * RELEASE_BATCH as u64);
     assert_eq!(statistic(&server, "leased_bytes"), 0);
     let kept = client.get_lease(b"key").unwrap().unwrap();
-    until("a report", || metrics(&server).contains("farpool_kv_leases_held 1\n"));
+    farpool_testkit::wait_until("a report", PATIENCE, || {
+        metrics(&server).contains("farpool_kv_leases_held 1\n")
+    });
     let total = format!("farpool_kv_leases_total {}\n", 10 * RELEASE_BATCH + 1);
     let pinned_bytes = statistic(&server, "leased_bytes");
     let wanted = [total, format!("farpool_kv_leased_bytes {pinned_bytes}\n")];
@@ -295,14 +289,18 @@ fn a_killed_client_leaves_no_leases_behind() {
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    until("the other client", || stays.get(b"ready").unwrap().is_some());
+    farpool_testkit::wait_until("the other client", PATIENCE, || {
+        stays.get(b"ready").unwrap().is_some()
+    });
     assert_eq!(statistic(&server, "leases_held"), 13);
     for number in 0..12 {
         assert!(stays.delete(format!("key{number}").as_bytes()).unwrap());
     }
     victim.kill().unwrap();
     victim.wait().unwrap();
-    until("the end of its leases", || statistic(&server, "leases_held") == 1);
+    farpool_testkit::wait_until("the end of its leases", PATIENCE, || {
+        statistic(&server, "leases_held") == 1
+    });
     let held_bytes = statistic(&server, "leased_bytes");
     assert!((700_000..800_000).contains(&held_bytes), "{held_bytes} bytes are pinned");
     assert!(mine[..] == value(3, 700_000));
@@ -319,7 +317,9 @@ fn readers_are_not_idle() {
     store(&mut reader, "key", b"value");
     assert!(idler.get(b"key").unwrap().is_some());
     let leased = reader.get_lease(b"key").unwrap().unwrap();
-    until("the idle client's end", || server.shared.connections.load(Ordering::Relaxed) == 1);
+    farpool_testkit::wait_until("the idle client's end", PATIENCE, || {
+        server.shared.connections.load(Ordering::Relaxed) == 1
+    });
     assert_eq!(&leased[..], b"value");
     assert!(reader.get(b"key").unwrap().is_some());
     assert!(matches!(idler.get(b"key"), Err(ClientError::Closed | ClientError::Io(_))));

@@ -280,7 +280,7 @@ impl Loop {
     /// A device over a file; None, with the reason said, where there can be none.
     pub fn over(file: &Path, is_direct: bool) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
-            println!("SKIPPED: loop devices need root");
+            farpool_testkit::skip("loop devices need root");
             return None;
         }
         let direct = if is_direct { "--direct-io=on" } else { "--direct-io=off" };
@@ -297,7 +297,7 @@ impl Loop {
         let path = match made {
             Ok(path) => PathBuf::from(path),
             Err(error) => {
-                println!("SKIPPED: no loop device can be made: {error}");
+                farpool_testkit::skip(&format!("no loop device can be made: {error}"));
                 return None;
             }
         };
@@ -338,7 +338,9 @@ impl Disk {
         let session = match session.and_then(Session::spawn) {
             Ok(session) => session,
             Err(error) => {
-                println!("SKIPPED: no file system can be served here (/dev/fuse, root): {error}");
+                farpool_testkit::skip(&format!(
+                    "no file system can be served here (/dev/fuse, root): {error}"
+                ));
                 return None;
             }
         };

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use farpool_e2e::ports::free_address;
+use farpool_testkit::ports::free_address;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 

@@ -65,7 +65,7 @@ fn works_in_a_static_go_program() {
     build.args(["build", "-o"]).arg(&made).arg(source).env("CGO_ENABLED", "0");
     match build.status() {
         Ok(status) if status.success() => works_in(Host::start(&mut Command::new(made))),
-        outcome => println!("SKIPPED: go built no program: {outcome:?}"),
+        outcome => farpool_testkit::skip(&format!("go built no program: {outcome:?}")),
     }
 }
 
@@ -77,7 +77,7 @@ fn works_in_python() {
         Ok(status) if status.success() => {
             works_in(Host::start(Command::new("python3").args(["-c", script])));
         }
-        outcome => println!("SKIPPED: python3 does not run: {outcome:?}"),
+        outcome => farpool_testkit::skip(&format!("python3 does not run: {outcome:?}")),
     }
 }
 
@@ -85,10 +85,10 @@ fn works_in_python() {
 fn works_in_a_program_of_another_user_and_has_its_rights_only() {
     let program = match common::c_host(Link::Static) {
         Ok(program) => program,
-        Err(reason) => return println!("SKIPPED: {reason}"),
+        Err(reason) => return farpool_testkit::skip(&reason.to_string()),
     };
     if !rustix::process::geteuid().is_root() {
-        return println!("SKIPPED: only root can start a program of nobody");
+        return farpool_testkit::skip("only root can start a program of nobody");
     }
     let readable = std::env::temp_dir().join(format!("farpool-host-{}", std::process::id()));
     std::fs::copy(program, &readable).expect("a copy that nobody can run");
@@ -132,7 +132,7 @@ fn goes_on(mode: &str, wake: impl Fn(&mut Host)) {
     let injected = match host.inject() {
         Ok(injected) => Some(injected),
         Err(error @ (InjectError::NoProcess { .. } | InjectError::Died { .. })) => {
-            println!("SKIPPED: {mode} ended first: {error}");
+            farpool_testkit::skip(&format!("{mode} ended first: {error}"));
             None
         }
         Err(error) => panic!("{mode}: {error}"),
@@ -251,7 +251,7 @@ fn a_panic_of_the_sidecar_is_told_and_harms_nobody() {
 fn a_userfaultfd_is_made_in_the_program_and_handed_back() {
     let device = match std::fs::File::options().read(true).write(true).open("/dev/userfaultfd") {
         Ok(device) => device,
-        Err(error) => return println!("SKIPPED: /dev/userfaultfd: {error}"),
+        Err(error) => return farpool_testkit::skip(&format!("/dev/userfaultfd: {error}")),
     };
     let Some(mut host) = Host::c(Link::Static, &["check"]) else { return };
     let injected = host.injected();

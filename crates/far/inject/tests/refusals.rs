@@ -16,7 +16,7 @@ fn a_traced_program_is_left_to_its_tracer() {
     strace.args(["-o", "/dev/null", "-p", &host.child.id().to_string()]).stderr(Stdio::null());
     let mut strace = match strace.spawn() {
         Ok(strace) => strace,
-        Err(error) => return println!("SKIPPED: strace cannot be started: {error}"),
+        Err(error) => return farpool_testkit::skip(&format!("strace cannot be started: {error}")),
     };
     let status = format!("/proc/{}/status", host.child.id());
     let is_traced =
@@ -63,7 +63,9 @@ fn a_program_that_catches_its_own_calls_is_refused() {
         Err(InjectError::Sealed { .. }) => {}
         // The kernel cannot report it (before 6.4), and the call went through: the selector allows
         // all.
-        other => println!("SKIPPED: the kernel does not tell of user dispatch: {other:?}"),
+        other => {
+            farpool_testkit::skip(&format!("the kernel does not tell of user dispatch: {other:?}"))
+        }
     }
     assert_eq!(host.finish(), "ok");
 }
@@ -77,7 +79,9 @@ fn a_program_with_a_seccomp_filter_takes_a_sidecar_from_root() {
     });
     match host.inject() {
         Ok(injected) => assert_eq!(ask(&injected, "WORK"), "WORK ok"),
-        Err(InjectError::Sealed { .. }) => println!("SKIPPED: filters cannot be suspended here"),
+        Err(InjectError::Sealed { .. }) => {
+            farpool_testkit::skip("filters cannot be suspended here")
+        }
         Err(error) => panic!("{error}"),
     }
     assert_eq!(host.finish(), "ok");
@@ -156,7 +160,7 @@ fn a_program_of_another_architecture_is_refused() {
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("it can run");
     let mut child = match Command::new(&path).spawn() {
         Ok(child) => child,
-        Err(error) => return println!("SKIPPED: no 32-bit programs here: {error}"),
+        Err(error) => return farpool_testkit::skip(&format!("no 32-bit programs here: {error}")),
     };
     let refused = inject(Pid::from_child(&child), image(), &Setup::default());
     let _ = child.kill();

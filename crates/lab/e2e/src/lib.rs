@@ -14,7 +14,6 @@
 //! * [`kv`]: a client of a key-value server that checks every value;
 //! * [`compaction`]: the kernel migrates pages all the while;
 //! * [`hog`]: a program that takes much memory of its host;
-//! * [`ports`]: for servers that must be told one beforehand;
 //! * [`steps`]: a process that is killed at a chosen system call;
 //! * [`tree`]: the processes below one, to be counted, measured and ended;
 //! * [`proxy`]: a proxy between program and blade that cuts, repeats, or spoils what passes;
@@ -36,7 +35,6 @@ pub mod hog;
 pub mod jobs;
 pub mod kv;
 pub mod network;
-pub mod ports;
 pub mod postgres;
 pub mod proxy;
 pub mod rack;
@@ -48,51 +46,18 @@ pub mod steps;
 pub mod tree;
 
 use std::sync::{Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farpool_kernel::lock;
+pub use farpool_testkit::wait_for as wait_until;
+pub use farpool_testkit::{have, ports, skip};
 
 /// A condition that has not come true by then never will.
 pub const PATIENCE: Duration = Duration::from_secs(60);
-/// Between two looks at a condition.
+/// Pause between two checks where a value is needed that [`wait_until`] does not give.
 const STEP: Duration = Duration::from_millis(10);
-
-/// Waits until `condition` gives a value.
-///
-/// # Panics
-/// When it has given none within `patience`; `what` says what was waited for.
-pub fn wait_until<T>(
-    what: &str,
-    patience: Duration,
-    mut condition: impl FnMut() -> Option<T>,
-) -> T {
-    let deadline = Instant::now() + patience;
-    loop {
-        if let Some(value) = condition() {
-            return value;
-        }
-        assert!(Instant::now() < deadline, "waited {patience:?} in vain: {what}");
-        std::thread::sleep(STEP);
-    }
-}
-
 /// One test of a binary at a time: they share two cores, and some of them measure.
 pub fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     lock(&TURN)
-}
-
-/// Says visibly that a test cannot run here; the test then returns.
-pub fn skip(reason: &str) {
-    println!("SKIPPED: {reason}");
-}
-
-/// Whether a program is installed; if not, the test is skipped with that reason.
-pub fn have(program: &str) -> bool {
-    let search = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&search).any(|directory| directory.join(program).is_file());
-    if !found {
-        skip(&format!("{program} is not installed"));
-    }
-    found
 }

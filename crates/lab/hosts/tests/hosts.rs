@@ -3,7 +3,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farpool_hosts::{Host, Hosts, HostsError, MAX_HOSTS, MAX_SWITCH_LINKS, Wiring};
 
@@ -17,7 +17,7 @@ fn make(count: usize, wiring: Wiring) -> Option<Hosts> {
 }
 
 fn made(result: Result<Hosts, HostsError>) -> Option<Hosts> {
-    result.map_err(|reason| println!("SKIPPED: {reason}")).ok()
+    result.map_err(|reason| farpool_testkit::skip(&reason.to_string())).ok()
 }
 
 fn listen(host: &Host) -> TcpListener {
@@ -41,12 +41,8 @@ fn talk(from: &Host, to: &Host) {
     assert_eq!(&word, b"word");
 }
 
-fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < deadline, "waited in vain: {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+fn wait_until(what: &str, condition: impl FnMut() -> bool) {
+    farpool_testkit::wait_until(what, PATIENCE, condition);
 }
 
 /// Alive and not merely waiting to be asked for its status.

@@ -20,7 +20,7 @@ impl Etcd {
     /// None if there is no etcd here; says so.
     fn start() -> Option<Self> {
         if Command::new("etcd").arg("--version").output().is_err() {
-            println!("SKIPPED: etcd is not installed (apt-get install etcd-server)");
+            farpool_testkit::skip("etcd is not installed (apt-get install etcd-server)");
             return None;
         }
         let folder = tempfile::tempdir().unwrap();

@@ -4,7 +4,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farpool_hosts::{Host, Hosts, SwitchSide, Wiring};
 use farpool_switch::{
@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 fn make() -> Option<Hosts> {
     let hosts = Hosts::builder(HOSTS, Wiring::Switch).make();
-    hosts.map_err(|reason| println!("SKIPPED: {reason}")).ok()
+    hosts.map_err(|reason| farpool_testkit::skip(&reason.to_string())).ok()
 }
 
 fn side(hosts: &Hosts) -> &SwitchSide {
@@ -50,12 +50,8 @@ fn received(host: &Host) -> u64 {
     host.counters().expect("counters").received_frames
 }
 
-fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !condition() {
-        assert!(Instant::now() < deadline, "waited in vain: {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+fn wait_until(what: &str, condition: impl FnMut() -> bool) {
+    farpool_testkit::wait_until(what, PATIENCE, condition);
 }
 
 /// Sends `bytes` and has all of them come back, whole.

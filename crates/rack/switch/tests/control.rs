@@ -24,7 +24,7 @@ struct Stage {
 
 fn stage() -> Option<Stage> {
     let hosts = Hosts::builder(5, Wiring::Switch).make();
-    let hosts = hosts.map_err(|reason| println!("SKIPPED: {reason}")).ok()?;
+    let hosts = hosts.map_err(|reason| farpool_testkit::skip(&reason.to_string())).ok()?;
     let side = hosts.switch().expect("wired for a switch");
     let opened = side.enter(|| EmulatedSwitch::open("s0", side.ports()));
     let switch = opened.expect("enter").expect("open");

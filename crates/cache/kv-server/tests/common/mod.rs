@@ -9,29 +9,19 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use farpool_kv_server::{Server, ServerError, Settings, Shared};
 use tempfile::TempDir;
 
 /// A condition that has not come true by then never will.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// Between two looks at a condition.
-const STEP: Duration = Duration::from_millis(1);
-
 /// Waits until `condition` gives a value.
 ///
 /// # Panics
 /// When it has given none within [`PATIENCE`].
-pub fn wait_until<T>(what: &str, mut condition: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(value) = condition() {
-            return value;
-        }
-        assert!(Instant::now() < deadline, "waited {PATIENCE:?} in vain: {what}");
-        std::thread::sleep(STEP);
-    }
+pub fn wait_until<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
+    farpool_testkit::wait_for(what, PATIENCE, condition)
 }
 
 /// Our server in this process, on a Unix socket or on TCP.

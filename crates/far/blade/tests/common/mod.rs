@@ -8,7 +8,7 @@ use farpool_wire::*;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tempfile::TempDir;
 
 /// Longer than anything takes; a test that waits this long has failed.
@@ -56,12 +56,8 @@ pub fn config_of(superpages: u64) -> BladeConfig {
 }
 
 /// Waits until `condition` holds.
-pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !condition() {
-        assert!(start.elapsed() < PATIENCE, "waited in vain until {what}");
-        std::thread::sleep(Duration::from_millis(2));
-    }
+pub fn wait_until(what: &str, condition: impl FnMut() -> bool) {
+    farpool_testkit::wait_until(what, PATIENCE, condition);
 }
 
 pub enum Stream {

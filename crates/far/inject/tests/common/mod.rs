@@ -78,7 +78,7 @@ impl Host {
         match c_host(link) {
             Ok(program) => Some(Self::start(Command::new(program).args(arguments))),
             Err(reason) => {
-                println!("SKIPPED: {reason}");
+                farpool_testkit::skip(&reason.to_string());
                 None
             }
         }
@@ -153,12 +153,8 @@ pub fn image() -> &'static Image {
 }
 
 /// Waits for a condition.
-pub fn eventually(what: &str, is_so: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !is_so() {
-        assert!(start.elapsed() < PATIENCE, "{what}: not in {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(1));
-    }
+pub fn eventually(what: &str, is_so: impl FnMut() -> bool) {
+    farpool_testkit::wait_until(what, PATIENCE, is_so);
 }
 
 fn readable(fd: impl AsFd, patience: Duration) -> bool {

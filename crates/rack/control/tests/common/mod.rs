@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::channel;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farpool_api::{
     Client, ClientId, ClientReport, ClientSegmentUse, ClientSpec, NodeAnswer, NodeGrantUse,
@@ -23,15 +23,8 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 pub const SUPERPAGE: u64 = 16 << 20;
 
 /// Waits until `done` gives something.
-pub fn wait_for<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
-    let until = Instant::now() + PATIENCE;
-    loop {
-        if let Some(value) = done() {
-            return value;
-        }
-        assert!(Instant::now() < until, "waited in vain for {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
+pub fn wait_for<T>(what: &str, done: impl FnMut() -> Option<T>) -> T {
+    farpool_testkit::wait_for(what, PATIENCE, done)
 }
 
 /// A controller in a thread.

@@ -6,7 +6,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farpool_acms::{Arbitration, Thresholds};
 use farpool_api::{
@@ -22,15 +22,8 @@ pub const TOTAL_BYTES: u64 = 4 << 30;
 pub const MIB: u64 = 1 << 20;
 
 /// Waits until `done` gives something.
-pub fn wait_for<T>(what: &str, mut done: impl FnMut() -> Option<T>) -> T {
-    let until = Instant::now() + PATIENCE;
-    loop {
-        if let Some(value) = done() {
-            return value;
-        }
-        assert!(Instant::now() < until, "waited in vain for {what}");
-        std::thread::sleep(Duration::from_millis(10));
-    }
+pub fn wait_for<T>(what: &str, done: impl FnMut() -> Option<T>) -> T {
+    farpool_testkit::wait_for(what, PATIENCE, done)
 }
 
 /// A node that runs, and the share of its memory that its programs use.
