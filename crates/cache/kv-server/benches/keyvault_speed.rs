@@ -1,18 +1,15 @@
 //! How fast a running server answers: one request at a time, and with many in flight.
 //!
-//!     cargo bench -p farpool-kv-server --bench keyvault_speed -- \
-//!         ADDR [DEPTH [SECONDS [SHARD [BYTES]]]]
+//! `keyvault_speed ADDR [DEPTH [SECONDS [SHARD [BYTES]]]]` with ADDR as `tcp:IP:PORT`, `unix:PATH`
+//! or `shared:PATH` for KeyVault, as `lease:PATH` for leased values, read where they lie (the
+//! server needs `--keyvault-leases`), and as `text:IP:PORT` for memcached's text protocol, with the
+//! same requests. 100,000 keys of 12 bytes with values of BYTES (64), or as many as take 256 MiB
+//! together, drawn uniformly; one connection, with SHARD (a number, or `any`) to that shard and for
+//! its keys only. Each round prints its rate, its round trips if DEPTH is 1, and the processor time
+//! of this client for each request.
 //!
-//! with ADDR as `tcp:IP:PORT`, `unix:PATH` or `shared:PATH` for KeyVault, as `lease:PATH` for
-//! values that are read where they lie (the server needs `--keyvault-leases`), and as
-//! `text:IP:PORT` for memcached's text protocol, asked in the same way. 100,000 keys of 12 bytes
-//! with values of BYTES (64), or as many as take 256 MiB together, drawn uniformly; one
-//! connection, with SHARD (a number, or `any`) to that shard and for its keys only. Each round
-//! prints its rate, its round trips if DEPTH is 1, and the processor time of this client for each
-//! request.
-//!
-//! A value is read from front to back once it has come, copied or leased: one byte of every 64-byte
-//! line.
+//! A value, copied or leased, is read from front to back once it has arrived: one byte of every
+//! 64-byte line.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -27,13 +24,13 @@ use farpool_keyvault::owner::{hash_key, shard_of};
 use farpool_units::exactly;
 
 const KEYS: u64 = 100_000;
-/// All values together: they must fit into the server's memory.
+/// Size of all values together: they must fit into the server's memory.
 const VALUES_BYTES: u64 = 256 << 20;
 const FILL: u8 = b'x';
 const VALUE_BYTES: usize = 64;
 const LINE_BYTES: usize = 64;
 const ROUNDS: usize = 3;
-/// Requests of one batch while the keys are stored.
+/// Requests in one batch while the keys are stored.
 const FILL_BATCH: usize = 256;
 
 type Error = Box<dyn std::error::Error>;
@@ -48,7 +45,7 @@ fn key(number: u64) -> [u8; 12] {
     key
 }
 
-/// A client of either protocol. Replies are checked for what they are.
+/// A client of either protocol. It checks every reply.
 struct Client {
     value: Vec<u8>,
     link: Link,
@@ -59,7 +56,7 @@ enum Link {
     Text { stream: TcpStream, out: Vec<u8>, input: Vec<u8>, unanswered: usize, reply: Vec<u8> },
 }
 
-/// Whether a value is what was stored, of which every line is looked at.
+/// Whether a value is what was stored; checks one byte of every line.
 fn is_right(value: &[u8], bytes: usize) -> bool {
     value.len() == bytes && value.iter().step_by(LINE_BYTES).all(|&byte| byte == FILL)
 }
@@ -85,7 +82,8 @@ impl Client {
                 );
             }
         };
-        // Memory needs no checksums; sockets have them here, the text protocol never.
+        // Shared memory needs no checksums; over sockets KeyVault has them here, the text protocol
+        // never.
         let unchecked = matches!(keyvault, Address::Shared(_));
         let connection = if is_leasing {
             Connection::connect_leasing(&keyvault, shard, 1024, unchecked, 0)?
@@ -157,7 +155,7 @@ impl Client {
         }
     }
 
-    /// Whether one more request may be sent: RELEASEs take credits, too.
+    /// Whether one more request may be sent. RELEASEs take credits, too.
     fn has_credit(&self) -> bool {
         match &self.link {
             Link::KeyVault { connection, .. } => connection.has_credit(),
@@ -165,7 +163,7 @@ impl Client {
         }
     }
 
-    /// From now on replies to gets are expected.
+    /// Expects replies to gets from now on.
     fn expect_values(&mut self) {
         if let Link::Text { reply, .. } = &mut self.link {
             let head = format!("VALUE key000000000 0 {}\r\n", self.value.len());
@@ -173,8 +171,8 @@ impl Client {
         }
     }
 
-    /// Sends what is to be sent and waits for at least one reply, with values if those are `gets`;
-    /// how many came, and how many of them were leases.
+    /// Sends pending requests and waits for at least one reply, with values if those are `gets`.
+    /// Returns how many replies arrived, and how many of them were leases.
     fn exchange(&mut self, gets: bool) -> Result<(usize, usize), Error> {
         let value_bytes = self.value.len();
         match &mut self.link {

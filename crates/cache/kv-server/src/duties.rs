@@ -1,4 +1,4 @@
-//! What a thread does by the clock: its tick, its looks at deadlines of lower tiers, its end.
+//! A thread's periodic work: its tick, its checks of lower-tier deadlines, its end.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -9,12 +9,12 @@ use crate::settings::Shared;
 
 /// How often the clock, expiry and idle clients are checked.
 pub(crate) const TICK: Duration = Duration::from_secs(1);
-/// How long promised replies may take once the server is to end.
+/// How long outstanding replies may take once the server is to end.
 const DRAIN: Duration = Duration::from_secs(5);
 /// How often the deadlines of a lower tier that owes answers are checked.
 pub(crate) const LOWER_LOOK: Duration = Duration::from_millis(5);
 
-/// When a thread did last what it does again and again.
+/// When a thread last did its periodic work.
 #[derive(Debug)]
 pub(crate) struct Duties {
     started: Instant,
@@ -22,7 +22,7 @@ pub(crate) struct Duties {
     last_work: Instant,
     last_lower_look: Instant,
     stop_at: Option<Instant>,
-    /// It is among the shared `quiet_threads`.
+    /// Whether it is counted in the shared `quiet_threads`.
     is_counted_quiet: bool,
 }
 
@@ -70,7 +70,7 @@ impl Duties {
         !spin.is_zero() && self.last_work.elapsed() < spin
     }
 
-    /// The server is to end.
+    /// Begins to stop: the server is to end.
     pub(crate) fn stop(&mut self) {
         self.stop_at = Some(Instant::now() + DRAIN);
     }
@@ -79,13 +79,13 @@ impl Duties {
         self.stop_at.is_some()
     }
 
-    /// Whether promised replies have had their time.
+    /// Whether the time for outstanding replies is over.
     pub(crate) fn is_overdue(&self, now: Instant) -> bool {
         self.stop_at.is_some_and(|at| now >= at)
     }
 
     /// Whether the server is to end and no thread owes its clients anything: until then others may
-    /// ask this one's shard. `is_quiet` says whether this thread owes nothing.
+    /// ask this thread's shard. `is_quiet` says whether this thread owes nothing.
     pub(crate) fn are_done(&mut self, shared: &Shared, is_quiet: impl FnOnce() -> bool) -> bool {
         if !self.is_stopping() {
             return false;

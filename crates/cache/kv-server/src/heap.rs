@@ -1,19 +1,18 @@
 //! How the allocator treats large buffers.
 
-/// Buffers from this size on go back to the kernel when they are freed: requests with the largest
-/// items by default fit below, and for larger ones getting the memory anew costs little beside
-/// copying it.
+/// Freed buffers of at least this size return to the kernel at once: requests with the largest
+/// default items fit below it, and for larger ones new memory costs little beside the copy.
 const APART_BYTES: libc::c_int = 2 << 20;
-/// The end of the heap goes back when it is free and this long.
+/// A free end of the heap at least this long is returned to the kernel.
 const TRIM_BYTES: libc::c_int = 1 << 20;
 
-/// Has large buffers have memory of their own, always: by default the allocator keeps what it has
-/// once seen freed, up to 64 MiB for each thread, and the memory limit does not see it.
+/// Gives large buffers memory of their own, always: by default the allocator raises the threshold
+/// to what it has seen freed, up to 64 MiB for each thread, outside the memory limit.
 pub fn keep_large_buffers_apart() {
     #[cfg(target_env = "gnu")]
     // SAFETY: this sets numbers that the allocator reads; it may be called at any time.
     unsafe {
-        // A refusal leaves the defaults: more memory, nothing else.
+        // A refusal leaves the defaults: more memory use, nothing else.
         libc::mallopt(libc::M_MMAP_THRESHOLD, APART_BYTES);
         libc::mallopt(libc::M_TRIM_THRESHOLD, TRIM_BYTES);
     }

@@ -1,4 +1,4 @@
-//! The server: listens, hands clients round to its threads, ends cleanly.
+//! The server: listens, distributes clients over its threads, ends cleanly.
 
 mod below;
 mod clients;
@@ -39,8 +39,8 @@ use below::far::Keeper;
 use mail::mailbox::{Message, Protocol};
 use watch::{conns, metrics};
 
-/// The most threads: each has a shard, and KeyVault's frames have 12 bits for the number of one,
-/// of which the last stands for any.
+/// The most threads: each has a shard, and KeyVault's frames have 12 bits for a shard's number, the
+/// highest of which stands for any shard.
 pub const THREADS_MAX: usize = BROADCAST as usize;
 
 /// Why a server does not start, or ended.
@@ -89,7 +89,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Takes memory and addresses. `start_unix_s` is now.
+    /// Allocates memory and binds addresses. `start_unix_s` is the present time.
     pub fn bind(settings: Settings, start_unix_s: i64) -> Result<Self, ServerError> {
         if !(1..=THREADS_MAX).contains(&settings.threads) {
             return Err(ServerError::Threads(settings.threads));
@@ -132,7 +132,7 @@ impl Server {
         }
         let shared = Arc::new(Shared::new(settings, start_unix_s)?);
         let told = listeners.iter().map(|it| conns::describe_listener(&it.socket)).collect();
-        // The first and only time.
+        // Set here for the first and only time.
         let _ = shared.listeners.set(told);
         let mut workers = (0..shared.shards())
             .map(|number| Worker::new(Arc::clone(&shared), number))
@@ -150,25 +150,25 @@ impl Server {
         Ok(Self { shared, listeners, addresses, socket_paths, workers, far, flash, metrics })
     }
 
-    /// Where it listens; port 0 has become a real one.
+    /// The addresses it listens on; port 0 has become a real one.
     #[must_use]
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
 
-    /// Where Prometheus metrics are served.
+    /// Where metrics for Prometheus are served.
     #[must_use]
     pub fn metrics_address(&self) -> Option<SocketAddr> {
         self.metrics.as_ref().map(|(_, address)| *address)
     }
 
-    /// What another thread needs to stop it: see [`Shared::ask_to_stop`].
+    /// What other threads need to stop the server: see [`Shared::ask_to_stop`].
     #[must_use]
     pub fn shared(&self) -> Arc<Shared> {
         Arc::clone(&self.shared)
     }
 
-    /// Serves until it is asked to stop; promised replies are sent first.
+    /// Serves until asked to stop; outstanding replies are sent first.
     pub fn run(mut self) -> Result<(), ServerError> {
         let threads = std::mem::take(&mut self.workers)
             .into_iter()
@@ -176,7 +176,7 @@ impl Server {
                 let shared = Arc::clone(&self.shared);
                 let run = move || {
                     let result = worker.run();
-                    // Without one of its shards the server cannot go on: it ends, so that its
+                    // The server is of no use without one of its shards: it ends, so that a
                     // supervisor notices.
                     shared.ask_to_stop();
                     result
@@ -202,7 +202,7 @@ impl Server {
         ended.map(|_| ())
     }
 
-    /// Notes that flash was closed in order, if it was.
+    /// Marks flash as closed cleanly, if it was.
     fn close_flash(&mut self, all_ended: bool) {
         let Some(file) = self.flash.take() else { return };
         let path = file.path().display().to_string();
@@ -237,16 +237,16 @@ impl Server {
         self.shared.is_asked_to_stop.load(Ordering::Relaxed)
     }
 
-    /// Refuses new clients from now on, and leaves the addresses to a successor.
+    /// Refuses new connections, and leaves the addresses to a successor.
     fn stop_listening(&mut self) {
         self.listeners.clear();
         for path in self.socket_paths.drain(..) {
-            // Gone already is as good.
+            // It makes no difference if the path is gone already.
             let _ = std::fs::remove_file(path);
         }
     }
 
-    /// Lets those who are there stay for a while, unless the server is to end at once.
+    /// Lets connected clients stay for a while, unless the server is to end at once.
     fn drain(&mut self) -> Result<(), ServerError> {
         if self.is_asked_to_stop() {
             return Ok(());
@@ -257,7 +257,8 @@ impl Server {
             clients = self.shared.connections.load(Ordering::Relaxed),
             "draining: nobody new is served"
         );
-        // What woke the accepting loop is read, so that only a further request ends the wait early.
+        // The event that ended the accept loop is consumed, so that only a further request ends the
+        // wait early.
         let mut counter = [0; 8];
         let _ = rustix::io::read(&self.shared.stop, &mut counter);
         while !self.is_asked_to_stop() && self.shared.connections.load(Ordering::Relaxed) > 0 {
@@ -283,7 +284,7 @@ impl Server {
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(Errno::AGAIN) => return,
                 Err(errno) => {
-                    // Descriptors ran out: those who wait get their turn when others have gone.
+                    // Descriptors ran out: waiting clients are accepted when others have left.
                     tracing::warn!(%errno, "a client cannot be accepted");
                     std::thread::sleep(ACCEPT_PAUSE);
                     return;
@@ -307,7 +308,7 @@ impl Server {
     }
 }
 
-/// Between two looks at whether all clients have gone.
+/// How often a draining server checks whether all clients have left.
 const DRAIN_LOOK: Duration = Duration::from_millis(50);
 /// How long no client is accepted after descriptors ran out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
@@ -331,7 +332,7 @@ fn listen_tcp(address: SocketAddr, backlog: i32) -> std::io::Result<(OwnedFd, So
     Ok((listener.into(), bound))
 }
 
-/// Listens on a path; a socket that a dead server left behind is replaced.
+/// Listens on a path; replaces a socket that a dead server left behind.
 fn listen_unix(path: &Path, mode: u32) -> Result<OwnedFd, ServerError> {
     let shown = path.display().to_string();
     let failed = |source| ServerError::Listen { address: shown.clone(), source };

@@ -1,5 +1,5 @@
-//! What every part of a thread needs to know of it: its number, what it shares with the others,
-//! what it waits with, and what it counts.
+//! What every part of a thread needs to know about the thread: its number, what it shares with the
+//! others, what it waits with, and its counts.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -15,9 +15,9 @@ use crate::watch::report::ThreadCounts;
 
 /// The token of a thread's mailbox.
 pub(crate) const TOKEN_WAKE: u64 = u64::MAX;
-/// The token of everything that lower tiers answer through.
+/// The token of every descriptor through which lower tiers answer.
 pub(crate) const TOKEN_LOWER: u64 = u64::MAX - 1;
-/// Marks the token of a ring's bell. A client's socket has the client's number.
+/// Marks the token of a ring's bell. A client's socket has the client's number as its token.
 pub(crate) const TOKEN_BELL: u64 = 1 << 62;
 
 /// One thread, as its parts know it.
@@ -34,7 +34,7 @@ impl Me {
     pub(crate) fn new(shared: Arc<Shared>, number: usize) -> Result<Self, Errno> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let wake = epoll::EventData::new_u64(TOKEN_WAKE);
-        // Every write to it is an event, whatever was written before, so it need not be read.
+        // Every write to it is an event, whatever was written before: it need not be read.
         let written = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&epoll, &shared.mailboxes[number].wake, wake, written)?;
         let limits = ParseLimits { item_bytes_max: shared.settings.item_bytes_max };
@@ -45,7 +45,7 @@ impl Me {
         &self.shared.mailboxes[self.number]
     }
 
-    /// The thread whose shard has the keys of this hash.
+    /// The thread whose shard owns the keys of this hash.
     #[inline]
     pub(crate) fn owner_of(&self, hash: u64) -> usize {
         shard_of(hash, self.shared.shards())

@@ -18,28 +18,29 @@ use farpool_kv_store::observe::Observed;
 use farpool_kv_store::quota::QuotaReport;
 use farpool_kv_tier::flash::FlashSettings;
 
-/// The version that `version` and `stats` tell: clients decide by it what they may ask.
+/// The version reported by `version` and `stats`: clients derive from it which commands they may
+/// use.
 pub const MEMCACHED_VERSION: &str = "1.6.18";
 
 /// How a server reaches the pool that grants it far memory.
 #[derive(Debug, Clone)]
 pub struct PoolOptions {
-    /// The controllers or the door of a node that collaborates, with commas between.
+    /// The controllers, or the door of a node that collaborates, separated by commas.
     pub controllers: String,
-    /// What they ask for.
+    /// The bearer token that they require.
     pub token: Option<String>,
-    /// The compute brick that the server runs on; this machine's name if left out.
+    /// The compute brick that the server runs on; by default this machine's name.
     pub host: Option<String>,
     /// Bandwidth wanted for each segment, in each direction.
     pub rate_bytes_per_s: Option<u64>,
 }
 
-/// Where far memory comes from.
+/// The source of far memory.
 #[derive(Debug, Clone)]
 pub enum FarSource {
-    /// All of it at the start, from these.
+    /// All of it at the start, from these blades.
     Blades(Vec<farpool_pool::Address>),
-    /// As much as there is, as long as there is.
+    /// As much as the pool grants, for as long as it does.
     Pool(PoolOptions),
 }
 
@@ -60,14 +61,14 @@ pub struct FarSettings {
 pub struct Settings {
     pub addresses: Vec<SocketAddr>,
     pub socket_path: Option<PathBuf>,
-    /// Where KeyVault is spoken.
+    /// Addresses that speak KeyVault.
     pub keyvault_addresses: Vec<SocketAddr>,
     pub keyvault_path: Option<PathBuf>,
-    /// Whether its clients may read the memory of all items, so that values need no copies.
+    /// Whether KeyVault clients may read the memory of all items, so that values need no copies.
     pub keyvault_leases: bool,
-    /// Where Prometheus metrics are served.
+    /// Where metrics for Prometheus are served.
     pub metrics_address: Option<SocketAddr>,
-    /// Permissions of the sockets.
+    /// Permissions of the unix sockets.
     pub socket_mode: u32,
     /// Memory of all shards together.
     pub memory_bytes: usize,
@@ -75,9 +76,9 @@ pub struct Settings {
     pub flash: Option<FlashSettings>,
     pub threads: usize,
     pub item_bytes_max: usize,
-    /// Whether old items make room for new ones.
+    /// Whether old items are evicted to make room for new ones.
     pub evicts: bool,
-    /// Which items go when they do.
+    /// Which items are evicted.
     pub policy: CacheKind,
     pub connections_max: u64,
     /// Clients that are idle for this long are disconnected; 0 = never.
@@ -87,21 +88,21 @@ pub struct Settings {
     pub allows_shutdown: bool,
     pub allows_flush: bool,
     pub allows_watch: bool,
-    /// `lru_crawler metadump` and `stats cachedump`.
+    /// Permits `lru_crawler metadump` and `stats cachedump`.
     pub allows_dump: bool,
-    /// The character that ends the prefix of a key.
+    /// The byte that ends the prefix of a key.
     pub prefix_delimiter: u8,
-    /// How much memory items of some prefixes may take, over all shards.
+    /// Quotas: how much memory items of a prefix may take, over all shards.
     pub quotas: Vec<(Vec<u8>, u64)>,
     /// Whether commands are counted by prefix from the start.
     pub counts_prefixes: bool,
-    /// How long clients that are there may stay once the server is to drain.
+    /// How long connected clients may stay once the server drains.
     pub drain: Duration,
     pub credentials: Option<Arc<Credentials>>,
     pub credentials_file: Option<PathBuf>,
-    /// How long a thread looks for work before it sleeps, in microseconds.
+    /// How long a thread polls for work before it sleeps, in microseconds.
     pub spin_us: u64,
-    /// Requests of one connection that are answered before others have their turn.
+    /// Requests of one connection that are answered before others get their turn.
     pub requests_per_turn: usize,
 }
 
@@ -142,7 +143,7 @@ impl Default for Settings {
     }
 }
 
-/// Requests of one connection answered in one turn: memcached's 20 costs a third of its speed when
+/// Requests of one connection answered in one turn: memcached's 20 costs a third of the speed when
 /// clients send many at once.
 pub const REQUESTS_PER_TURN: usize = 1024;
 
@@ -150,13 +151,13 @@ pub const REQUESTS_PER_TURN: usize = 1024;
 #[derive(Debug, Default)]
 pub struct FarFigures {
     pub wanted_bytes: AtomicU64,
-    /// Granted, and not asked back.
+    /// What is granted and has not been asked back.
     pub granted_bytes: AtomicU64,
-    /// Asked back or lost, and not returned yet.
+    /// What has been asked back or lost and is not yet given back.
     pub leaving_bytes: AtomicU64,
-    /// Pieces that were asked back.
+    /// Pieces that have been asked back.
     pub reclaims: AtomicU64,
-    /// Pieces that went without notice.
+    /// Pieces that were lost without notice.
     pub lost_grants: AtomicU64,
 }
 
@@ -165,15 +166,15 @@ pub struct FarFigures {
 pub struct Shared {
     pub settings: Settings,
     pub mailboxes: Vec<Mailbox>,
-    /// What each thread did and has, left there once a second.
+    /// The figures of each thread, stored there once a second.
     pub(crate) reports: Vec<Mutex<ShardReport>>,
-    /// What each thread's observer told last.
+    /// The last observations of each thread's observer.
     pub(crate) observed: Vec<Mutex<Observed>>,
     pub start_unix_s: i64,
-    /// Where the server listens, as `stats conns` tells it.
+    /// The addresses the server listens on, as `stats conns` shows them.
     pub(crate) listeners: OnceLock<String>,
     pub verbosity: AtomicU32,
-    /// Whether commands are counted by prefix now.
+    /// Whether commands are now counted by prefix.
     pub counts_prefixes: AtomicBool,
     pub(crate) watchers: Watchers,
     pub connections: AtomicU64,
@@ -181,11 +182,11 @@ pub struct Shared {
     pub rejected_connections: AtomicU64,
     pub memory_bytes: AtomicU64,
     pub far: FarFigures,
-    /// Threads that had nothing left to do for their clients once the server was to end.
+    /// Threads that owe their clients nothing more, counted once the server is to end.
     pub quiet_threads: AtomicUsize,
-    /// A thread could not bring its part of flash to an end: the device does not answer.
+    /// A thread could not complete its writes to flash: the device does not answer.
     pub is_flash_unclean: AtomicBool,
-    /// Nobody new is served; those who are there may stay for a while.
+    /// No new client is served; connected ones may stay for a while.
     pub is_draining: AtomicBool,
     /// A client asked the server to end.
     pub is_asked_to_stop: AtomicBool,
@@ -225,19 +226,19 @@ impl Shared {
         self.mailboxes.len()
     }
 
-    /// What each thread's observer told last.
+    /// The last observations of each thread's observer.
     pub(crate) fn observed_by_all(&self) -> Vec<Observed> {
         let read = |it: &Mutex<Observed>| lock(it).clone();
         self.observed.iter().map(read).collect()
     }
 
-    /// Bytes written to far memory so far, by the shards' last reports.
+    /// Bytes written to far memory so far, as last reported by the shards.
     pub(crate) fn far_written_bytes(&self) -> u64 {
         let written = |it: &Mutex<ShardReport>| lock(it).far.counts.bytes_written;
         self.reports.iter().map(written).sum()
     }
 
-    /// What all shards' quotas are used for, in the order in which they hold.
+    /// The quotas' use, summed over all shards, in the order in which quotas apply.
     pub(crate) fn quotas(&self) -> Vec<QuotaReport> {
         let mut shards = self.observed_by_all().into_iter().map(|it| it.quotas);
         let mut sums = shards.next().unwrap_or_default();
@@ -252,14 +253,14 @@ impl Shared {
         sums
     }
 
-    /// Asks the server to end when its clients have gone, or after [`Settings::drain`]: no new
-    /// client is served from now on.
+    /// Asks the server to end when its clients have left, or after [`Settings::drain`]. New clients
+    /// are refused from now on.
     pub fn ask_to_drain(&self) {
         self.is_draining.store(true, std::sync::atomic::Ordering::Relaxed);
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());
     }
 
-    /// Asks the server to end: promised replies are sent first.
+    /// Asks the server to end; outstanding replies are sent first.
     pub fn ask_to_stop(&self) {
         self.is_asked_to_stop.store(true, std::sync::atomic::Ordering::Relaxed);
         let _ = rustix::io::write(&self.stop, &1u64.to_ne_bytes());

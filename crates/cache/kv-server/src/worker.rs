@@ -1,7 +1,7 @@
 //! One thread: an epoll loop over its connections, and its shard of the keys.
 //!
-//! Every round: wait, read what came, answer it in batches, send what other threads asked and what
-//! they are asked in one message each. Nothing in here is shared but the mailboxes.
+//! Every round: wait, read input, answer it in batches, send answers to other threads and asks to
+//! their shards in one message each. Nothing in here is shared but the mailboxes.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -35,12 +35,12 @@ use farpool_kv_tier::far::{Far, FarMemory};
 use farpool_kv_tier::flash::layout::Promises;
 use farpool_kv_tier::flash::{Flash, Recovered};
 
-/// Events taken in one round.
+/// The most events taken in one round.
 const EVENTS_MAX: usize = 256;
-/// How long a thread with rings looks at them before it sleeps.
+/// How long a thread with rings polls them before it sleeps.
 const RING_SPIN: Duration = Duration::from_micros(50);
-/// Rounds over the rings between two looks at everything else: sockets wait no longer than this
-/// many batches, and a look costs a system call.
+/// Rounds over the rings between two checks of everything else: sockets wait no longer than this
+/// many batches, and a check costs a system call.
 const LOOKS: u32 = 64;
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 
@@ -102,18 +102,18 @@ impl Worker {
         self.below.get_or_insert_default()
     }
 
-    /// Lets the shard have far memory below its own, as it comes.
+    /// Adds far memory below the shard's own, to be granted piece by piece.
     pub fn add_far(&mut self) {
         self.below_mut().far = Some(Far::growing(FarMemory::default()));
     }
 
-    /// Takes an item that an earlier process left on flash. True if there is room to point at it.
+    /// Takes an item that an earlier process left on flash. True if the index has room for it.
     pub fn take_recovered(&mut self, item: Recovered) -> bool {
         self.shard.store.insert_lower(item.hash, Tier::Flash, item.place, 0).is_ok()
     }
 
-    /// Gives the shard flash below its memory, and has it go on where an earlier process stopped:
-    /// with its `promises` and its clock.
+    /// Adds flash below the shard's memory, and resumes where an earlier process stopped: with its
+    /// `promises` and its clock.
     pub fn add_flash(&mut self, flash: Flash, promises: Promises, clock: Clock) {
         let Promises { last_cas, flushed_cas, flush_at_s, .. } = promises;
         self.shard.clock = clock;
@@ -124,7 +124,7 @@ impl Worker {
         self.keep_promises();
     }
 
-    /// Serves until it is told to stop and has sent all pending replies.
+    /// Serves until told to stop and all outstanding replies are sent.
     pub fn run(mut self) -> Result<(), WorkerError> {
         let mut events = Vec::with_capacity(EVENTS_MAX);
         let mut looks = 0u32;
@@ -143,11 +143,10 @@ impl Worker {
             for event in &events {
                 self.take_event(event);
             }
-            // After the clients, so that what others asked and what they are asked travels
-            // together.
+            // After the clients, so that answers to other threads and asks to them travel together.
             self.take_messages();
             if self.below_is_busy() {
-                // Over shared memory, what was just asked has come already.
+                // Over shared memory, what was just requested is there already.
                 self.poll_below(None);
             }
             self.mail.send(&self.me);
@@ -170,7 +169,7 @@ impl Worker {
         self.close_ended_ports();
     }
 
-    /// Waits for events, as long as there is nothing else to do.
+    /// Waits for events, unless there is other work to do.
     fn wait(&mut self, events: &mut Vec<epoll::Event>) -> Result<(), Errno> {
         events.clear();
         let (mut wait, sleeps) = self.wait_limit();
@@ -189,7 +188,7 @@ impl Worker {
         }
     }
 
-    /// Does what is due by the clock, and takes what lower tiers have brought.
+    /// Does periodic work that is due, and takes the outcomes of lower tiers.
     fn do_duties(&mut self, now: Instant, has_events: bool) {
         if self.duties.take_tick(now) {
             self.tick(now);
@@ -207,9 +206,9 @@ impl Worker {
     #[inline]
     fn take_event(&mut self, event: &epoll::Event) {
         match event.data.u64() {
-            // Input that is there is handled anyway.
+            // Mailbox and lower tiers are checked in every round.
             TOKEN_LOWER | TOKEN_WAKE => {}
-            // A ring's bell: all rings are looked at anyway.
+            // A ring's bell: all rings are served in every round.
             token if token & TOKEN_BELL != 0 => {}
             token => {
                 if let Ok(number) = usize::try_from(token) {
@@ -219,7 +218,7 @@ impl Worker {
         }
     }
 
-    /// Returns how long to wait, and whether the rings were marked as unwatched meanwhile.
+    /// How long to wait, and whether the rings have been told that the thread sleeps.
     fn wait_limit(&mut self) -> (Option<Timespec>, bool) {
         let mut spin = Duration::from_micros(self.me.shared.settings.spin_us);
         if !self.ring_clients.is_empty() {
@@ -276,7 +275,7 @@ impl Worker {
         }
     }
 
-    /// Publishes the shard's observations.
+    /// Publishes the shard's observations among the shared figures.
     pub(crate) fn leave_observed(&mut self) {
         let memory_bytes = self.shard.store.settings().limit_bytes as u64;
         let quotas = self.shard.store.quotas();
@@ -318,7 +317,7 @@ impl Worker {
                     if let Some(below) = &mut self.below {
                         below.obey(order);
                     }
-                    // Shares without anything in them end at once.
+                    // Shares with nothing in them end at once.
                     self.poll_below(None);
                 }
                 Message::Stop => self.duties.stop(),
@@ -327,21 +326,22 @@ impl Worker {
         self.mail.return_messages(messages);
     }
 
-    /// Whether a request on this key has to wait for a lower tier. One that `replaces` whatever
-    /// there is waits only for others that wait for the key.
+    /// Whether a request on this key has to wait for a lower tier. A request that `replaces` the
+    /// value whatever it is waits only behind others parked on the key.
     #[inline]
     pub(crate) fn is_below(&self, key: HashedKey<'_>, replaces: bool) -> bool {
         self.below.as_ref().is_some_and(|below| below.holds(&self.shard.store, key, replaces))
     }
 
-    /// Has a request wait. The caller has found that the key is below.
+    /// Parks a request. The caller has found that the key is in a lower tier.
     pub(crate) fn park(&mut self, key: HashedKey<'_>, origin: Origin, what: Parked, bytes: &[u8]) {
         if let Some(below) = &mut self.below {
             below.park(&self.shard.store, key, origin, what, bytes);
         }
     }
 
-    /// Begins to read all keys of a MULTIGET that lie below, at the same time, if any does.
+    /// Begins to read all keys of a MULTIGET that are in a lower tier, at the same time, if there
+    /// are any.
     pub(crate) fn gather(
         &mut self,
         keys: Keys<'_>,
@@ -354,8 +354,8 @@ impl Worker {
         }
     }
 
-    /// Gives items that had to leave memory to the lower tiers. Must run before the next request is
-    /// handled.
+    /// Passes items that had to leave memory to the lower tiers. To be done before the next request
+    /// is handled.
     #[inline]
     pub(crate) fn settle_victims(&mut self) {
         if self.shard.store.has_outbox()
@@ -365,7 +365,7 @@ impl Worker {
         }
     }
 
-    /// Whether the lower tiers have something under way.
+    /// Whether the lower tiers have operations under way.
     fn below_is_busy(&self) -> bool {
         self.below.as_ref().is_some_and(Below::is_busy)
     }
@@ -377,12 +377,12 @@ impl Worker {
         }
     }
 
-    /// Brings what is on its way to flash there. True if the device has answered all.
+    /// Completes pending writes to flash. True if the device has answered all of them.
     fn close_below(&mut self) -> bool {
         self.below.as_mut().is_none_or(|below| below.close(&mut self.shard.store))
     }
 
-    /// The counters and sizes of this thread and its shard.
+    /// The figures of this thread and its shard.
     pub(crate) fn report(&self) -> ShardReport {
         let store = &self.shard.store;
         let below = self.below.as_ref();

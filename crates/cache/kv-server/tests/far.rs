@@ -1,5 +1,5 @@
-//! Far memory under the server, with real blades: what does not fit into memory is still there, in
-//! order, and a blade that dies costs its items and nothing else.
+//! Far memory under the server, with real blades: items that do not fit into memory are still
+//! served, in order, and a blade that dies costs its own items and nothing else.
 
 mod common;
 
@@ -74,7 +74,7 @@ struct Text {
 impl Text {
     fn connect(at: SocketAddr) -> Self {
         let stream = TcpStream::connect(at).unwrap();
-        // A hang fails the test instead of the whole run.
+        // A hang fails the test instead of blocking the whole run.
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         Self { reader: BufReader::new(stream) }
     }
@@ -94,7 +94,7 @@ impl Text {
         self.line()
     }
 
-    /// Reads the reply to a `get`: the items in their order.
+    /// Reads the reply to a `get`: the items, in order.
     fn items(&mut self) -> Vec<(String, Vec<u8>)> {
         let mut items = Vec::new();
         loop {
@@ -138,7 +138,8 @@ fn fill(text: &mut Text, keys: usize, round: usize) {
     assert!(text.ask("version").starts_with("VERSION"));
 }
 
-/// Stores once more what a busy machine's blade did not take in time, until it took nearly all.
+/// Stores items again that the blade of a busy machine did not take in time, until it has taken
+/// nearly all.
 fn fill_until_taken(text: &mut Text, keys: usize, round: usize) {
     const ATTEMPTS: usize = 10;
     for _ in 0..ATTEMPTS {
@@ -183,7 +184,7 @@ fn what_memory_has_no_room_for_is_still_there() {
                     (first..first + 50).map(|key| format!("key{key}")).collect();
                 text.send(format!("get {}\r\n", names.join(" ")).as_bytes());
                 let items = text.items();
-                // In the order of the question; what is missing was counted when it was lost.
+                // In the order of the request; missing items were counted when they were lost.
                 let mut asked = names.iter();
                 for (name, found) in &items {
                     assert!(asked.any(|it| it == name), "{name} is out of order");
@@ -218,7 +219,7 @@ fn large_items_are_below_too() {
     with_blades(|address, blade| {
         let server = Running::start(2, address);
         let mut text = Text::connect(server.text);
-        // 58 MB of items that fit into a zone together with others, or nearly alone.
+        // 58 MB of items, of which several share a zone, or one nearly fills it.
         let kib = |key: usize| if key.is_multiple_of(3) { 1_000 } else { 200 };
         let large = |key: usize| {
             let mut value = format!("{key}.").into_bytes();
@@ -237,7 +238,7 @@ fn large_items_are_below_too() {
         }
         let refused = usize::try_from(text.statistic("far_refused")).unwrap();
         let mut found = [0, 0];
-        // Twice: answered from what came, then brought back.
+        // Twice: first answered from the record, then promoted.
         for key in (0..keys).chain(0..keys) {
             if let Some(value) = text.get(&format!("key{key}")) {
                 assert!(value == large(key), "key{key} has another value");
@@ -269,7 +270,7 @@ fn every_command_finds_what_is_below() {
         );
         (0..8).for_each(|_| assert_eq!(text.line(), "STORED"));
         fill(&mut text, 40_000, 0);
-        // In one go: what waits for an item does not overtake what waits before it.
+        // All sent together: a request that waits for an item does not overtake earlier ones.
         text.send(b"incr number 1\r\nget number\r\nappend word 0 0 2\r\ncd\r\nget word\r\n");
         assert_eq!(text.line(), "42");
         assert_eq!(text.items(), [("number".to_owned(), b"42".to_vec())]);
@@ -289,7 +290,7 @@ fn every_command_finds_what_is_below() {
         assert_eq!(text.ask("touch touched 100"), "TOUCHED");
         assert_eq!(text.ask("mg meta v f s k"), "VA 3 f5 s3 kmeta");
         assert_eq!(text.line(), "abc");
-        // In far memory, and never stored anew since; gone with the others.
+        // In far memory, and not stored anew since; flushed with the others.
         assert!(text.get("key5").is_some());
         assert_eq!(text.ask("flush_all"), "OK");
         assert_eq!(text.get("key7"), None);
@@ -299,8 +300,7 @@ fn every_command_finds_what_is_below() {
     });
 }
 
-/// Rounds of overwriting with more than memory and far memory hold: whatever is there is the
-/// newest.
+/// Overwrites more than memory and far memory hold, in rounds: every value found is the newest.
 #[test]
 fn an_old_value_never_comes_back() {
     with_blades(|address, blade| {
@@ -339,7 +339,7 @@ fn a_dead_blade_costs_its_items_and_nothing_else() {
         let mut text = Text::connect(server.text);
         let keys = 40_000;
         fill(&mut text, keys, 0);
-        // Requests are on their way while the blade dies.
+        // Requests are under way while the blade dies.
         let names: Vec<String> = (0..2000).map(|key| format!("key{key}")).collect();
         text.send(format!("get {}\r\n", names.join(" ")).as_bytes());
         serving.shutdown();
@@ -355,7 +355,7 @@ fn a_dead_blade_costs_its_items_and_nothing_else() {
             slowest = slowest.max(start.elapsed());
         }
         assert!(slowest < Duration::from_secs(5), "somebody waited {slowest:?} for a dead blade");
-        // Memory goes on as before.
+        // Memory works as before.
         fill(&mut text, 1000, 1);
         for key in 0..1000 {
             assert!(text.get(&format!("key{key}")).unwrap() == value(key, 1));
@@ -363,7 +363,7 @@ fn a_dead_blade_costs_its_items_and_nothing_else() {
     }
 }
 
-/// The first `count` keys that a shard owns. They left memory first.
+/// The first `count` keys that a shard owns. They leave memory first.
 fn keys_of(shard: usize, shards: usize, count: usize) -> Vec<usize> {
     let is_of = |key: &usize| shard_of(hash_key(format!("key{key}").as_bytes()), shards) == shard;
     (0..).filter(is_of).take(count).collect()
@@ -375,7 +375,7 @@ fn multi_get(connection: &mut Connection, keys: &[usize]) -> u32 {
     connection.send(&Request::MultiGet(list.keys())).unwrap()
 }
 
-/// Every answer by its request's number: status and body.
+/// All answers, by request number: status and body.
 fn answers(connection: &mut Connection) -> std::collections::HashMap<u32, (Status, Vec<u8>)> {
     connection.flush().unwrap();
     let mut all = std::collections::HashMap::new();
@@ -389,7 +389,7 @@ fn answers(connection: &mut Connection) -> std::collections::HashMap<u32, (Statu
     all
 }
 
-/// What an answer to a MULTIGET of all keys tells of each.
+/// The result for each key in an answer to a MULTIGET that covers all keys.
 fn found_in(answer: &(Status, Vec<u8>), keys: usize) -> Vec<Option<Vec<u8>>> {
     assert_eq!(answer.0, Status::Ok);
     let (looked_at, items) = read_found(&answer.1).unwrap();
@@ -399,15 +399,15 @@ fn found_in(answer: &(Status, Vec<u8>), keys: usize) -> Vec<Option<Vec<u8>>> {
     found
 }
 
-/// Whether the blade took and gave everything in time.
+/// Whether the blade took and returned everything in time.
 fn is_whole(text: &mut Text) -> bool {
     let names =
         ["far_refused", "far_reads_failed", "far_reads_gone", "far_zones_lost", "lower_late"];
     names.into_iter().map(|name| text.statistic(name)).sum::<u64>() == 0
 }
 
-/// Begins anew when a busy machine's blade did not take or give everything in time: one run must
-/// lose nothing.
+/// Repeats a run in which the blade of a busy machine did not take or return everything in time:
+/// one run must lose nothing.
 fn without_loss(mut run: impl FnMut() -> bool) {
     const ATTEMPTS: usize = 10;
     assert!((0..ATTEMPTS).any(|_| run()), "the blade was late in each of {ATTEMPTS} runs");
@@ -419,7 +419,7 @@ fn read_many_at_once(address: &Address, threads: usize) -> bool {
     fill(&mut text, 40_000, 0);
     assert_eq!(text.statistic("far_reads_at_once"), 0);
     let mut at_once_before = 0;
-    // Asked through another shard's thread, and more of it directly.
+    // Requested through another shard's thread, then more keys directly.
     for (asked, count) in [(1, 150), (0, 400)] {
         let light = LightAddress::Tcp(server.light);
         let asked = u16::try_from(asked % threads).unwrap();
@@ -444,7 +444,7 @@ fn read_many_at_once(address: &Address, threads: usize) -> bool {
     true
 }
 
-/// One after the other, never more than one read would be under way.
+/// If keys were read one after the other, no more than one read would ever be under way.
 #[test]
 fn a_multiget_reads_all_its_keys_at_once() {
     with_blades(|address, blade| {
@@ -465,7 +465,7 @@ fn change_behind_a_multiget(address: &Address, threads: usize) -> bool {
     let asked = u16::try_from(threads - 1).unwrap();
     let mut connection = Connection::connect(&light, asked, 64, false).unwrap();
     let mut keys = keys_of(0, threads, 40);
-    // The last one is in memory.
+    // The last key is in memory.
     let is_of = |key: &usize| shard_of(hash_key(format!("key{key}").as_bytes()), threads) == 0;
     keys.push((0..40_000).rev().find(is_of).unwrap());
     let name = |at: usize| format!("key{}", keys[at]).into_bytes();

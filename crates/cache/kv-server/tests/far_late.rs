@@ -1,5 +1,5 @@
-//! A blade that answers a read when nobody waits for it any more: what it brings is not what a
-//! later request asked for.
+//! A blade that answers a read after its request has timed out: a later request must not be
+//! answered from that record.
 
 mod common;
 
@@ -14,18 +14,18 @@ use farpool_policy::CacheKind;
 use farpool_pool::Address;
 use farpool_units::PAGE_BYTES;
 
-/// What has not happened by then never will; also the deadline of the blade, which is held up for
-/// longer than requests wait.
+/// After this long without an event, a test fails; also the deadline of the blade, which is held up
+/// for longer than requests wait.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Place of the meta's length (u16) and of the number of pages (u16) in a frame's header.
+/// Offsets of the meta's length (u16) and of the number of pages (u16) in a frame's header.
 const HEADER_BYTES: usize = 32;
 const META_AT: usize = 16;
 const PAGES_AT: usize = 18;
 
-/// Answers that carry pages, and where they were to go; None while they pass.
+/// Held answers that carry pages, each with its destination; None while answers pass.
 type Held = Arc<Mutex<Option<Vec<(TcpStream, Vec<u8>)>>>>;
 
-/// A way to a blade that can hold back what was read. Its threads end with the connections.
+/// A proxy to a blade that can hold back read answers. Its threads end with the connections.
 struct Proxy {
     address: SocketAddr,
     held: Held,
@@ -127,7 +127,7 @@ impl Text {
         assert_eq!(self.line(), "STORED");
     }
 
-    /// Stores twice what memory holds.
+    /// Stores twice as much as memory holds.
     fn fill(&mut self, name: &str) {
         let value = "v".repeat(4000);
         for number in 0..8_000 {
@@ -138,7 +138,7 @@ impl Text {
     }
 }
 
-/// False when the blade did not take what was stored in time: then nothing is shown.
+/// False if the blade did not take the stored items in time: then the run proves nothing.
 fn an_answer_comes_late(server: SocketAddr, proxy: &Proxy) -> bool {
     let (mut text, mut other) = (Text::connect(server), Text::connect(server));
     *proxy.held.lock().unwrap() = None;
@@ -158,7 +158,7 @@ fn an_answer_comes_late(server: SocketAddr, proxy: &Proxy) -> bool {
     text.send("get key\r\n");
     proxy.waits_for(2);
     proxy.release_oldest();
-    // The thread looks at what the blade has sent before it answers this.
+    // The thread checks the blade's answers before it answers this.
     for _ in 0..3 {
         other.statistic("far_reads");
     }
@@ -181,7 +181,7 @@ fn what_a_late_read_brings_answers_no_later_request() {
             addresses: vec![any],
             memory_bytes: 16 << 20,
             threads: 1,
-            // What was stored before comes to far memory before, whatever was asked for.
+            // Items stored first are moved to far memory first, whatever was read.
             policy: CacheKind::Fifo,
             far: Some(FarSettings {
                 source: FarSource::Blades(vec![Address::Tcp(proxy.address)]),

@@ -1,5 +1,5 @@
-//! Flash under the server: what does not fit into memory is still there, after a restart, too; what
-//! was replaced, deleted or flushed never comes back.
+//! Flash under the server: items that do not fit into memory are still served, after a restart as
+//! well; what was replaced, deleted or flushed never comes back.
 
 mod common;
 
@@ -20,7 +20,7 @@ const FLASH_BYTES: u64 = 192 << 20;
 const KEYS: usize = 40_000;
 const START_UNIX_S: i64 = 1_700_000_000;
 
-/// A folder for flash, and beside it one in memory for its book-keeping.
+/// A folder for flash, and one in memory for its bookkeeping.
 struct Folder {
     disk: tempfile::TempDir,
     _memory: tempfile::TempDir,
@@ -88,7 +88,7 @@ struct Text(BufReader<TcpStream>);
 impl Text {
     fn connect(at: SocketAddr) -> Self {
         let stream = TcpStream::connect(at).unwrap();
-        // A hang fails the test instead of the whole run.
+        // A hang fails the test instead of blocking the whole run.
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         Self(BufReader::new(stream))
     }
@@ -108,7 +108,7 @@ impl Text {
         self.line()
     }
 
-    /// Value and CAS number.
+    /// Returns value and CAS number.
     fn gets(&mut self, key: &str) -> Option<(Vec<u8>, u64)> {
         let line = self.ask(&format!("gets {key}"));
         if line == "END" {
@@ -138,8 +138,8 @@ impl Text {
         assert!(self.ask("version").starts_with("VERSION"));
     }
 
-    /// Every key is there; false if the server says that a busy device did not take or give some in
-    /// time, and as many at most are missing.
+    /// Whether every key is there. Panics if more are missing than the server reports as refused or
+    /// late because its device was busy.
     fn is_whole(&mut self, wanted: usize, there: usize) -> bool {
         let lost = self.statistic("flash_refused") + self.statistic("lower_late");
         let accounted = there as u64 + lost;
@@ -147,7 +147,7 @@ impl Text {
         lost == 0
     }
 
-    /// How many of the keys are there; those that are must have this round's value.
+    /// Counts the keys that are there; those must have this round's value.
     fn count(&mut self, keys: impl Iterator<Item = usize>, round: usize) -> usize {
         keys.filter(|&key| match self.gets(&format!("key{key}")) {
             None => false,
@@ -166,19 +166,19 @@ fn value(key: usize, round: usize) -> Vec<u8> {
     value
 }
 
-/// Begins anew when a busy device did not take or give everything in time: one run must lose
-/// nothing.
+/// Repeats a run in which a busy device did not take or return everything in time: one run must
+/// lose nothing.
 fn without_loss<T>(path: &Path, mut run: impl FnMut() -> Option<T>) -> T {
     const ATTEMPTS: usize = 10;
     let whole = (0..ATTEMPTS).find_map(|_| {
-        // Not there in the first run.
+        // It does not exist in the first run.
         let _ = std::fs::remove_file(path);
         run()
     });
     whole.expect("a run in which the device takes and gives everything in time")
 }
 
-/// Stores, replaces and deletes; key0's CAS number, unless the device was too busy.
+/// Stores, replaces and deletes. Returns key0's CAS number, unless the device was too busy.
 fn fill_replace_and_delete(path: &Path, threads: usize) -> Option<u64> {
     let running = Running::start(settings(path, threads), START_UNIX_S);
     let mut text = Text::connect(running.text);
@@ -277,7 +277,7 @@ fn a_file_that_does_not_fit_is_refused_with_the_remedy() {
         let error = refusal(settings(&path, 1));
         assert!(error.to_string().contains(what), "{error}");
     }
-    // A mapping behind the end of the file would end the process.
+    // A mapping beyond the end of the file would kill the process.
     std::fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
     let error = refusal(settings(&path, 1));
     assert!(matches!(error, ServerError::Flash(FlashError::CutShort { .. })), "{error}");
@@ -307,8 +307,8 @@ fn what_flash_garbles_is_a_miss_and_never_a_wrong_value() {
     assert!(found > KEYS / 10, "{found} of {KEYS} are still right");
     assert!(text.statistic("flash_reads_gone") > 10);
     drop((text, running));
-    // What was missed once stays away, even where the device gives back the right bytes again:
-    // meanwhile something newer could have been stored and evicted.
+    // An item missed once stays missing, even if the device returns the right bytes again:
+    // meanwhile a newer value could have been stored and evicted.
     let mut bytes = std::fs::read(&path).unwrap();
     garble(&mut bytes);
     std::fs::write(&path, &bytes).unwrap();
@@ -317,7 +317,7 @@ fn what_flash_garbles_is_a_miss_and_never_a_wrong_value() {
     assert!(found_later <= found, "{found_later} after {found}");
 }
 
-/// Where the zones begin, and before them the book-keeping, of which the control page is the first.
+/// Where the zones begin; the bookkeeping is in front of them, starting with the control page.
 const ZONES_AT: usize = 2 << 20;
 const CONTROL_AT: usize = 4096;
 
@@ -339,7 +339,7 @@ fn book_keeping_that_the_device_lost_brings_nothing_back() {
         assert_eq!(text.count(0..KEYS / 2, 9), 0, "deleted");
     }
     let closed = std::fs::read(&path).unwrap();
-    // Lost, and as it was earlier: all of it, or what lies behind its first page.
+    // Lost, and restored to an earlier state: all of it, or all but its first page.
     let behind = CONTROL_AT + 4096..ZONES_AT;
     let all = CONTROL_AT..ZONES_AT;
     let zeros = vec![0; before.len()];
@@ -360,14 +360,14 @@ fn book_keeping_that_the_device_lost_brings_nothing_back() {
         assert_eq!(text.count(0..KEYS / 2, 9), 0, "{lost:?}");
         let there = text.count(KEYS / 2..KEYS, 0);
         assert_eq!(there == 0, is_changed, "{lost:?}: {there} are served");
-        // It is used again from the start.
+        // The file is used again from the start.
         text.fill(0..KEYS, 1, 0);
         assert!(text.count(0..KEYS, 1) > KEYS / 2);
     }
 }
 
-/// Changes every 64 KiB of the zones one byte: records and a few summaries. Done twice it changes
-/// nothing.
+/// Flips a bit in one byte of every 64 KiB of the zones, in records and a few summaries. A second
+/// call restores the bytes.
 fn garble(bytes: &mut [u8]) {
     for at in (4 << 20..bytes.len()).step_by(64 << 10) {
         bytes[at + at / 97 % 4096] ^= 0x10;

@@ -140,7 +140,7 @@ fn text_and_keyvault_clients_see_the_same_items() {
     assert_eq!(&reply, b"VALUE two 6 3\r\nxyz\r\nEND\r\n");
 }
 
-/// Many requests in flight, for shards other than the one that is talked to: each is answered once.
+/// Many requests in flight, for shards other than the connection's: each is answered once.
 #[test]
 fn requests_for_other_shards_are_passed_on() {
     let server = Running::start(3);
@@ -215,7 +215,7 @@ fn damaged_frames_are_asked_for_again_and_nonsense_ends_the_connection() {
         .write(&mut hello);
     let greeting = frame(Opcode::Hello, 1, &hello);
     let mut stream = UnixStream::connect(&server.path).unwrap();
-    // One byte at a time: frames may come in any pieces.
+    // One byte at a time: frames may arrive in any pieces.
     greeting.iter().for_each(|byte| stream.write_all(&[*byte]).unwrap());
     assert_eq!(read_answer(&mut stream).status, Some(Status::Ok));
     let mut damaged = frame(Opcode::Get, 2, b"key");
@@ -238,9 +238,10 @@ fn damaged_frames_are_asked_for_again_and_nonsense_ends_the_connection() {
     }
 }
 
-/// Status and value of each answer by its request; CAS numbers go on from stream to stream.
+/// Status and value of each answer, by request number. CAS numbers are cut off: they go on from
+/// stream to stream.
 fn answers(mut bytes: &[u8]) -> BTreeMap<u32, (Option<Status>, Vec<u8>)> {
-    /// What stands before the value in the answer to a GET.
+    /// Bytes in front of the value in the answer to a GET.
     const BEFORE_VALUE: usize = 16;
     let mut answers = BTreeMap::new();
     while !bytes.is_empty() {
@@ -301,7 +302,7 @@ fn frames_may_be_cut_at_every_byte() {
     }
 }
 
-/// Clients in shared memory that vanish leave nothing behind that hurts others.
+/// Clients in shared memory that vanish leave nothing behind that harms others.
 #[test]
 fn clients_in_shared_memory_come_and_go() {
     let server = Running::start(1);
@@ -315,7 +316,7 @@ fn clients_in_shared_memory_come_and_go() {
         drop(goes);
         assert_eq!(stays.get(b"key").unwrap().unwrap().bytes, b"value");
     }
-    // The server notices at its next look at sockets that the last one has gone.
+    // The server notices that the last one has gone when it next checks its sockets.
     let deadline = Instant::now() + Duration::from_secs(10);
     while server.shared.connections.load(std::sync::atomic::Ordering::Relaxed) != 1 {
         assert!(Instant::now() < deadline, "connections that ended are still counted");
@@ -333,7 +334,7 @@ fn after_an_error_a_client_reads_the_answers_to_its_own_requests() {
     }
     let names: Vec<String> = (0..50).map(|number| format!("key{number}")).collect();
     let mut keys: Vec<&[u8]> = names.iter().map(|name| name.as_bytes()).collect();
-    // The first shard refuses a key of this length, and the second answers all the same.
+    // The first shard refuses a key of this length; the second answers nevertheless.
     let long =
         (0..).map(|n| format!("{n:0>255}")).find(|it| shard_of(hash_key(it.as_bytes()), 2) == 0);
     let long = long.unwrap();
@@ -342,7 +343,7 @@ fn after_an_error_a_client_reads_the_answers_to_its_own_requests() {
     let mut served = 0;
     for name in &names {
         let value = client.get(name.as_bytes());
-        // The refusal ends that connection; nothing is ever somebody else's answer.
+        // The refusal ends that connection; no answer ever goes to another request.
         if let Ok(value) = value {
             assert_eq!(value.unwrap().bytes, name.as_bytes());
             served += 1;

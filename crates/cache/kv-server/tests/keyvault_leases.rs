@@ -1,5 +1,5 @@
-//! Leases with a real server: clients read values where they lie, come, go and are killed, and what
-//! they leave behind is nothing.
+//! Leases with a real server: clients read values where they lie, come, go and are killed, and
+//! leave nothing behind.
 
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
@@ -21,12 +21,11 @@ use farpool_kv_server::{Server, ServerError, Settings, Shared};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags, mmap};
 
-/// What a thread has of memory.
+/// Memory of one thread's shard.
 const SHARD_BYTES: usize = 64 << 20;
-/// Everything that is waited for comes within this, or the test fails.
+/// Every event has to happen within this time, or the test fails.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Says to this test's own binary, run again, which server it is to lease from and then to be
-/// killed.
+/// Tells this test's own binary, run again, from which server to lease until it is killed.
 const VICTIM_VARIABLE: &str = "FARPOOL_TEST_LEASES_FROM";
 
 struct Running {
@@ -117,7 +116,7 @@ fn leases_show_the_value_as_it_was() {
             assert_eq!(client.change(b"number", 5, None).unwrap(), Some(105));
             assert_eq!(&number[..], b"100");
             assert_eq!(&client.get_lease(b"number").unwrap().unwrap()[..], b"105");
-            // Replaced, deleted, flushed: whoever has a lease sees nothing of it.
+            // Replaced, deleted, flushed: the holder of a lease does not notice.
             for (at, (leased, expected)) in kept.iter().enumerate() {
                 let key = format!("key{at}");
                 store(&mut client, &key, &vec![b'x'; expected.len()]);
@@ -132,7 +131,7 @@ fn leases_show_the_value_as_it_was() {
                 store(&mut client, &format!("fill{number}"), &vec![b'y'; 100_000]);
             }
             assert!(kept.iter().all(|(leased, expected)| **leased == expected[..]));
-            // A lease outlives its client: the connection stays until it ends.
+            // A lease outlives its client: the connection stays until the lease ends.
             drop(client);
             let mut other = server.client(0);
             for number in 0..threads * SHARD_BYTES / 100_000 {
@@ -143,7 +142,7 @@ fn leases_show_the_value_as_it_was() {
     }
 }
 
-/// What `stats` tells.
+/// A figure from `stats`.
 fn statistic(server: &Running, name: &str) -> u64 {
     let mut stream = std::net::TcpStream::connect(server.text).unwrap();
     stream.write_all(b"stats\r\nquit\r\n").unwrap();
@@ -154,7 +153,7 @@ fn statistic(server: &Running, name: &str) -> u64 {
     line.unwrap_or_else(|| panic!("stats has no {name}")).parse().unwrap()
 }
 
-/// What `/metrics` tells.
+/// The text of `/metrics`.
 fn metrics(server: &Running) -> String {
     let mut stream = std::net::TcpStream::connect(server.metrics).unwrap();
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: kv\r\nConnection: close\r\n\r\n").unwrap();
@@ -202,7 +201,7 @@ fn beyond_the_limits_values_are_copied() {
     assert!(kept.iter().all(|it| it.is_leased()));
     let copied = client.get_lease(b"key").unwrap().unwrap();
     assert!(!copied.is_leased() && copied[..] == [2; 100]);
-    // One that ends makes room for another once the server knows.
+    // A lease that ends makes room for another once the server knows.
     kept.pop();
     client.release_ended().unwrap();
     assert!(client.get_lease(b"key").unwrap().unwrap().is_leased());
@@ -238,7 +237,7 @@ fn only_who_may_gets_leases() {
     assert!(!client.is_leasing());
     store(&mut client, "key", b"value");
     assert!(!client.get_lease(b"key").unwrap().unwrap().is_leased());
-    // Who asks all the same is refused, and served on.
+    // A client that asks all the same is refused, and still served.
     let mut connection = Connection::connect(&Address::Tcp(with.tcp), 0, 8, false).unwrap();
     for (request, expected) in [
         (Request::Leases { bytes_min: 0 }, Status::Unsupported),
@@ -260,7 +259,7 @@ fn only_who_may_gets_leases() {
     }
 }
 
-/// What another process does: leases, says so, and never gives back.
+/// Run as another process: takes leases, reports that, and never releases them.
 #[test]
 fn a_client_that_is_killed() {
     let Some(path) = std::env::var_os(VICTIM_VARIABLE) else { return };
@@ -309,7 +308,8 @@ fn a_killed_client_leaves_no_leases_behind() {
     assert_eq!(statistic(&server, "leases_held"), 0);
 }
 
-/// Who reads where items lie is not sent away for being quiet: he could not know that they go.
+/// A client that holds leases is not disconnected as idle: it could not know that the memory is
+/// freed.
 #[test]
 fn readers_are_not_idle() {
     let server = Running::start_with(1, true, 1);
@@ -343,7 +343,7 @@ fn greet(path: &Path) -> UnixStream {
     stream
 }
 
-/// The descriptor that a client gets only reads, whatever he tries with it.
+/// The descriptor handed to a client is read-only, whatever the client tries with it.
 #[test]
 fn what_is_handed_out_only_reads() {
     let server = Running::start(1, true);
@@ -365,7 +365,7 @@ fn what_is_handed_out_only_reads() {
     assert_eq!(map(ProtFlags::READ | ProtFlags::WRITE).err(), Some(Errno::ACCESS));
     assert!(map(ProtFlags::READ).is_ok());
     assert_eq!(rustix::io::pwrite(file, b"x", 0).err(), Some(Errno::BADF));
-    // Twice is once too often, and numbers that are nobody's are nothing.
+    // A second request is refused, and unknown lease numbers are ignored.
     stream.write_all(&frame(&Request::Leases { bytes_min: 0 })).unwrap();
     let mut answer = [0; HEADER_BYTES];
     stream.read_exact(&mut answer).unwrap();
@@ -381,7 +381,7 @@ fn what_is_handed_out_only_reads() {
     assert_eq!(answer[HEADER_BYTES..], [0; 4]);
 }
 
-/// A server that says of values where they do not lie is not believed.
+/// A server that gives wrong positions for values is not believed.
 #[test]
 fn nonsense_of_a_hostile_server_is_refused() {
     use farpool_keyvault::message::LeasedItem;

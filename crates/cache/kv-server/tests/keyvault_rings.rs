@@ -1,6 +1,6 @@
-//! Clients in shared memory that do not take their answers, and what is left of clients that have
-//! gone. The servers run in this process, and what the kernel knows of their threads and their
-//! epoll sets is looked at, so the tests run one at a time.
+//! Clients in shared memory that do not take their answers, and what remains of clients that have
+//! gone. The servers run in this process, and the tests read the kernel's view of its threads and
+//! epoll sets, so they run one at a time.
 
 mod common;
 
@@ -23,7 +23,7 @@ use farpool_kv_server::Settings;
 static ALONE: Mutex<()> = Mutex::new(());
 /// Marks a ring's bell in an epoll set.
 const BELL_BIT: u64 = 1 << 62;
-/// A value whose answer fits into the smallest ring, and one that goes over the socket.
+/// A value whose answer fits into the smallest ring, and one whose answer goes over the socket.
 const SMALL: [u8; 600] = [b's'; 600];
 const LONG: [u8; 5000] = [b'l'; 5000];
 
@@ -63,7 +63,7 @@ struct Raw {
     requests: Writer<Ring>,
     answers: Reader<Ring>,
     wake_server: OwnedFd,
-    /// What came over the socket, and what out of the ring.
+    /// Bytes received over the socket and from the ring.
     come: Vec<u8>,
     next: u32,
 }
@@ -99,13 +99,13 @@ impl Raw {
         }
     }
 
-    /// Takes all answers that are there; how many bytes have come in all.
+    /// Takes all available answers. Returns the total bytes received.
     fn take(&mut self) -> usize {
         while self.answers.pop(&mut self.come) == Popped::Frame {}
         self.answers.tell();
         let mut buffer = [0; 64 << 10];
-        // Answers over the socket may come in pieces, and those in the ring between them are whole:
-        // what is over the socket is read to the end of a frame first.
+        // Answers over the socket may arrive in pieces, those in the ring between them are whole:
+        // the socket is read to the end of a frame first.
         let mut long = Vec::new();
         loop {
             match self.socket.read(&mut buffer) {
@@ -119,7 +119,7 @@ impl Raw {
         self.come.len()
     }
 
-    /// Numbers of requests that were answered, each with its item.
+    /// Numbers of the answered requests, each checked to have its item.
     fn answered(&self) -> Vec<u32> {
         let (mut numbers, mut rest) = (Vec::new(), &self.come[..]);
         while let Some(Ok(length)) = frame_length(rest) {
@@ -142,7 +142,7 @@ fn is_whole(mut bytes: &[u8]) -> bool {
     bytes.is_empty()
 }
 
-/// How long the serving thread has run on a processor.
+/// Processor time of the serving thread.
 fn run_time() -> Duration {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap();
     let of = |path: PathBuf| {
@@ -154,7 +154,7 @@ fn run_time() -> Duration {
     tasks.filter_map(|it| of(it.unwrap().path())).max().expect("the serving thread")
 }
 
-/// Waits until the serving thread does nothing but look for room now and then.
+/// Waits until the serving thread does nothing but check for room now and then.
 fn server_rests() {
     const WINDOW: Duration = Duration::from_millis(20);
     let (mut since, mut before) = (Instant::now(), run_time());
@@ -169,7 +169,7 @@ fn server_rests() {
     });
 }
 
-/// Bells that are in this process's epoll sets.
+/// Number of bells in this process's epoll sets.
 fn watched_bells() -> usize {
     let mut bells = 0;
     for entry in std::fs::read_dir("/proc/self/fd").unwrap().flatten() {
@@ -178,7 +178,7 @@ fn watched_bells() -> usize {
             for line in std::fs::read_to_string(info).unwrap_or_default().lines() {
                 let data = line.split("data:").nth(1).and_then(|it| it.split_whitespace().next());
                 let data = data.and_then(|it| u64::from_str_radix(it, 16).ok());
-                // Tokens of the thread itself have all upper bits.
+                // Tokens of the thread itself have all upper bits set.
                 let is_bell = |it: u64| it & BELL_BIT != 0 && it >> 63 == 0;
                 bells += usize::from(data.is_some_and(is_bell));
             }
@@ -187,7 +187,7 @@ fn watched_bells() -> usize {
     bells
 }
 
-/// The client has the bell, too: were it still watched, it could wake the thread for ever.
+/// The client has the bell, too: if it stayed registered, it could wake the thread for ever.
 #[test]
 fn a_bell_is_watched_no_longer_than_its_connection_lives() {
     let server = server();
@@ -217,8 +217,8 @@ fn who_shares_memory_twice_is_refused_and_gets_no_second_bell() {
     wait_until("the bell is gone", || (watched_bells() == 0).then_some(()));
 }
 
-/// Others are served, the thread rests, and nothing more is taken on. In the end each request has
-/// its answer.
+/// Other clients are served, the thread rests, and no further request is taken. In the end each
+/// request has its answer.
 fn others_are_served(server: &Server, raw: &mut Raw, asked: u32) {
     server_rests();
     let mut other = Client::connect(&Address::Shared(server.path.clone())).unwrap();
@@ -234,7 +234,7 @@ fn others_are_served(server: &Server, raw: &mut Raw, asked: u32) {
     numbers.sort_unstable();
     numbers.dedup();
     assert_eq!(numbers.len(), asked as usize, "each is answered once");
-    // It goes on as before.
+    // It continues as before.
     let get = raw.get(b"small");
     assert!(raw.requests.push(&get));
     raw.wake();
@@ -244,10 +244,11 @@ fn others_are_served(server: &Server, raw: &mut Raw, asked: u32) {
     });
 }
 
-/// Asks through the ring until the server takes no more: it rests, and there is still no room.
+/// Sends requests through the ring until the server takes no more: it rests, and there is still no
+/// room.
 fn ask_in_vain(server: &Server, is_long: impl Fn(u32) -> bool) {
-    /// What both rings, the socket's buffers and the batches on their way hold at most: far less
-    /// than what would be asked.
+    /// The most requests that both rings, the socket's buffers and the batches under way hold: far
+    /// fewer than would otherwise be sent.
     const TAKEN_MAX: u32 = 400;
     let mut raw = Raw::connect(&server.path);
     let mut asked = 0;
@@ -273,7 +274,7 @@ fn who_does_not_take_his_answers_out_of_the_ring_costs_nobody_anything() {
     ask_in_vain(&server(), |_| false);
 }
 
-/// An answer that is too long for the ring goes over the socket, also when the ring is full.
+/// An answer too long for the ring goes over the socket, even while the ring is full.
 #[test]
 fn long_answers_that_come_while_the_ring_is_full_are_not_lost() {
     ask_in_vain(&server(), |number| number % 7 == 3);
@@ -286,8 +287,8 @@ fn who_does_not_take_long_answers_from_the_socket_costs_nobody_anything() {
 
 #[test]
 fn who_asks_over_the_socket_and_does_not_look_into_the_ring_costs_little_memory() {
-    /// What the socket's buffers, one read and the answers to a batch hold; it would go on for
-    /// ever.
+    /// The most that the socket's buffers, one read and the answers to a batch hold; unbounded if
+    /// the server did not stop.
     const TAKEN_BYTES_MAX: usize = 4 << 20;
     let server = server();
     let mut raw = Raw::connect(&server.path);

@@ -1,4 +1,4 @@
-//! What a server tells of its keys and clients on request: prefixes, items, connections.
+//! What a server lists on request: prefixes, items, connections.
 
 mod common;
 
@@ -13,7 +13,7 @@ fn settings(threads: usize) -> Settings {
     Settings { threads, ..Settings::default() }
 }
 
-/// The lines of a reply without its end, in no order.
+/// The lines of a reply without its end, as a set.
 fn lines(reply: &[u8]) -> BTreeSet<String> {
     String::from_utf8_lossy(reply).lines().map(str::to_owned).filter(|it| it != "END").collect()
 }
@@ -68,7 +68,7 @@ fn prefixes_can_be_counted_from_the_start() {
 
 const TOOLS_ITEMS: usize = 50;
 
-/// Items of every kind that a list shows differently.
+/// Stores items of every kind that a list shows differently.
 fn fill(stream: &mut (impl std::io::Read + Write)) {
     let mut requests = String::new();
     for number in 0..TOOLS_ITEMS {
@@ -82,7 +82,7 @@ fn fill(stream: &mut (impl std::io::Read + Write)) {
     ask(stream, requests.as_bytes(), b"MN\r\n");
 }
 
-/// A line of `metadump` without what two servers differ in: times, sizes and numbers.
+/// A line of `metadump` without the fields in which two servers differ: times, sizes and numbers.
 fn comparable(line: &str) -> String {
     line.split(' ')
         .filter(|word| {
@@ -145,8 +145,8 @@ fn metadump_lists_what_memcached_lists() {
     }
 }
 
-/// More than fits into any buffer, on several threads, with requests in front and behind, slowly
-/// read; nothing is missing and nothing comes twice as long as nothing changes.
+/// A list longer than any buffer, on several threads, with requests before and after it, slowly
+/// read: while nothing changes, nothing is missing and nothing appears twice.
 #[test]
 fn a_list_of_any_length_comes_whole_and_in_its_place() {
     const ITEMS: usize = 200_000;

@@ -1,4 +1,4 @@
-//! `/metrics` says what was done.
+//! `/metrics` reports what was done.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -53,7 +53,7 @@ fn figures_follow_what_was_done() {
     let mut replies = String::new();
     client.read_to_string(&mut replies).unwrap();
     assert!(replies.contains("VERSION"));
-    // Threads leave their figures once a second.
+    // Threads publish their figures once a second.
     let start = Instant::now();
     let wanted = [
         "farpool_kv_commands_total{command=\"get\",result=\"hit\"} 2\n",
@@ -62,7 +62,7 @@ fn figures_follow_what_was_done() {
         "farpool_kv_items 2\n",
         "farpool_kv_limit_bytes 67108864\n",
         "farpool_kv_eviction_info{policy=\"sieve\"} 1\n",
-        // Each key was read once: no memory would have held it.
+        // Each key was read once: no size of memory would have held it.
         "farpool_kv_expected_miss_ratio{memory_times=\"1\"} 1.0\n",
     ];
     loop {

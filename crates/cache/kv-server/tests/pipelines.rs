@@ -1,5 +1,5 @@
-//! Long pipelines over several threads: each reply is the right one, in its place, whoever makes
-//! it.
+//! Long pipelines over several threads: each reply is the right one, in its place, whichever thread
+//! makes it.
 
 mod common;
 
@@ -13,7 +13,7 @@ use farpool_policy::Rng;
 
 const KEYS: u32 = 60;
 const REQUESTS: usize = 6000;
-/// What is written and read at a time, at most.
+/// The most bytes written and read at a time.
 const PIECE_BYTES_MAX: u32 = 20_000;
 
 /// Random requests on few keys, and what a server must reply to them.
@@ -28,7 +28,7 @@ fn requests_and_replies(random: &mut Rng) -> (Vec<u8>, Vec<u8>) {
         let key = random.below(KEYS);
         match random.below(10) {
             0..=2 => {
-                // Now and then one that does not fit into what is made ahead.
+                // Now and then a value too long to be made ahead.
                 let bytes = if random.below(50) == 0 { 300_000 } else { random.below(900) };
                 let value =
                     vec![b'a' + u8::try_from(number % 26).expect("a letter"); bytes as usize];
@@ -71,7 +71,7 @@ fn requests_and_replies(random: &mut Rng) -> (Vec<u8>, Vec<u8>) {
     (requests, replies)
 }
 
-/// Sends the requests and compares the replies as they come, both in pieces of any size.
+/// Sends the requests and compares the replies as they arrive, both in pieces of any size.
 fn play(ours: &Ours, seed: u64, told: &str) {
     let mut stream = ours.connect();
     stream.set_read_timeout(Some(PATIENCE)).expect("sockets have timeouts");
@@ -109,7 +109,7 @@ fn piece_bytes(random: &mut Rng) -> usize {
 fn every_reply_of_a_pipeline_is_the_right_one_in_its_place() {
     for threads in [1, 2, 5] {
         let ours = Ours::local(Settings { threads, ..Settings::default() });
-        // One after the other: all use the same keys.
+        // One after the other, as all use the same keys.
         (1..4).for_each(|seed| play(&ours, seed, &format!("{threads} threads, seed {seed}")));
     }
 }

@@ -25,7 +25,7 @@ fn stat(stream: &mut (impl Read + Write), name: &str) -> u64 {
     value.and_then(|value| value.parse().ok()).unwrap_or_else(|| panic!("no {name} in {text}"))
 }
 
-/// One request of each kind on keys of its own; without CAS numbers, which go on from stream to
+/// One request of each kind, on separate keys; without CAS numbers, which go on from stream to
 /// stream.
 const STREAM: &[u8] = b"set a 5 0 3\r\nabc\r\nadd a 0 0 1\r\nx\r\nget a nobody b\r\nappend a 0 0 \
     2\r\nde\r\n\
@@ -127,7 +127,7 @@ fn flush_all_comes_between_what_was_sent_before_and_after() {
 
 #[test]
 fn who_does_not_read_makes_nobody_wait() {
-    // Threads that ask each other may owe him more: 64 values.
+    // Threads that ask each other may owe the client more: 64 values.
     for (threads, written_max) in [(1, 10_000_000), (3, 80_000_000)] {
         let ours = Ours::local(settings(threads));
         let mut deaf = ours.connect();
@@ -171,7 +171,7 @@ fn too_many_clients_are_told_so() {
     drop(second);
     wait_until("there is room again", || {
         let mut stream = ours.connect_tcp();
-        // Refused, the write may fail as well.
+        // If the connection is refused, the write may fail as well.
         let _ = stream.write_all(b"mn\r\nquit\r\n");
         (read_to_end(&mut stream) == b"MN\r\n").then_some(())
     });
@@ -196,7 +196,7 @@ fn the_socket_file_has_its_mode_and_replaces_only_what_is_dead() {
     let path = directory.path().join("socket");
     let at_path =
         || Settings { socket_path: Some(path.clone()), socket_mode: 0o640, ..settings(1) };
-    // What a server that died leaves behind.
+    // The socket of a server that died.
     drop(UnixListener::bind(&path).expect("nothing is there"));
     assert!(path.exists() && UnixStream::connect(&path).is_err());
     let server = Server::bind(at_path(), unix_s()).expect("a dead socket is replaced");
@@ -307,7 +307,7 @@ fn a_request_that_never_ends_costs_no_more_than_what_came() {
     for stream in &mut streams {
         stream.write_all(b"set k 0 0 1000000000\r\nx").expect("the server takes requests");
     }
-    // 50 GB were announced: with room taken for them this would not be reached.
+    // 50 GB were announced: if memory were allocated for them, this line would not be reached.
     let mut other = ours.connect();
     assert_eq!(ask(&mut other, b"mn\r\n", b"\r\n"), b"MN\r\n");
     drop(streams);
@@ -319,7 +319,8 @@ fn send(mut stream: UnixStream, request: &[u8]) -> UnixStream {
     stream
 }
 
-/// Who is there stays until he goes; whoever comes is refused; the address is free for a successor.
+/// Connected clients stay until they leave; new ones are refused; the address is free for a
+/// successor.
 #[test]
 fn a_server_that_drains_keeps_its_clients_and_takes_no_more() {
     let patient = Settings { drain: Duration::from_secs(3600), ..Settings::default() };
@@ -350,8 +351,8 @@ fn a_server_that_drains_keeps_its_clients_and_takes_no_more() {
     ours.ended().expect("it waits no longer than it was told");
 }
 
-/// A client's number is the next one's when it has gone; what it was still owed must not find that
-/// one.
+/// A client's number is reused when it has left; replies it was still owed must not go to its
+/// successor.
 #[test]
 fn what_somebody_who_has_gone_was_owed_costs_nobody_else_anything() {
     let ours = Ours::local(settings(3));

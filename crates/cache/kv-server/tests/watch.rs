@@ -1,4 +1,5 @@
-//! `watch`: what is told, beside what memcached tells; who may watch, and who is too slow.
+//! `watch`: which events are sent, compared with memcached's; who may watch, and what slow watchers
+//! miss.
 
 mod common;
 
@@ -20,8 +21,8 @@ fn begin(mut stream: UnixStream, kinds: &str) -> UnixStream {
     stream
 }
 
-/// An event without what two servers differ in: time, numbers and classes. memcached shows what is
-/// left of an expiry that has passed as a number without a sign.
+/// An event without the fields in which two servers differ: time, numbers and classes. memcached
+/// shows the remaining time of a passed expiry as an unsigned number.
 fn comparable(line: &str) -> String {
     let differ = ["ts", "gid", "clsid", "cfd"];
     line.split(' ')
@@ -31,7 +32,7 @@ fn comparable(line: &str) -> String {
         .join(" ")
 }
 
-/// Reads lines until they are `enough`; all of them as they can be compared.
+/// Reads lines until they are `enough`. Returns all of them in comparable form.
 fn told_while(stream: &mut UnixStream, enough: impl Fn(&str) -> bool) -> Vec<String> {
     let mut text = String::new();
     while !enough(&text) || !text.ends_with('\n') {
@@ -76,7 +77,7 @@ fn reads_and_writes_are_told_as_memcached_tells_them() {
         let mut given = stores(&|| ours.connect());
         let mut wanted = mutations.clone();
         if threads > 1 {
-            // Shards tell in no order.
+            // Shards report in no order.
             given.sort_unstable();
             wanted.sort_unstable();
         }
@@ -159,7 +160,7 @@ fn only_so_many_watch_and_only_who_may() {
     let full = b"WATCHER_TOO_MANY log watcher limit reached\r\n";
     assert_eq!(ask(&mut late, b"watch\r\n", b"\r\n"), full);
     assert_eq!(ask(&mut late, b"watch nothing\r\n", b"\r\n"), b"ERROR\r\n");
-    // What a watcher says is not looked at; when it goes there is room again.
+    // The input of a watcher is ignored; when it leaves there is room again.
     watchers[7].write_all(b"get a\r\nstats\r\n").expect("the server takes it");
     drop(watchers.pop());
     wait_until("its place is free", || {
@@ -170,7 +171,7 @@ fn only_so_many_watch_and_only_who_may() {
     assert_eq!(ask(&mut forbidden.connect(), b"watch\r\n", b"\r\n"), no);
 }
 
-/// A watcher that does not read holds nobody up, and hears later what it missed.
+/// A watcher that does not read holds no client up, and is told later how much it missed.
 #[test]
 fn a_slow_watcher_misses_lines_and_is_told_so() {
     let ours = Ours::local(settings(2));
@@ -183,7 +184,7 @@ fn a_slow_watcher_misses_lines_and_is_told_so() {
     let mut buffer = vec![0; 1 << 20];
     let mut text = String::new();
     wait_until("it is told", || {
-        // Something new, which comes when there is room.
+        // A new event, sent when there is room.
         ask(&mut client, b"get some_key\r\n", b"END\r\n");
         let bytes = watcher.read(&mut buffer).expect("lines come");
         text += &String::from_utf8_lossy(&buffer[..bytes]);

@@ -1,4 +1,4 @@
-//! Handles the answers of a lower tier, and requests that waited too long for one.
+//! What happens when a lower tier has answered, or has taken too long.
 
 use std::time::Instant;
 
@@ -17,7 +17,7 @@ use farpool_kv_store::record::{self, Record};
 use farpool_kv_tier::log::Outcome;
 
 impl Worker {
-    /// Takes what lower tiers have answered. `now` is given when it is time to look at deadlines.
+    /// Takes the lower tiers' answers. `now` is given when deadlines are to be checked.
     pub(crate) fn poll_below(&mut self, now: Option<Instant>) {
         journal::note_client(&mut self.shard.store, None);
         let Some(below) = &mut self.below else { return };
@@ -53,7 +53,7 @@ impl Worker {
         }
     }
 
-    /// Goes on with the requests that waited for one item.
+    /// Resumes the requests that waited for one item.
     fn take_read(
         &mut self,
         hash: u64,
@@ -62,8 +62,7 @@ impl Worker {
         own: &mut Batch<Answer>,
     ) {
         let Some(below) = &mut self.below else { return };
-        // Who asked for what an earlier read brings was answered long ago, and it may be out of
-        // date.
+        // A record from an abandoned read may be out of date; its requests were answered long ago.
         let is_asked = |it: &Waiting| it.reading == Some(at);
         if !below.waiting.get(&hash).is_some_and(is_asked) {
             return;
@@ -89,7 +88,7 @@ impl Worker {
         }
     }
 
-    /// The item has come: answers from it, or brings it back first.
+    /// The item has been read: answers from it, or promotes it first.
     fn take_record(
         &mut self,
         at: ItemAt,
@@ -106,7 +105,7 @@ impl Worker {
             return self.execute_parked(hashed, requests, own);
         }
         let stays = match hits_before {
-            // Overwritten or deleted since: who asked before that gets what was there then.
+            // Overwritten or deleted since: a request made before that gets the value of that time.
             None => requests.first().is_some_and(is_plain),
             Some(0) => requests.len() == 1 && is_plain(&requests[0]),
             Some(_) => false,
@@ -132,7 +131,7 @@ impl Worker {
         if requests.is_empty() {
             return;
         }
-        // The item may be below again, at another place.
+        // The item may have left memory again, to another place.
         if self.is_below(hashed, false) {
             for it in requests {
                 self.park(hashed, it.origin, it.what, &it.bytes);
@@ -142,7 +141,7 @@ impl Worker {
         self.execute_parked(hashed, requests, own);
     }
 
-    /// Answers a plain read with what came.
+    /// Answers a plain read from the record.
     fn answer_from_record(
         &mut self,
         request: &ParkedRequest,
@@ -173,7 +172,7 @@ impl Worker {
         }
     }
 
-    /// Answers a MULTIGET if it waits for nothing any more.
+    /// Answers a MULTIGET if none of its keys is awaited any more.
     fn answer_gathering(&mut self, id: GatheringId, own: &mut Batch<Answer>) {
         let Some(below) = &mut self.below else { return };
         if let Some(gathering) = below.gatherings.finished(id) {
@@ -187,9 +186,8 @@ impl Worker {
         }
     }
 
-    /// Answers requests that have waited for too long as if the item were not there. What they
-    /// change must not be undone by an item that comes later, so only plain reads leave it where it
-    /// is.
+    /// Answers requests that have waited too long as misses. What they change must not be undone by
+    /// an item that arrives later, so only plain reads leave the item in its tier.
     fn execute_late(&mut self, hash: u64, waiting: Waiting, own: &mut Batch<Answer>) {
         if let Some(below) = &mut self.below {
             below.late += waiting.requests.len() as u64;
@@ -201,7 +199,7 @@ impl Worker {
         self.execute_parked(HashedKey { key: &waiting.key, hash }, waiting.requests, own);
     }
 
-    /// Answers requests by what memory has now.
+    /// Answers requests from what is in memory now.
     fn execute_parked(
         &mut self,
         key: HashedKey<'_>,
@@ -228,7 +226,7 @@ impl Worker {
         }
     }
 
-    /// Answers a request that has waited: `write` makes the answer.
+    /// Answers a parked request; `write` appends the answer.
     fn reply(
         &mut self,
         Origin { thread, address }: Origin,

@@ -1,4 +1,4 @@
-//! Items that leave a tier: those that the index still has go to the tier below.
+//! Items that leave a tier: those that the index still wants go to the tier below.
 
 use farpool_kv_store::Store;
 use farpool_kv_store::index::{Place, Tier};
@@ -6,22 +6,22 @@ use farpool_kv_store::lower::Outbox;
 use farpool_kv_store::record::Record;
 use farpool_kv_tier::log::{Judge, Log, Medium};
 
-/// An item that leaves far memory, on its way to flash.
+/// Items that leave far memory, on their way to flash.
 #[derive(Debug, Default)]
 pub(super) struct Falling {
     pub(super) has_flash: bool,
     /// Items that far memory drops.
     pub(super) fallen: Outbox,
-    /// Items whose zone had to leave, and of those that were hit.
+    /// Items whose zone had to be given up; those that were hit are kept apart.
     emptied: Outbox,
     emptied_hit: Outbox,
-    /// Of those, items that could not go on to flash.
+    /// How many of them could not go on to flash.
     pub(super) dropped: u64,
 }
 
 impl Falling {
-    /// Hash and record of the items whose zone had to leave. Flash may take no more than some:
-    /// those that were hit come first.
+    /// Hash and record of the items whose zone had to be given up. Flash may have room for only
+    /// some of them: those that were hit come first.
     pub(super) fn emptied(&self) -> impl Iterator<Item = (u64, &[u8])> {
         self.emptied_hit.iter().chain(self.emptied.iter())
     }
@@ -33,11 +33,11 @@ impl Falling {
     }
 }
 
-/// What the store says about a tier's zone that is used again.
+/// The store's verdict on the items of a zone that is reused.
 pub(super) struct StoreJudge<'a> {
     pub(super) store: &'a mut Store,
     pub(super) tier: Tier,
-    /// Where items of far memory go.
+    /// Where items that leave far memory go.
     pub(super) falling: Option<&'a mut Falling>,
 }
 
@@ -81,7 +81,7 @@ impl Judge for StoreJudge<'_> {
     }
 }
 
-/// Gives a record to a tier. True if it took it.
+/// Gives a record to a tier. True if the tier took it.
 pub(super) fn give<M: Medium>(
     log: &mut Log<M>,
     store: &mut Store,
@@ -97,7 +97,7 @@ pub(super) fn give<M: Medium>(
     let Some(place) = log.append_or_wait(bytes, &mut judge) else { return false };
     let is_known = store.insert_lower(hash, tier, place, 0).is_ok();
     if !is_known {
-        // Nobody would forget it when something newer is stored.
+        // Nothing would remove it when a newer value is stored.
         log.forget(place);
     }
     is_known

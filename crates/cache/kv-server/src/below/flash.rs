@@ -1,4 +1,4 @@
-//! Opening flash at the start, and taking over what an earlier process left on it.
+//! Opening flash at the start, and recovering what an earlier process left on it.
 
 use std::thread::ScopedJoinHandle;
 
@@ -7,7 +7,7 @@ use farpool_kv_tier::flash::{FlashError, FlashFile, FlashMemory, FlashSettings};
 
 use crate::worker::Worker;
 
-/// Opens the file and gives each worker its part. `now_unix_s` is now.
+/// Opens the file and gives each worker its part. `now_unix_s` is the present time.
 pub(crate) fn attach(
     settings: &FlashSettings,
     workers: &mut [Worker],
@@ -22,7 +22,7 @@ pub(crate) fn attach(
     if let Some(book) = file.book_path() {
         tracing::debug!(%path, book = %book.display(), "flash's book-keeping lies in memory");
     }
-    // The shards read their parts at the same time.
+    // All shards read their parts at the same time.
     let open = |(shard, worker): (usize, &mut Worker)| {
         FlashMemory::log(&file, shard, settings, &mut |item| worker.take_recovered(item))
     };

@@ -1,10 +1,9 @@
-//! Requests on keys whose items lie in a lower tier: they wait for the item while others are
-//! answered.
+//! Requests on keys whose items are in a lower tier: they are parked while others are answered.
 //!
-//! Requests on one key stay in order: as long as its item is being read, whatever else is asked of
-//! the key waits behind, and one read serves all. A plain first read is answered from what came;
-//! anything else, and a second read, brings the item back into memory and is then answered like any
-//! other request ([`answers`]).
+//! Requests on one key stay in order: while its item is being read, later requests on the key queue
+//! behind, and one read serves all. A plain first read is answered from the record; anything else,
+//! including a second read, promotes the item and is then answered like any other request
+//! ([`answers`]).
 
 mod answers;
 mod falling;
@@ -35,11 +34,11 @@ use farpool_kv_tier::far::Far;
 use farpool_kv_tier::flash::{self as flash_tier, Flash};
 use farpool_kv_tier::log::{Log, Outcomes};
 
-/// A request that has waited this long for a lower tier is answered as if the item were not there.
-/// A medium that fails says so earlier.
+/// A request that has waited this long for a lower tier is answered as a miss. A medium that fails
+/// reports it earlier.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// What a request that waits asks.
+/// What a parked request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Parked {
     /// One key of a `get`.
@@ -62,37 +61,36 @@ struct ParkedRequest {
 #[derive(Debug)]
 struct Waiting {
     key: Vec<u8>,
-    /// Where its item is being read. The answer of an earlier read, for which no request waited any
-    /// longer, does not count.
+    /// Where its item is being read. The result of an earlier, abandoned read is ignored.
     reading: Option<ItemAt>,
-    /// Places whose items turned out to be another key's.
+    /// Places whose items turned out to belong to another key.
     tried: Vec<ItemAt>,
     requests: Vec<ParkedRequest>,
     /// When it was first seen waiting.
     since: Option<Instant>,
 }
 
-/// Whether a MULTIGET waits.
+/// Whether a MULTIGET has to wait.
 pub(crate) enum Gathered {
-    /// Memory has all that is to be had.
+    /// Memory has every item that exists.
     AllInMemory,
-    /// It is answered when the last of its items has come.
+    /// It is answered when its last item has been read.
     Waits,
-    /// Memory had enough that the answer is full before the first key that is below.
+    /// Memory had so many items that the answer is full before the first key in a lower tier.
     Whole(Gathering),
 }
 
-/// The tiers below memory, and who waits for them.
+/// The tiers below memory, and the requests that wait for them.
 #[derive(Debug, Default)]
 pub(crate) struct Below {
     pub(crate) far: Option<Far>,
     pub(crate) flash: Option<Flash>,
     /// By the hash of their key.
     waiting: HashMap<u64, Waiting>,
-    /// MULTIGETs whose keys are among those.
+    /// MULTIGETs with keys among those.
     pub(crate) gatherings: Gatherings,
     watched: Vec<RawFd>,
-    /// What left far memory.
+    /// Items that leave far memory.
     falling: Falling,
     /// Pieces of far memory that have to be given back, and what the index is to forget.
     pub(crate) reclaim: Reclaim,
@@ -103,7 +101,7 @@ pub(crate) struct Below {
 }
 
 impl Below {
-    /// Begins to read an item; it comes among the tier's outcomes.
+    /// Begins to read an item, which will be among the tier's outcomes.
     fn read(&mut self, ItemAt { tier, place }: ItemAt, hash: u64) {
         match (tier, &mut self.far, &mut self.flash) {
             (Tier::Far, Some(far), _) => far.read(place, hash),
@@ -112,7 +110,7 @@ impl Below {
         }
     }
 
-    /// Takes what left memory: far memory first, then flash.
+    /// Takes an item that left memory: into far memory if possible, else to flash.
     fn take(&mut self, store: &mut Store, hash: u64, bytes: &[u8]) {
         let Self { far, flash, falling, .. } = self;
         let in_far = far
@@ -123,7 +121,7 @@ impl Below {
         }
     }
 
-    /// Gives flash what left far memory.
+    /// Gives flash the items that left far memory.
     fn take_fallen(&mut self, store: &mut Store) {
         let Self { flash, falling, reclaim, .. } = self;
         reclaim.counts.dropped += std::mem::take(&mut falling.dropped);
@@ -140,7 +138,7 @@ impl Below {
         falling.clear();
     }
 
-    /// Takes an item out whose place is known; a later process does not find it either.
+    /// Removes an item whose place is known, so that a later process does not find it either.
     fn remove(&mut self, store: &mut Store, hash: u64, ItemAt { tier, place }: ItemAt) {
         store.remove_lower(hash, tier, place);
         if let (Tier::Flash, Some(flash)) = (tier, &mut self.flash) {
@@ -148,14 +146,14 @@ impl Below {
         }
     }
 
-    /// Whether anything is under way.
+    /// Whether any operation is under way.
     pub(crate) fn is_busy(&self) -> bool {
         self.reclaim.is_busy()
             || self.far.as_ref().is_some_and(Log::is_busy)
             || self.flash.as_ref().is_some_and(Log::is_busy)
     }
 
-    /// Whether there is something to do without anything coming.
+    /// Whether there is work to do without waiting for an event.
     pub(crate) fn has_at_hand(&self) -> bool {
         self.reclaim.is_walking()
             || self.far.as_ref().is_some_and(Log::has_at_hand)
@@ -171,14 +169,14 @@ impl Below {
         if matches!(tier, Tier::Flash) { &mut self.from_flash } else { &mut self.from_far }
     }
 
-    /// Takes who has waited for too long.
+    /// Takes the requests that have waited too long.
     fn take_late(&mut self, now: Instant) -> Vec<(u64, Waiting)> {
         let is_late = |_: &u64, it: &mut Waiting| now - *it.since.get_or_insert(now) > PATIENCE;
         self.waiting.extract_if(is_late).collect()
     }
 
-    /// Whether a request on this key has to wait for a lower tier. One that `replaces` whatever
-    /// there is waits only for others that wait for the key.
+    /// Whether a request on this key has to wait for a lower tier. A request that `replaces` the
+    /// value whatever it is waits only behind others parked on the key.
     #[inline]
     pub(crate) fn holds(
         &self,
@@ -196,7 +194,7 @@ impl Below {
             || !store.is_in_memory(key, hash) && store.lower_entry(hash, |_| true).is_some()
     }
 
-    /// Has a request wait. The caller has found that the key is below.
+    /// Parks a request. The caller has found that the key is in a lower tier.
     pub(crate) fn park(
         &mut self,
         store: &Store,
@@ -221,7 +219,7 @@ impl Below {
         }
     }
 
-    /// Takes what had to leave memory.
+    /// Takes the items that had to leave memory.
     pub(crate) fn demote(&mut self, store: &mut Store) {
         let Some(outbox) = store.take_outbox() else { return };
         if let Some(flash) = &mut self.flash {
@@ -229,7 +227,7 @@ impl Below {
         }
         for (hash, bytes) in outbox.iter() {
             let Some(key) = record::key_of(bytes) else { continue };
-            // Stored anew in the meantime: the old one must not come back.
+            // Stored anew in the meantime: the old value must not come back.
             if !store.is_in_memory(key, hash) {
                 self.take(store, hash, bytes);
             }
@@ -238,8 +236,8 @@ impl Below {
         store.return_outbox(outbox);
     }
 
-    /// Has the tiers go on. Returns what reads of each have brought. `now` is given when it is time
-    /// to look at deadlines.
+    /// Polls the tiers. Returns the outcomes of each tier's reads. `now` is given when deadlines
+    /// are to be checked.
     fn poll(&mut self, store: &mut Store, now: Option<Instant>) -> [(Tier, Option<Outcomes>); 2] {
         let mut outcomes = [(Tier::Far, None), (Tier::Flash, None)];
         if let Some(flash) = &mut self.flash {
@@ -268,7 +266,7 @@ impl Below {
         }
     }
 
-    /// Obeys the keeper of far memory.
+    /// Carries out an order of the keeper of far memory.
     pub(crate) fn obey(&mut self, order: FarOrder) {
         if let Some(far) = &mut self.far {
             self.reclaim.obey(far, order, self.flash.is_some());
@@ -282,7 +280,7 @@ impl Below {
         }
     }
 
-    /// Brings what is on its way to flash there. True if the device has answered all.
+    /// Completes pending writes to flash. True if the device has answered all of them.
     pub(crate) fn close(&mut self, store: &mut Store) -> bool {
         self.keep_promises(store);
         match &mut self.flash {
@@ -293,7 +291,7 @@ impl Below {
         }
     }
 
-    /// Has epoll watch the ways to the blades. They change when a blade is connected to again.
+    /// Registers the blades' connections with epoll. They change when a blade reconnects.
     fn watch(&mut self, epoll: &OwnedFd, anew: bool) {
         if anew {
             self.watched.clear();
@@ -303,7 +301,7 @@ impl Below {
             let number = descriptor.as_raw_fd();
             if !watched.contains(&number) {
                 let data = epoll::EventData::new_u64(TOKEN_LOWER);
-                // Watched already is as good.
+                // It makes no difference if it is registered already.
                 let _ = epoll::add(epoll, descriptor, data, epoll::EventFlags::IN);
                 watched.push(number);
             }
@@ -311,7 +309,8 @@ impl Below {
         self.watched = watched;
     }
 
-    /// Begins to read all keys of a MULTIGET that lie below, at the same time, if any does.
+    /// Begins to read all keys of a MULTIGET that are in a lower tier, at the same time, if there
+    /// are any.
     pub(crate) fn gather(
         &mut self,
         shard: &mut Shard,
@@ -341,7 +340,7 @@ impl Below {
         }
     }
 
-    /// Reads one key of a MULTIGET that waits from memory.
+    /// Reads one key of a waiting MULTIGET from memory.
     fn gather_from_memory(
         &mut self,
         shard: &mut Shard,

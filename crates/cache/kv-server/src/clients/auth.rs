@@ -1,4 +1,4 @@
-//! `-Y`: clients say who they are with a `set` before anything else, as in memcached.
+//! `-Y`: clients authenticate with a `set` before anything else, as in memcached.
 
 use std::path::Path;
 
@@ -6,21 +6,21 @@ use subtle::{Choice, ConstantTimeEq};
 
 use farpool_kv_protocol::token::{Words, split, unsigned_32, until_zero};
 
-/// A line longer than this before a client is known ends the connection.
+/// A longer line from an unauthenticated client ends the connection.
 const LINE_BYTES_MAX: usize = 2048;
 /// The longest name and password together: what memcached's read buffer takes.
 const TOKEN_BYTES_MAX: usize = 16 << 10;
 /// The most entries of a credentials file; memcached takes 8.
 const ENTRIES_MAX: usize = 8;
 
-/// The names and passwords that open the server.
+/// The names and passwords that the server accepts.
 #[derive(Debug, Clone, Default)]
 pub struct Credentials {
-    /// `name:password` of each line.
+    /// `name:password`, one for each line.
     entries: Vec<Vec<u8>>,
 }
 
-/// Why a credentials file is not good.
+/// Why a credentials file is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialsError {
     #[error("cannot read the credentials file {path}: {source}")]
@@ -58,27 +58,27 @@ impl Credentials {
         Ok(Self { entries })
     }
 
-    /// Whether name and password are known. Takes the same time for every guess of one length.
+    /// Whether name and password are known. Takes the same time for every guess of the same length.
     #[must_use]
     pub fn accept(&self, name: &[u8], password: &[u8]) -> bool {
         let given = [name, b":", password].concat();
-        // All entries are looked at, so that the time does not tell which one it was.
+        // All entries are compared, so that the time does not reveal which one matched.
         let none = Choice::from(0);
         self.entries.iter().fold(none, |accepted, entry| accepted | entry.ct_eq(&given)).into()
     }
 }
 
-/// What a client that is not known yet sent.
+/// What an unauthenticated client has sent.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Attempt<'a> {
-    /// More must come.
+    /// More input is needed.
     Incomplete,
-    /// So many bytes are answered with this line.
+    /// The first `bytes` bytes are answered with this line.
     Refused {
         bytes: usize,
         reply: &'static str,
     },
-    /// So many bytes give a name and a password.
+    /// The first `bytes` bytes give a name and a password.
     Token {
         bytes: usize,
         name: &'a [u8],
@@ -87,7 +87,8 @@ pub enum Attempt<'a> {
     Close,
 }
 
-/// Looks at what an unknown client sent: `set KEY FLAGS EXPTIME LENGTH`, then `NAME PASSWORD`.
+/// Parses what an unauthenticated client sent: `set KEY FLAGS EXPTIME LENGTH`, then `NAME
+/// PASSWORD`.
 #[must_use]
 pub fn attempt(buffer: &[u8]) -> Attempt<'_> {
     let Some(end) = memchr::memchr(b'\n', buffer) else {

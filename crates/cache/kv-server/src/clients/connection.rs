@@ -1,18 +1,18 @@
-//! One client: what came and is not a whole request yet, and what it waits for. No I/O here.
+//! One client: its unprocessed input, and what it waits for. No I/O here.
 
 use farpool_kv_store::observe::journal::Kinds;
 
 use super::replies::{AWAITED_MAX, READY_BYTES_MAX, Replies};
 use crate::watch::dump::Dump;
 
-/// Replies of one connection that may be awaited at a time, at least; at most [`AWAITED_MAX`]. Then
-/// it is not read until some came.
+/// The lowest limit on awaited replies of one connection; the highest is [`AWAITED_MAX`]. At the
+/// limit it is not read until some have arrived.
 const AWAITED_MIN: usize = 64;
-/// Within these bounds, what is awaited takes no more than this when it has come. Nobody knows
-/// before.
+/// Within these bounds, awaited replies take no more memory than this once they arrive: their size
+/// is unknown before.
 const AWAITED_BYTES_MAX: usize = 64 << 20;
 
-/// What a client that watches wants, and what it missed.
+/// What a watching client wants to be told, and how many events it missed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Watch {
     pub kinds: Kinds,
@@ -43,13 +43,13 @@ impl CloseReason {
 pub enum Phase {
     /// Requests, one after the other.
     Requests,
-    /// This many bytes of data to be skipped, then requests.
+    /// This many bytes of data that are discarded, then requests.
     Skipping { bytes: usize },
-    /// Everything asked before is answered, then the connection ends.
+    /// Earlier requests are still answered, then the connection ends.
     Closing,
 }
 
-/// Where a long `get` continues after the reply so far was sent: this many bytes behind its first
+/// Where a long `get` resumes after the reply so far was sent: this many bytes behind its first
 /// key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Resume {
@@ -59,29 +59,29 @@ pub struct Resume {
 /// The state of one client.
 #[derive(Debug)]
 pub struct Client {
-    /// What came and was not processed: an incomplete request, or what back-pressure holds up.
+    /// Unprocessed input: an incomplete request, or what backpressure holds up.
     pub input: Vec<u8>,
-    /// How long the incomplete request at the start of `input` will be at least.
+    /// Minimum length of the incomplete request at the start of `input`.
     pub want_bytes: usize,
-    /// `input` begins with a whole request whose turn is yet to come.
+    /// `input` begins with a complete request that waits for the next turn.
     pub has_turn_left: bool,
     pub phase: Phase,
     pub resume: Option<Resume>,
-    /// A long list that is not whole yet; its request stays at the start of `input`.
+    /// A long list that is not complete yet; its request stays at the start of `input`.
     pub dump: Option<Dump>,
     pub replies: Replies,
-    /// Answers over KeyVault that other shards or lower tiers owe it; they come in any order.
+    /// KeyVault answers that other shards or lower tiers still owe it; they arrive in any order.
     pub awaited: usize,
-    /// Answers to it wait for room in its ring; nothing more is taken on before they have it.
+    /// Answers to it wait for room in its ring; no further request is taken before they have it.
     pub is_ring_full: bool,
-    /// It is a watcher: events are sent to it, and its input is ignored.
+    /// Set if it watches events; its input is then ignored.
     pub watch: Option<Watch>,
-    /// What could not be sent yet, and how much of it was.
+    /// Output that could not be sent yet, and how much of it has been.
     pub unsent: Vec<u8>,
     pub sent_bytes: usize,
-    /// False until a client that must says who it is.
+    /// False until a client that has to authenticate has done so.
     pub is_authenticated: bool,
-    /// It is sent away for what it sent.
+    /// The connection is closed because of what the client sent.
     pub is_refused: bool,
     pub last_active_s: u32,
     pub requests: u64,
@@ -89,7 +89,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client that has just come; no reply to it has a value beyond `item_bytes_max`.
+    /// A new client. No reply to it has a value longer than `item_bytes_max`.
     #[must_use]
     pub fn new(is_authenticated: bool, now_s: u32, item_bytes_max: usize) -> Self {
         Self {
@@ -114,14 +114,14 @@ impl Client {
         }
     }
 
-    /// True if so many replies are awaited from other shards, or so many bytes are not taken by the
-    /// client, that no further request is accepted.
+    /// Whether so much is awaited from other shards, or not read by the client, that no further
+    /// request is taken.
     #[must_use]
     pub fn is_held_up(&self) -> bool {
         self.is_held_up_by(0)
     }
 
-    /// The same, with this many more replies to be awaited.
+    /// As [`Self::is_held_up`], with `more` additional awaited replies.
     #[must_use]
     pub fn is_held_up_by(&self, more: usize) -> bool {
         self.is_ring_full
@@ -129,15 +129,15 @@ impl Client {
             || self.replies.ready_bytes() >= READY_BYTES_MAX
     }
 
-    /// Whether kept input can be served as soon as replies can be sent. The next piece of a list
-    /// comes when nothing is awaited any more.
+    /// Whether kept input can be served as soon as replies can be sent. The next piece of a list is
+    /// made only when nothing is awaited any more.
     #[must_use]
     pub fn is_served_next(&self) -> bool {
         let waits = self.dump.is_some() && !self.replies.is_empty();
         self.has_turn_left && !waits && !self.is_held_up() && self.phase != Phase::Closing
     }
 
-    /// Whether more is read from the client: not while it does not read, or waits for its turn.
+    /// Whether more input is read: not while the client does not read, or waits for its turn.
     #[must_use]
     pub fn wants_input(&self) -> bool {
         self.unsent.is_empty()
@@ -146,7 +146,7 @@ impl Client {
             && !self.has_turn_left
     }
 
-    /// Whether everything that was asked is answered and sent.
+    /// Whether every request is answered and the answers sent.
     #[must_use]
     pub fn is_quiet(&self) -> bool {
         self.unsent.is_empty() && self.replies.is_empty() && self.awaited == 0 && !self.is_ring_full

@@ -1,4 +1,4 @@
-//! The life of a thread's clients: they are accepted, read, served, answered, and closed.
+//! The life of a thread's clients: they are accepted, read, served, answered and closed.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
@@ -13,13 +13,13 @@ use crate::mail::mailbox::{Answer, Batch, ConnectionId, Message, Protocol, Told}
 use crate::watch::journal;
 use crate::worker::Worker;
 
-/// A connection's number as others name it.
+/// A connection's number as other threads refer to it.
 fn number_of(number: usize) -> u32 {
     u32::try_from(number).expect("numbers of connections are u32")
 }
 
 impl Worker {
-    /// Takes a client on; `input` is what it sent already.
+    /// Adds a client; `input` is what it has already sent.
     pub(crate) fn add(
         &mut self,
         (socket, is_local): (OwnedFd, bool),
@@ -27,7 +27,7 @@ impl Worker {
         input: Vec<u8>,
     ) {
         if !is_local {
-            // A reply is one write; waiting for more to send would only delay it.
+            // A reply is one write; waiting to coalesce would only delay it.
             let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
             let _ = rustix::net::sockopt::set_socket_keepalive(&socket, true);
         }
@@ -56,7 +56,7 @@ impl Worker {
         self.put_back(number as usize, connection, is_open);
     }
 
-    /// Hands a connection to another thread, with what it sent that this thread did not answer.
+    /// Hands a connection to another thread, with the input that this thread has not answered.
     fn hand_over(&mut self, number: usize, mut connection: Connection, to: usize) {
         let _ = epoll::delete(&self.me.epoll, &connection.socket);
         self.clients.return_number(number_of(number));
@@ -68,7 +68,7 @@ impl Worker {
         self.me.shared.mailboxes[to].put(message);
     }
 
-    /// Closes a connection; its pending replies are lost with it.
+    /// Closes a connection; replies still owed to it are lost.
     pub(crate) fn close(&mut self, number: usize, reason: CloseReason) {
         let Some(mut connection) = self.clients.take(number) else { return };
         if let Some(keyvault) = &mut connection.keyvault {
@@ -90,7 +90,7 @@ impl Worker {
         if flags.contains(epoll::EventFlags::OUT) {
             is_open = self.clients.send(&mut connection, &mut self.me.counts);
             if is_open && connection.client.unsent.is_empty() {
-                // What back-pressure held up comes before what is new.
+                // Input that backpressure held up comes before new input.
                 let input = std::mem::take(&mut connection.client.input);
                 is_open = self.process(&mut connection, id, input);
             }
@@ -101,13 +101,13 @@ impl Worker {
                 is_open = self.receive(&mut connection, id);
             }
         } else if flags.intersects(gone) {
-            // Nobody is left to read what is still to be sent.
+            // No one is left to read the output still to be sent.
             is_open = false;
         }
         self.put_back(number, connection, is_open);
     }
 
-    /// Watches for what the connection needs next, or closes it.
+    /// Registers for what the connection needs next, or closes it.
     pub(crate) fn put_back(&mut self, number: usize, mut connection: Connection, is_open: bool) {
         if let Some(to) = connection.moves_to {
             return self.hand_over(number, connection, to);
@@ -123,7 +123,7 @@ impl Worker {
         }
     }
 
-    /// Serves bytes in the client's protocol. Returns how many are done.
+    /// Serves input in the client's protocol. Returns the bytes consumed.
     fn serve_any(&mut self, connection: &mut Connection, id: ConnectionId, input: &[u8]) -> usize {
         journal::note_client(&mut self.shard.store, Some(connection));
         if connection.keyvault.is_some() {
@@ -133,7 +133,7 @@ impl Worker {
         }
     }
 
-    /// Reads once and serves what came. False if the connection is over.
+    /// Reads once and serves the input. False if the connection is over.
     fn receive(&mut self, connection: &mut Connection, id: ConnectionId) -> bool {
         let client = &mut connection.client;
         if client.input.is_empty() {
@@ -141,7 +141,7 @@ impl Worker {
             let read = rustix::io::read(&connection.socket, &mut buffer[..]);
             let is_open = match read {
                 Ok(0) => {
-                    // Whoever only closed his sending side still gets what he asked for.
+                    // A client that only shut down its sending side still gets its replies.
                     client.phase = Phase::Closing;
                     true
                 }
@@ -161,8 +161,8 @@ impl Worker {
             self.clients.read_buffer = buffer;
             return is_open;
         }
-        // The rest of a request: straight behind the bytes that are there. Room grows with what has
-        // arrived, so that no client gets memory by merely announcing a value.
+        // The rest of a request is appended to what is there. The buffer grows with the bytes
+        // received, so that a client gets no memory for bytes it only announces.
         let want = client.want_bytes.saturating_sub(client.input.len());
         client.input.reserve(want.min(client.input.len().max(READ_BYTES)).max(1));
         match rustix::io::read(
@@ -185,7 +185,7 @@ impl Worker {
         }
     }
 
-    /// Serves bytes that were kept. False if the connection is over.
+    /// Serves kept input. False if the connection is over.
     fn process(
         &mut self,
         connection: &mut Connection,
@@ -194,19 +194,19 @@ impl Worker {
     ) -> bool {
         let done = self.serve_any(connection, id, &input);
         input.drain(..done);
-        // A greeting that another thread is to read stands there already, in front.
+        // A greeting that another thread is to read is there already, in front.
         connection.client.input.append(&mut input);
         self.clients.finish(connection, &mut self.me.counts)
     }
 
-    /// Hands answers of other shards to their connections.
+    /// Delivers answers of other shards to their connections.
     pub(crate) fn deliver(&mut self, batch: &Batch<Answer>) {
         let mut start = 0;
         let mut entries = batch.entries.iter().peekable();
         while let Some(first) = entries.next() {
             let id = first.address.connection;
             let number = id.number as usize;
-            // Its number may be another client's by now.
+            // The number may be another client's by now.
             let is_it = |it: &mut Connection| it.generation == id.generation;
             let mut connection = self.clients.take_if(number, is_it);
             if let Some(connection) = &mut connection {
@@ -225,7 +225,7 @@ impl Worker {
                     Some(connection) => self.take_answer(&mut connection.client, entry, bytes),
                     None => {}
                 }
-                // Answers to one connection mostly follow each other and go out together.
+                // Answers to one connection are mostly adjacent and are sent together.
                 match entries.next_if(|next| next.address.connection == id) {
                     Some(next) => entry = next,
                     None => break,
@@ -245,7 +245,7 @@ impl Worker {
         }
     }
 
-    /// Tells this thread's watchers.
+    /// Sends journal lines to this thread's watchers.
     pub(crate) fn tell_watchers(&mut self, told: &Told) {
         for number in 0..self.clients.numbers() {
             let watches = |it: &mut Connection| it.client.watch.is_some();

@@ -1,4 +1,4 @@
-//! A thread's clients: their connections, and the replies to the one that is served now.
+//! A thread's clients: their connections, and the replies to the client being served.
 
 pub mod auth;
 pub(crate) mod connection;
@@ -18,7 +18,7 @@ pub(crate) struct Clients {
     free: Vec<u32>,
     last_generation: u32,
     read_buffer: Vec<u8>,
-    /// Replies to the connection that is served now.
+    /// Replies to the connection being served.
     pub(crate) out: Vec<u8>,
     spare: SpareBuffers,
 }
@@ -35,7 +35,7 @@ impl Clients {
         }
     }
 
-    /// A number that no connection has.
+    /// Returns a number that no connection has.
     fn take_number(&mut self) -> u32 {
         self.free.pop().unwrap_or_else(|| {
             self.connections.push(None);
@@ -59,7 +59,7 @@ impl Clients {
         self.connections.get_mut(number).and_then(Option::take)
     }
 
-    /// As [`Self::take`], if it is the one that `is_it` wants.
+    /// As [`Self::take`], if `is_it` accepts the connection.
     #[inline]
     pub(crate) fn take_if(
         &mut self,
@@ -84,7 +84,7 @@ impl Clients {
         self.connections[number].as_mut()
     }
 
-    /// Numbers of connections are below this.
+    /// Upper bound of the connection numbers.
     pub(crate) const fn numbers(&self) -> usize {
         self.connections.len()
     }
@@ -99,8 +99,8 @@ impl Clients {
         self.iter().all(|connection| owes_nothing(&connection.client))
     }
 
-    /// Replies made while an earlier one is awaited wait behind it. `out` always comes behind the
-    /// client's replies.
+    /// While a reply is awaited, new replies queue behind it. `out` always comes after the client's
+    /// queued replies.
     pub(crate) fn settle(&mut self, client: &mut Client) {
         if !client.replies.is_empty() {
             client.replies.push_ready(&self.out);
@@ -108,14 +108,14 @@ impl Clients {
         }
     }
 
-    /// Ready bytes come before replies that are to be awaited.
+    /// Queues the replies made so far, ahead of a reply that is to be awaited.
     pub(crate) fn push_ready(&mut self, client: &mut Client) {
         client.replies.prepare(&mut self.spare);
         client.replies.push_ready(&self.out);
         self.out.clear();
     }
 
-    /// Keeps a place for a reply that takes its time.
+    /// Reserves a place for a reply that may take long.
     pub(crate) fn await_slow(&mut self, client: &mut Client, id: ConnectionId) -> Address {
         self.push_ready(client);
         id.address(client.replies.push_slow())

@@ -1,9 +1,10 @@
-//! The replies to one client, in their order.
+//! The replies to one client, in order.
 //!
-//! Replies to one client go out in the order of its requests, but some are made by other threads
-//! and come later. The queue of [`Piece`]s keeps that order: ready bytes lie in one buffer, and an
-//! awaited reply holds back those behind it. Those before it wait, too, while another thread is
-//! about to answer, so that requests that came together are answered in one write. No I/O here.
+//! Replies to one client are sent in the order of its requests, but some are made elsewhere and
+//! arrive later. The queue of [`Piece`]s keeps that order: ready bytes are in one buffer, and a
+//! reply that is still awaited holds back those behind it. Those in front wait as well while
+//! another thread is about to answer, so that requests that arrived together are answered in one
+//! write. No I/O here.
 
 use std::collections::VecDeque;
 
@@ -11,43 +12,45 @@ use crate::mail::mailbox::Ticket;
 use crate::mail::merge::{Merge, PartNumber};
 use crate::watch::report::Gather;
 
-/// Replies of one connection that may be awaited at a time, at most.
+/// The most replies of one connection that may be awaited at a time.
 pub const AWAITED_MAX: usize = 4096;
-/// Replies that are made ahead of what is still awaited; then nothing more is taken on either.
+/// The most bytes of replies made behind one that is awaited; beyond it no further request is
+/// taken.
 pub const READY_BYTES_MAX: usize = 256 << 10;
-/// Bytes that wait to go out together with what other threads are about to answer. A write of that
-/// size costs little for each reply.
+/// The most bytes held back to be sent together with what other threads are about to answer. A
+/// write of that size costs little for each reply.
 const HELD_BYTES_MAX: usize = 64 << 10;
 
-/// Buffers that a thread keeps for its connections: usually at most this many of them await a reply
-/// at a time.
+/// Buffers that a thread keeps for its connections: mostly no more than this many await a reply at
+/// a time.
 const SPARE_MAX: usize = 64;
 
 #[derive(Debug)]
 enum Piece {
-    /// The next bytes of the buffer, this many.
+    /// The next `bytes` bytes of the buffer.
     Ready { bytes: usize },
     /// Another shard makes it.
     Awaited,
-    /// It came, but something before it did not.
+    /// It has arrived, but something before it has not.
     Arrived(Vec<u8>),
     /// All shards contribute.
     Gathered(Box<Gather>),
-    /// Some shards contribute, this one among them: its own bytes lie in the buffer.
+    /// Some shards contribute, among them this one: its own bytes are in the buffer.
     Merged(Box<Merge>),
 }
 
-/// Memory for the replies of a connection that awaits some. Idle ones have none.
+/// Memory for the replies of a connection that awaits some. Idle connections have none.
 #[derive(Debug, Default)]
 struct Buffers {
     pieces: VecDeque<Piece>,
-    /// The bytes of all `Ready` pieces, and the own ones of all `Merged`, one after the other.
+    /// The bytes of all `Ready` pieces, and this shard's bytes of all `Merged`, one after the
+    /// other.
     ready: Vec<u8>,
-    /// Ready bytes before the first piece that are held back.
+    /// Bytes in front of the first piece that are held back.
     held: Vec<u8>,
 }
 
-/// A thread's buffers that no connection uses now.
+/// Spare buffers of a thread.
 #[derive(Debug, Default)]
 pub struct SpareBuffers(Vec<Buffers>);
 
@@ -68,15 +71,15 @@ pub struct Replies {
     buffers: Buffers,
     /// The number of the first piece.
     first: u64,
-    /// Pieces that have not come.
+    /// Number of replies that have not arrived.
     awaited: usize,
     ready_from: usize,
-    /// Nothing is sent before the pieces in front of this one are there: other threads make them
-    /// right now.
+    /// Nothing is sent before the pieces in front of this one have arrived: other threads are about
+    /// to make them.
     held_before: u64,
-    /// Requests of the present turn are still passed on.
+    /// Requests of the present turn are still being passed on.
     is_opening: bool,
-    /// Something that is awaited takes its time (a lower tier), so nothing waits for it.
+    /// An awaited reply may take long (a lower tier), so nothing is held back for it.
     is_slow: bool,
 }
 
@@ -87,13 +90,13 @@ impl Replies {
         self.buffers.pieces.is_empty()
     }
 
-    /// How many replies are awaited.
+    /// The number of awaited replies.
     #[must_use]
     pub const fn awaited(&self) -> usize {
         self.awaited
     }
 
-    /// Takes memory for what is to be awaited.
+    /// Takes a buffer for replies that are to be awaited.
     pub fn prepare(&mut self, spare: &mut SpareBuffers) {
         if self.buffers.pieces.capacity() == 0
             && let Some(buffers) = spare.0.pop()
@@ -102,19 +105,19 @@ impl Replies {
         }
     }
 
-    /// Adds bytes that are ready. Only needed while something is awaited.
+    /// Appends ready bytes. Needed only while something is awaited.
     pub fn push_ready(&mut self, bytes: &[u8]) {
         self.buffers.ready.extend_from_slice(bytes);
         self.note_ready(bytes.len());
     }
 
-    /// Where ready bytes are appended; then [`Self::note_ready`] or [`Self::push_merged`] is
-    /// called.
+    /// The buffer to append ready bytes to; call [`Self::note_ready`] or [`Self::push_merged`]
+    /// afterwards.
     pub const fn ready_mut(&mut self) -> &mut Vec<u8> {
         &mut self.buffers.ready
     }
 
-    /// So many bytes more are ready.
+    /// Notes that `bytes` more bytes are ready.
     pub fn note_ready(&mut self, bytes: usize) {
         if bytes == 0 {
             return;
@@ -126,7 +129,7 @@ impl Replies {
         }
     }
 
-    /// Bytes that are ready behind something awaited.
+    /// The number of ready bytes behind something awaited.
     #[must_use]
     pub const fn ready_bytes(&self) -> usize {
         self.buffers.ready.len() - self.ready_from
@@ -138,19 +141,19 @@ impl Replies {
         Ticket(self.first + self.buffers.pieces.len() as u64 - 1)
     }
 
-    /// Keeps a place for a reply that takes its time.
+    /// Reserves a place for a reply that may take long.
     pub fn push_slow(&mut self) -> Ticket {
         self.is_slow = true;
         self.push(Piece::Awaited)
     }
 
-    /// Keeps a place for a reply that another thread makes as soon as it is asked.
+    /// Reserves a place for a reply that another thread makes as soon as it is asked.
     pub fn push_awaited(&mut self) -> Ticket {
         self.push_held(Piece::Awaited)
     }
 
-    /// Keeps a place for a reply that other threads complete as soon as they are asked. The bytes
-    /// that are there of it were appended to those that are ready.
+    /// Reserves a place for a reply that other threads complete as soon as they are asked. Its
+    /// bytes so far were appended to the ready ones.
     pub fn push_merged(&mut self, merge: Merge) -> Ticket {
         self.awaited += merge.keys() - 1;
         self.push_held(Piece::Merged(Box::new(merge)))
@@ -166,19 +169,19 @@ impl Replies {
         ticket
     }
 
-    /// What another thread was to make at once takes its time.
+    /// Notes that a reply expected at once from another thread may take long.
     pub const fn note_slow(&mut self) {
         self.is_slow = true;
     }
 
-    /// Before answers are taken: what was held comes first.
+    /// Moves held bytes to `out`, before answers are taken.
     pub fn resume(&mut self, out: &mut Vec<u8>) {
         debug_assert!(out.is_empty(), "replies to another connection are sent");
         out.append(&mut self.buffers.held);
     }
 
-    /// At the end of a turn: moves what can go out to `out`, behind what is there and has its place
-    /// there. False if it had better wait for what other threads are about to answer.
+    /// Ends a turn: moves to `out` what can be sent, behind what belongs in front of it there.
+    /// False if it had better wait for what other threads are about to answer.
     pub fn settle(&mut self, out: &mut Vec<u8>, spare: &mut SpareBuffers) -> bool {
         self.drain(out);
         self.is_opening = false;
@@ -197,12 +200,12 @@ impl Replies {
         true
     }
 
-    /// Keeps a place for a reply to which all shards contribute.
+    /// Reserves a place for a reply to which all shards contribute.
     pub fn push_gathered(&mut self, gather: Gather) -> Ticket {
         self.push(Piece::Gathered(Box::new(gather)))
     }
 
-    /// A reply has come: it goes to `out` if it is next, else it waits its turn.
+    /// Takes a reply that has arrived: it goes to `out` if it is next, else it waits its turn.
     pub fn arrive(&mut self, ticket: Ticket, reply: &[u8], out: &mut Vec<u8>) {
         if ticket.0 == self.first {
             self.awaited -= usize::from(self.buffers.pieces.pop_front().is_some());
@@ -215,7 +218,7 @@ impl Replies {
         }
     }
 
-    /// A part of a reply has come that several shards contribute to.
+    /// Takes one shard's part of a reply to which several contribute.
     pub fn arrive_part(
         &mut self,
         ticket: Ticket,
@@ -244,7 +247,7 @@ impl Replies {
         self.drain(out);
     }
 
-    /// What all shards contribute to.
+    /// The reply with this ticket, if all shards contribute to it.
     pub fn gathered_mut(&mut self, ticket: Ticket) -> Option<&mut Gather> {
         match self.piece_mut(ticket)? {
             Piece::Gathered(gather) => Some(gather),
@@ -257,7 +260,7 @@ impl Replies {
         self.buffers.pieces.get_mut(at)
     }
 
-    /// Moves everything that nothing awaited holds back to `out`.
+    /// Moves everything in front of the first awaited reply to `out`.
     fn drain(&mut self, out: &mut Vec<u8>) {
         while let Some(piece) = self.buffers.pieces.front() {
             match piece {
@@ -329,7 +332,7 @@ mod tests {
         );
         replies.arrive(first, b"b", &mut out);
         assert!(!replies.settle(&mut out, &mut spare) && out.is_empty());
-        // Asked later: not waited for.
+        // Asked for later, so it is not waited for.
         let third = replies.push_awaited();
         assert!(!replies.settle(&mut out, &mut spare));
         replies.arrive(second, b"c", &mut out);
@@ -356,7 +359,7 @@ mod tests {
         replies.arrive(slow, b"b", &mut out);
         assert!(replies.settle(&mut out, &mut spare));
         assert_eq!(out, b"bc");
-        // The other thread finds that it must wait.
+        // The other thread finds that it has to wait.
         out.clear();
         replies.push_ready(b"d");
         let parked = replies.push_awaited();

@@ -1,4 +1,4 @@
-//! A client at its socket: what is written to it, and what it is watched for.
+//! A client at its socket: what is written to it, and which events it is registered for.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -10,8 +10,8 @@ use super::connection::Client;
 use crate::keyvault::state::KeyVaultState;
 use crate::watch::report::ThreadCounts;
 
-/// What one read takes at most. It also bounds what one connection can ask before others have their
-/// turn.
+/// The most that one read takes. It also bounds what one connection can request before others have
+/// their turn.
 pub(crate) const READ_BYTES: usize = 64 << 10;
 /// The reply buffer keeps no more than this between rounds.
 const OUT_BYTES_KEPT: usize = 1 << 20;
@@ -23,24 +23,25 @@ pub(crate) const OUT_BYTES_MAX: usize = 256 << 10;
 pub(crate) struct Connection {
     pub(crate) socket: OwnedFd,
     pub(crate) client: Client,
-    /// Tells it from an earlier connection of the same number.
+    /// Distinguishes it from an earlier connection with the same number.
     pub(crate) generation: u32,
     pub(crate) interest: epoll::EventFlags,
     pub(crate) is_local: bool,
-    /// What it needs if it speaks KeyVault.
+    /// State of a connection that speaks KeyVault.
     pub(crate) keyvault: Option<KeyVaultState>,
     /// The thread that is to serve it from now on.
     pub(crate) moves_to: Option<usize>,
 }
 
 impl Connection {
-    /// Has epoll watch for what the connection needs next. False when that fails.
+    /// Registers with epoll for what the connection needs next. False when that fails.
     pub(crate) fn watch(&mut self, number: usize, epoll: &OwnedFd) -> bool {
         let mut interest = epoll::EventFlags::empty();
         if self.client.wants_input() {
             interest |= epoll::EventFlags::IN;
         }
-        // Input that waits for its turn, and nothing else to wake for: writable at once.
+        // Input waits for its turn and no other event would wake the thread: a socket is writable
+        // at once.
         if !self.client.unsent.is_empty() || self.client.is_served_next() {
             interest |= epoll::EventFlags::OUT;
         }
@@ -54,8 +55,8 @@ impl Connection {
 }
 
 impl Clients {
-    /// Puts the answers made so far into the connection's ring, if it has one. Those that are too
-    /// long for it stay, for the socket.
+    /// Puts the answers made so far into the connection's ring, if it has one. Answers too long for
+    /// the ring remain, for the socket.
     pub(crate) fn push_answers(
         &mut self,
         client: &mut Client,
@@ -69,7 +70,7 @@ impl Clients {
         }
     }
 
-    /// Sends what is ready at the end of a turn. False when the connection is over.
+    /// Sends what is ready at the end of a turn. False if the connection is over.
     pub(crate) fn finish(
         &mut self,
         connection: &mut Connection,
@@ -80,7 +81,7 @@ impl Clients {
         !is_due || self.send(connection, counts)
     }
 
-    /// Sends the replies made so far, after what is still unsent. False if the connection is over.
+    /// Sends the replies made so far, after those still unsent. False if the connection is over.
     pub(crate) fn send(&mut self, connection: &mut Connection, counts: &mut ThreadCounts) -> bool {
         let client = &mut connection.client;
         if !client.unsent.is_empty() {

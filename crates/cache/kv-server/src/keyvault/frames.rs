@@ -1,8 +1,8 @@
-//! Answering frames: what a client sent, and what other threads passed on.
+//! Answering frames: those of a thread's clients, and those that other threads passed on.
 //!
-//! One port serves all threads: a connection asks in its HELLO for a shard and is handed to that
+//! One address serves all threads: a connection asks in its HELLO for a shard and is handed to that
 //! shard's thread. A request for another shard than the thread's own is passed on and answered when
-//! that shard has; answers come in any order.
+//! that shard has answered; answers may come in any order.
 
 use farpool_keyvault::frame::{
     BROADCAST, FrameError, HEADER_BYTES, Header, Opcode, Status, VERSION, begin, finish,
@@ -27,7 +27,7 @@ use farpool_kv_store::key::HashedKey;
 /// The most requests that one connection may have unanswered.
 const CREDITS_MAX: u32 = 1024;
 
-/// What a stream of frames begins with.
+/// The beginning of a stream of frames.
 enum Next<'a> {
     Incomplete { want_bytes: usize },
     Frame(&'a [u8]),
@@ -47,16 +47,16 @@ fn next_frame(input: &[u8]) -> Next<'_> {
 /// A frame whose key is being loaded.
 struct Planned<'a> {
     frame: &'a [u8],
-    /// Of its one key; 0 if it has none, or several.
+    /// Hash of its one key; 0 if it has none, or several.
     hash: u64,
 }
 
-/// What a frame asks.
+/// A request, as read from a frame.
 struct Asked<'a> {
     header: Header,
     request: Request<'a>,
     frame: &'a [u8],
-    /// Of its first key.
+    /// Hash of its first key.
     hash: u64,
 }
 
@@ -65,7 +65,7 @@ fn read_frame(frame: &[u8], checked: bool) -> Result<Asked<'_>, FrameError> {
     read_body(Header::read(frame, checked)?, frame, 0)
 }
 
-/// Reads what follows a header; `hash` is that of its one key, if it has been seen.
+/// Reads what follows a header. `hash` is that of its one key, or 0 if not known yet.
 fn read_body(header: Header, frame: &[u8], hash: u64) -> Result<Asked<'_>, FrameError> {
     if header.status.is_some() {
         return Err(FrameError::Body { opcode: header.opcode });
@@ -76,7 +76,7 @@ fn read_body(header: Header, frame: &[u8], hash: u64) -> Result<Asked<'_>, Frame
 }
 
 impl Worker {
-    /// Answers the frames that `input` holds. Returns how many bytes are done.
+    /// Answers the frames in `input`. Returns the bytes consumed.
     pub(crate) fn serve_keyvault(
         &mut self,
         connection: &mut Connection,
@@ -113,13 +113,13 @@ impl Worker {
         at
     }
 
-    /// Gives the client the answers made so far. False if no more can be sent now.
+    /// Hands the client the answers made so far. False if no more can be sent now.
     fn put_down(&mut self, connection: &mut Connection, state: &mut KeyVaultState) -> bool {
         self.clients.push_answers(&mut connection.client, Some(state));
         self.clients.send(connection, &mut self.me.counts) && connection.client.unsent.is_empty()
     }
 
-    /// Answers one batch of frames. Returns how many bytes it took.
+    /// Answers one batch of frames. Returns the bytes consumed.
     fn serve_frames(
         &mut self,
         connection: &mut Connection,
@@ -164,8 +164,8 @@ impl Worker {
         at
     }
 
-    /// Whether a frame is what most are: a read of one key (its `hash` is known) that this shard's
-    /// memory answers.
+    /// Whether a frame is of the most common kind: a read of one key (with known `hash`) that this
+    /// shard's memory answers.
     #[inline]
     fn is_read_here(&self, state: &KeyVaultState, header: &Header, hash: u64) -> bool {
         (header.opcode, header.status) == (Opcode::Get, None)
@@ -175,8 +175,8 @@ impl Worker {
             && self.below.is_none()
     }
 
-    /// Takes a stream of frames apart and begins to load what they ask for. True if it cannot be
-    /// followed beyond them.
+    /// Splits a stream into frames and begins to load the items they name. True if the stream
+    /// cannot be parsed beyond the frames returned.
     fn plan_frames<'a>(
         &self,
         client: &mut Client,
@@ -199,7 +199,7 @@ impl Worker {
                 self.shard.store.prefetch_entry(hash);
             }
             planned.push(Planned { frame, hash });
-            // A request that changes how the stream is read is answered before the next frame is
+            // A frame that changes how the stream is read is answered before the next frame is
             // parsed.
             if matches!(Opcode::from_code(frame[3]), Some(Opcode::Hello | Opcode::Share)) {
                 break;
@@ -208,7 +208,7 @@ impl Worker {
         (planned, false)
     }
 
-    /// A damaged frame is asked for again; one that makes no sense ends the connection.
+    /// Answers a damaged frame with a request to repeat it; a malformed one ends the connection.
     fn refuse_frame(
         &mut self,
         client: &mut Client,
@@ -253,13 +253,14 @@ impl Worker {
             Request::Hello(hello) => {
                 self.greet(connection, state, id, (header, hello), asked.frame)
             }
-            // A second time, the bells of the first would be watched for ever.
+            // With a second SHARE the bells of the first would stay registered for ever.
             Request::Share { .. } if !connection.is_local || state.ring_client.is_some() => {
                 keyvault::answer_status(head, Status::Unsupported, b"", &mut self.clients.out);
             }
             Request::Share { request_bytes, answer_bytes } => {
                 let sizes = RingSizes::fitting(request_bytes, answer_bytes);
-                // Ready bytes go first; only then do descriptors travel with their own bytes.
+                // Ready answers are sent first, so that the descriptors travel with their own
+                // bytes.
                 let is_shared = self.clients.send(connection, &mut self.me.counts)
                     && connection.client.unsent.is_empty()
                     && state.share(&connection.socket, header, sizes);
@@ -273,7 +274,7 @@ impl Worker {
             }
             Request::Noop => keyvault::answer_status(head, Status::Ok, b"", &mut self.clients.out),
             Request::Leases { bytes_min } => {
-                // Ready bytes go first; only then does the descriptor travel with its own bytes.
+                // Ready answers are sent first, so that the descriptor travels with its own bytes.
                 let is_granted = connection.is_local
                     && state.may_lease()
                     && self.clients.send(connection, &mut self.me.counts)
@@ -299,8 +300,8 @@ impl Worker {
         }
     }
 
-    /// Answers a request on keys, has it wait for a lower tier, or passes it on to the shard that
-    /// has its keys. True if the answer is still to come.
+    /// Answers a request on keys, parks it for a lower tier, or passes it on to the shard that owns
+    /// its keys. True if the answer is still to come.
     fn answer_on_keys(
         &mut self,
         state: &mut KeyVaultState,
@@ -355,7 +356,7 @@ impl Worker {
         false
     }
 
-    /// The key of a request, other than MULTIGET, if it has to wait for a lower tier.
+    /// The key of a request, other than MULTIGET, if the request has to wait for a lower tier.
     fn key_below<'a>(&self, request: &Request<'a>, hash: u64) -> Option<HashedKey<'a>> {
         self.below.as_ref()?;
         let replaces = matches!(request, Request::Set { mode: SetMode::Set, cas: 0, .. });
@@ -363,7 +364,7 @@ impl Worker {
         self.is_below(key, replaces).then_some(key)
     }
 
-    /// Has another thread's frame wait if it must. True if it does, or is answered already.
+    /// Parks a frame of another thread if it has to wait. True if it is parked or already answered.
     pub(crate) fn park_keyvault_ask(
         &mut self,
         origin: Origin,
@@ -465,7 +466,7 @@ impl Worker {
         }
     }
 
-    /// Takes what another shard answered to a connection of this kind.
+    /// Takes another shard's answer to a KeyVault connection.
     pub(crate) fn take_keyvault_answer(
         &mut self,
         state: &mut KeyVaultState,

@@ -1,11 +1,10 @@
 //! MULTIGETs that wait for lower tiers: all keys are read at once, and the answer is made when the
-//! last has come.
+//! last read is complete.
 //!
-//! A key that is in memory is read when it is asked for, and one that waits takes its place among
-//! the requests for its key; so each is answered in the order of the requests, whatever comes
-//! first. Items that have come are kept until the rest has. An answer that would become too long,
-//! or for which there is no room, stops early, as the protocol allows: the client asks for the
-//! rest.
+//! A key that is in memory is read when it is requested, and one that has to wait takes its place
+//! among the requests on its key; so each is answered in the order of the requests, whatever
+//! arrives first. Results are kept until all are there. An answer that would become too long, or
+//! for which there is no room, stops early, as the protocol allows: the client asks for the rest.
 
 use std::collections::HashMap;
 
@@ -16,15 +15,15 @@ use farpool_units::exactly;
 use crate::mail::mailbox::Origin;
 use farpool_kv_protocol::keyvault::{self, AnswerHead};
 
-/// What one thread keeps of answers that are not whole, in bytes: four of the longest. Beyond it
+/// The most bytes that one thread keeps of incomplete answers: four of the longest. Beyond it
 /// answers stop early.
 pub(crate) const GATHERED_BYTES_MAX: usize = 4 * FRAME_BYTES_MAX;
-/// What a key costs while it is waited for, its place among those that wait included.
+/// The cost of an awaited key, including its place among the parked requests.
 const PART_BYTES: usize = 512;
-/// The room for items in an answer, beside its header and the count of keys.
+/// The most bytes of an answer, besides its header and the count of keys.
 const ANSWER_BYTES_MAX: usize = FRAME_BYTES_MAX - HEADER_BYTES - 8;
 
-/// A MULTIGET that waits, by its number.
+/// The number of a MULTIGET that waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct GatheringId(u64);
 
@@ -32,26 +31,26 @@ pub(crate) struct GatheringId(u64);
 enum Part {
     Awaited,
     Missing,
-    /// As it stands in the answer.
+    /// Encoded as in the answer.
     Found(Vec<u8>),
 }
 
-/// The items of one MULTIGET that have come.
+/// The partial results of one MULTIGET.
 #[derive(Debug)]
 pub(crate) struct Gathering {
     header: Header,
     checked: bool,
     pub(crate) origin: Origin,
-    /// One for each key that was handled.
+    /// One for each key that this answer covers.
     parts: Vec<Part>,
     awaited: usize,
     found_bytes: usize,
-    /// Even the first value is longer than an answer.
+    /// Even the first value is too long for an answer.
     is_too_large: bool,
 }
 
 impl Gathering {
-    /// Leaves the last key to another request. Returns how many bytes that frees.
+    /// Leaves the last key to another request. Returns the bytes that this frees.
     fn drop_last(&mut self) -> usize {
         let found_bytes = match self.parts.pop() {
             Some(Part::Found(bytes)) => bytes.len(),
@@ -134,12 +133,12 @@ impl Gatherings {
         GatheringId(self.next)
     }
 
-    /// Whether a key is still looked at.
+    /// Whether a key is still covered by the answer.
     pub(crate) fn wants(&self, id: GatheringId, index: u16) -> bool {
         self.open.get(&id).is_some_and(|it| usize::from(index) < it.parts.len())
     }
 
-    /// Takes what became of a key.
+    /// Takes the outcome for a key.
     pub(crate) fn take(&mut self, id: GatheringId, index: u16, item: Option<Item<'_>>) {
         let Some(gathering) = self.open.get_mut(&id) else { return };
         let at = usize::from(index);
@@ -160,7 +159,8 @@ impl Gatherings {
         gathering.parts[at] = Part::Found(found);
         gathering.found_bytes += bytes;
         self.kept_bytes += bytes;
-        // Of what does not fit into an answer the last goes: it could not stand in it in any case.
+        // What does not fit into the answer is dropped from its end: the last key could not be in
+        // it in any case.
         while gathering.parts.len() > 1
             && (gathering.found_bytes > self.answer_bytes_max
                 || self.kept_bytes > self.kept_bytes_max)
@@ -169,7 +169,7 @@ impl Gatherings {
         }
     }
 
-    /// Takes a MULTIGET out for which nothing is awaited any more.
+    /// Removes and returns a MULTIGET if none of its keys is awaited any more.
     pub(crate) fn finished(&mut self, id: GatheringId) -> Option<Gathering> {
         if self.open.get(&id)?.awaited > 0 {
             return None;
@@ -231,8 +231,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
 
-        /// Items come in any order, to any of several requests that wait. Every answer is right in
-        /// what it covers, covers as much as it can, and nothing is kept afterwards.
+        /// Items arrive in any order, for any of several waiting MULTIGETs. Every answer is right
+        /// for the keys it covers, covers as many as it can, and nothing is kept afterwards.
         #[test]
         fn answers_are_right_as_far_as_they_go(
             sizes in prop::collection::vec(

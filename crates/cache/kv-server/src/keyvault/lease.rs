@@ -1,4 +1,4 @@
-//! Leases for clients on this host: who may have some, and what becomes of them when he goes.
+//! Leases for clients on this host: which clients may have them, and how they end with the client.
 
 use std::os::fd::OwnedFd;
 
@@ -13,13 +13,13 @@ use farpool_units::exactly;
 use super::state::KeyVaultState;
 
 impl KeyVaultState {
-    /// Whether leases may be asked for: once, and before the connection moves into rings.
+    /// Whether leases may be requested: once, and before the connection moves into rings.
     pub(super) const fn may_lease(&self) -> bool {
         self.ring_client.is_none() && self.leases.is_none()
     }
 
-    /// Hands out the memory of a shard's items, to be read, if the server is set up for it. False
-    /// if it is not.
+    /// Hands out the memory of a shard's items for reading, if the server allows it. False if it
+    /// does not.
     pub(super) fn lease(
         &mut self,
         socket: &OwnedFd,
@@ -42,15 +42,15 @@ impl KeyVaultState {
         is_granted
     }
 
-    /// Ends the connection's leases: its client reads there no more.
+    /// Ends all leases of the connection: its client reads there no more.
     pub(crate) fn end_leases(&mut self, shard: &mut Shard) {
         if let Some(leases) = &mut self.leases {
             leases.release_all(shard);
         }
     }
 
-    /// Whether the client reads where items lie. The server does not send such a client away by
-    /// itself: it could not know that what it reads is freed.
+    /// Whether the client holds leases. The server does not close such a connection as idle: the
+    /// client could not know that the memory it reads is freed.
     pub(crate) fn holds_leases(&self) -> bool {
         self.leases.as_ref().is_some_and(|leases| !leases.is_empty())
     }

@@ -1,5 +1,4 @@
-//! Connections that speak KeyVault: over a stream like any other, or through rings in shared
-//! memory.
+//! Connections that speak KeyVault: over a byte stream, or through rings in shared memory.
 
 mod frames;
 pub(crate) mod gather;

@@ -1,4 +1,4 @@
-//! One connection in shared memory: its rings, and what wakes either side.
+//! One connection in shared memory: its rings, and the bells that wake either side.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -16,14 +16,15 @@ pub struct RingClient {
     answer_bytes_max: usize,
     wake_server: OwnedFd,
     wake_client: OwnedFd,
-    /// Answers that found the ring full: the client was granted more than it makes room for.
+    /// Answers that found the ring full: the client was granted more credits than it makes room
+    /// for.
     held: Vec<u8>,
-    /// How much of them has gone since.
+    /// How many of these bytes have been pushed since.
     held_done: usize,
 }
 
 impl RingClient {
-    /// Rings in memory of their own, and the file that the client maps.
+    /// Creates rings in memory of their own, and the file that the client maps.
     pub(crate) fn new(sizes: RingSizes) -> Result<(Self, OwnedFd), Errno> {
         let file = share::create(sizes)?;
         let (requests, answers) = share::map(&file, sizes)?;
@@ -40,18 +41,18 @@ impl RingClient {
         Ok((ring_client, file))
     }
 
-    /// What the client gets beside the file: the bell of the server, and its own.
+    /// The descriptors that the client gets with the file: the server's bell, and its own.
     pub(crate) fn bells(&self) -> [BorrowedFd<'_>; 2] {
         [self.wake_server.as_fd(), self.wake_client.as_fd()]
     }
 
-    /// Whether a request has come.
+    /// Whether a request is waiting.
     #[inline]
     pub(crate) fn has_frame(&self) -> bool {
         self.requests.has_frame()
     }
 
-    /// Takes up to `most` requests. True if the client broke the rules of the ring.
+    /// Takes up to `most` requests. True if the client broke the ring's protocol.
     pub(crate) fn take_frames(&mut self, most: usize, frames: &mut Vec<u8>) -> bool {
         let mut count = 0;
         while count < most {
@@ -64,7 +65,7 @@ impl RingClient {
         false
     }
 
-    /// Has the client ring for its next request. False if one has come meanwhile.
+    /// Asks the client to ring the bell for its next request. False if one has arrived meanwhile.
     pub(crate) fn fall_asleep(&mut self) -> bool {
         self.requests.fall_asleep()
     }
@@ -80,13 +81,13 @@ impl RingClient {
         !self.held.is_empty()
     }
 
-    /// What the thread waits for while it sleeps.
+    /// The bell that the thread waits for while it sleeps.
     pub(crate) fn bell(&self) -> &OwnedFd {
         &self.wake_server
     }
 
-    /// Puts answers into the ring, and keeps what it does not take; those that are too long for it
-    /// come back.
+    /// Puts answers into the ring and keeps those that it has no room for. Returns those that are
+    /// too long for it.
     pub(crate) fn push_all(&mut self, answers: &[u8]) -> Vec<u8> {
         let (mut long, mut at, mut any) = (Vec::new(), 0, false);
         while let Some(Ok(length)) = frame_length(&answers[at..]) {
@@ -104,7 +105,7 @@ impl RingClient {
         long
     }
 
-    /// Goes on with answers that found the ring full. True if there was room for one.
+    /// Continues with answers that found the ring full. True if there was room for one.
     pub(crate) fn push_held(&mut self) -> bool {
         let before = self.held_done;
         while let Some(Ok(length)) = frame_length(&self.held[self.held_done..])
@@ -122,7 +123,7 @@ impl RingClient {
 
     fn wake_client(&self, has_answers: bool) {
         if has_answers && self.answers.reader_sleeps() {
-            // Fails only when the counter is full, and then the client is awake.
+            // Fails only if the counter is full, and then the client is awake.
             let _ = rustix::io::write(&self.wake_client, &1u64.to_ne_bytes());
         }
     }

@@ -1,4 +1,4 @@
-//! A thread's connections in shared memory: whose turn it is, and how the thread sleeps with them.
+//! A thread's connections in shared memory: the order of their turns, and how the thread sleeps.
 
 use std::time::Duration;
 
@@ -12,19 +12,20 @@ use crate::clients::connection::{Client, Phase};
 use crate::clients::sockets::Connection;
 use crate::me::{Me, TOKEN_BELL};
 
-/// How often a full ring of answers is checked: a client does not signal when it makes room.
+/// How often a full ring is checked: a client sends no signal when it makes room in its ring of
+/// answers.
 const FULL_RING_LOOK: Duration = Duration::from_millis(1);
 
 /// A thread's connections in shared memory.
 #[derive(Debug, Default)]
 pub(crate) struct RingClients {
-    /// In the order of their turns.
+    /// Connections, in the order of their turns.
     pub(super) turns: LeastRecentlyGranted,
-    /// Of them, those that are over.
+    /// Connections that are over.
     pub(super) ended: Vec<usize>,
-    /// Frames of the ring that is served now.
+    /// Frames of the ring being served.
     pub(super) frames: Vec<u8>,
-    /// Whether rings had requests since the last look at the time.
+    /// Whether rings had requests since the clock was last read.
     are_busy: bool,
 }
 
@@ -33,12 +34,12 @@ impl RingClients {
         self.turns.is_empty()
     }
 
-    /// Whether rings had requests since the last look at the time.
+    /// Whether rings had requests since the clock was last read.
     pub(crate) const fn are_busy(&self) -> bool {
         self.are_busy
     }
 
-    /// As [`Self::are_busy`]; counts anew from now on.
+    /// As [`Self::are_busy`], and resets it.
     pub(crate) const fn take_busy(&mut self) -> bool {
         std::mem::replace(&mut self.are_busy, false)
     }
@@ -47,7 +48,7 @@ impl RingClients {
         self.are_busy = true;
     }
 
-    /// Gives a connection that has just moved into shared memory its turns.
+    /// Adds a connection that has just moved into shared memory to the turns.
     pub(crate) fn join(&mut self, me: &Me, number: u32, connection: &Connection) {
         let Some(ring_client) =
             connection.keyvault.as_ref().and_then(|keyvault| keyvault.ring_client.as_ref())
@@ -63,18 +64,18 @@ impl RingClients {
         }
     }
 
-    /// A connection ends.
+    /// Removes a connection that ends.
     pub(crate) fn leave(&mut self, me: &Me, number: u32, connection: &Connection) {
         self.turns.leave(number);
         if let Some(ring_client) =
             connection.keyvault.as_ref().and_then(|keyvault| keyvault.ring_client.as_ref())
         {
-            // The client has this descriptor, too: closing ours alone would leave it watched.
+            // The client has this descriptor, too: closing ours alone would leave it registered.
             let _ = epoll::delete(&me.epoll, ring_client.bell());
         }
     }
 
-    /// Notes a connection whose other side broke the rules.
+    /// Notes a connection whose client broke the ring's protocol.
     pub(super) fn check(&mut self, clients: &Clients, number: usize) {
         let is_over = clients.get(number).is_some_and(|connection| {
             connection.client.phase == Phase::Closing && connection.keyvault.is_some()
@@ -84,8 +85,8 @@ impl RingClients {
         }
     }
 
-    /// Prepares all rings for a sleep. Returns how long it may last, or None if a request has come
-    /// meanwhile.
+    /// Prepares all rings for a sleep. Returns how long it may last, or None if a request has
+    /// arrived meanwhile.
     pub(crate) fn fall_asleep(&self, clients: &mut Clients) -> Option<Duration> {
         let mut all_asleep = true;
         let mut limit = Duration::MAX;
@@ -95,7 +96,7 @@ impl RingClients {
             } else if client.unsent.is_empty() && !client.is_held_up() {
                 all_asleep &= ring_client.fall_asleep();
             }
-            // Others are not asked for requests: what they wait for wakes the thread.
+            // Other clients need not ring for requests: what holds them up wakes the thread.
         });
         all_asleep.then_some(limit)
     }

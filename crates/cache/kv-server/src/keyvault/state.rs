@@ -1,4 +1,4 @@
-//! What a connection that speaks KeyVault needs beside its client.
+//! The state of a KeyVault connection beside its client.
 
 use farpool_keyvault::frame::{Header, Status, begin, finish};
 use farpool_keyvault::share::{self, RingSizes};
@@ -10,19 +10,20 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use super::ring_client::RingClient;
 
-/// Frames that are looked at together.
+/// The most frames that are planned together.
 pub(crate) const BATCH: usize = 32;
 
-/// What a connection of this kind needs beside its client.
+/// The state of a KeyVault connection beside its client.
 #[derive(Debug, Default)]
 pub struct KeyVaultState {
     pub(super) has_greeted: bool,
     pub(super) unchecked: bool,
     pub(super) credits: u32,
-    /// Requests that other shards have, by their numbers; a broadcast with how many are left.
+    /// Broadcasts passed on to other shards, each with the number of shards that still owe an
+    /// answer.
     pub(super) passed_on: Vec<(Header, usize)>,
     pub(crate) ring_client: Option<RingClient>,
-    /// What it reads where items lie, if it may.
+    /// What it has leased, if it may lease.
     pub(super) leases: Option<LeaseTable>,
 }
 
@@ -38,13 +39,13 @@ impl KeyVaultState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {
     Socket,
-    /// They are few, and all of them are looked at.
+    /// Its frames are few, and all of them are answered.
     Ring,
 }
 
 impl KeyVaultState {
-    /// Moves the connection into shared memory: the answer carries memory and the two bells. False
-    /// if it stays where it is.
+    /// Moves the connection into shared memory: the answer carries the memory and the two bells.
+    /// False if the connection stays where it is.
     pub(super) fn share(&mut self, socket: &OwnedFd, header: &Header, sizes: RingSizes) -> bool {
         let mut reply = Vec::new();
         let start = begin(&mut reply, Header { status: Some(Status::Ok), ..*header });

@@ -1,5 +1,5 @@
 //! The turns of a thread's connections in shared memory: requests are taken from their rings, and
-//! answers that waited for room go out.
+//! held answers are pushed.
 
 use farpool_units::exactly;
 
@@ -10,7 +10,7 @@ use crate::mail::mailbox::ConnectionId;
 use crate::worker::Worker;
 
 impl Worker {
-    /// Looks at every ring once, least recently granted first. True if any had a request.
+    /// Serves every ring once, least recently granted first. True if any had a request.
     pub(crate) fn serve_ports(&mut self) -> bool {
         let mut turns = std::mem::take(&mut self.ring_clients.turns);
         let any = turns.round(|number| self.serve_port(number as usize));
@@ -22,7 +22,7 @@ impl Worker {
     fn serve_port(&mut self, number: usize) -> bool {
         let Some(connection) = self.clients.get_mut(number) else { return false };
         if connection.client.is_ring_full {
-            // A client that does not take its answers is not read from.
+            // A client that does not take its answers has no more requests taken.
             return self.push_held(number);
         }
         if !connection.client.unsent.is_empty() || connection.client.is_held_up() {
@@ -54,7 +54,7 @@ impl Worker {
         true
     }
 
-    /// Gives a client that has made room the answers that wait for it. True if it had made some.
+    /// Pushes held answers to a client that has made room. True if it had made some.
     fn push_held(&mut self, number: usize) -> bool {
         let ring_client =
             self.clients.get_mut(number).and_then(|it| it.keyvault.as_mut()?.ring_client.as_mut());
@@ -62,7 +62,7 @@ impl Worker {
             return false;
         }
         let Some(mut connection) = self.clients.take(number) else { return false };
-        // What it sent meanwhile over the socket has its turn again.
+        // What it sent over the socket meanwhile gets its turn again.
         if !self.clients.finish(&mut connection, &mut self.me.counts)
             || !connection.watch(number, &self.me.epoll)
         {

@@ -1,5 +1,4 @@
-//! Requests between threads about each other's shards: a shard answers, and the thread that asked
-//! takes the answers.
+//! Requests between threads: a shard answers asks, and the thread that asked takes the answers.
 
 use super::mailbox::{Answer, Ask, Batch, Entry, Origin, StoreHead};
 use super::merge::{read_keys, write_part};
@@ -23,7 +22,7 @@ use farpool_kv_protocol::request::{KeyRequest, Request, Scan, scan};
 use farpool_kv_store::key::HashedKey;
 
 impl Worker {
-    /// Answers what another thread asks of this shard.
+    /// Answers another thread's asks of this shard.
     pub(crate) fn answer_asks(&mut self, from: usize, batch: &Batch<Ask>) {
         journal::note_client(&mut self.shard.store, None);
         let mut answers = self.mail.take_answers(from);
@@ -44,7 +43,7 @@ impl Worker {
         self.mail.return_answers(from, answers);
     }
 
-    /// Has another thread's request wait if its key is in a lower tier.
+    /// Parks another thread's request if its key is in a lower tier.
     fn park_ask(
         &mut self,
         from: usize,
@@ -70,7 +69,7 @@ impl Worker {
                 Some((key, hash)) => (Parked::Request, key, hash),
                 None => return false,
             },
-            // Where there is a tier below, keys are asked for one by one.
+            // With a lower tier, keys are asked for one by one.
             Ask::GetKeys { .. }
             | Ask::Store { .. }
             | Ask::Drop
@@ -169,7 +168,7 @@ impl Worker {
         answers.push(entry.address, Answer::Report(Box::new(report)), |_| {});
     }
 
-    /// Does what all shards are asked, and reports.
+    /// Does this shard's part of an ask to all shards. Returns its report.
     pub(crate) fn do_for_all(&mut self, ask: Ask) -> ShardReport {
         let mut limit_was_set = true;
         match ask {
@@ -199,7 +198,7 @@ impl Worker {
         ShardReport { limit_was_set, ..self.report() }
     }
 
-    /// A request that its client's thread has found whole and in order.
+    /// Answers a request that its client's thread has found complete and well-formed.
     pub(crate) fn answer_forwarded(&mut self, bytes: &[u8], out: &mut Vec<u8>) {
         let Scan::Request { request: Request::Keys(request), .. } = scan(bytes, &self.me.limits)
         else {
@@ -218,7 +217,7 @@ impl Worker {
         }
     }
 
-    /// Takes the answer of another shard.
+    /// Takes another shard's answer.
     pub(crate) fn take_answer(&mut self, client: &mut Client, entry: &Entry<Answer>, bytes: &[u8]) {
         let ticket = entry.address.ticket;
         match &entry.what {
@@ -245,7 +244,7 @@ impl Worker {
     }
 }
 
-/// Appends the replies to some keys of a `get`, of which this shard has all.
+/// Appends the replies to some keys of a `get`, all of which this shard owns.
 fn get_keys(shard: &mut Shard, keys: &[HashedKey<'_>], flags: ReadFlags, out: &mut Vec<u8>) {
     keys.iter().for_each(|it| shard.store.prefetch_entry(it.hash));
     keys.iter().for_each(|it| shard.store.prefetch_item(it.hash));
@@ -253,7 +252,7 @@ fn get_keys(shard: &mut Shard, keys: &[HashedKey<'_>], flags: ReadFlags, out: &m
 }
 
 impl Ask {
-    /// The hash of its key, if it came along.
+    /// The hash of its key, if it was sent along.
     const fn hash(&self) -> Option<u64> {
         match *self {
             Self::GetKey { hash, .. } | Self::Store { hash, .. } => Some(hash),
@@ -269,7 +268,7 @@ impl StoreHead {
         Self { mode, key_bytes, quiet, client_flags, exptime, cas }
     }
 
-    /// The whole request again: `bytes` are its key and its data.
+    /// Restores the whole request: `bytes` are its key and its data.
     fn with(self, bytes: &[u8]) -> StoreRequest<'_> {
         let Self { mode, key_bytes, quiet, client_flags, exptime, cas } = self;
         let (key, data) = bytes.split_at(usize::from(key_bytes).min(bytes.len()));

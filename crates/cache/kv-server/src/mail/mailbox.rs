@@ -1,8 +1,8 @@
 //! How threads talk: each has one mailbox, into which every other thread puts whole batches.
 //!
-//! A batch is one message per round of the sender's loop, whatever number of requests it carries,
-//! so the lock (held for one push) is paid per batch and not per request. A thread that is awake
-//! looks into its mailbox every round; only one that sleeps is woken.
+//! A batch is one message per round of the sender's loop, however many requests it carries, so the
+//! lock (held for one push) is paid per batch and not per request. A thread that is awake checks
+//! its mailbox every round; only a sleeping one has to be woken.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ use crate::watch::report::ShardReport;
 use farpool_kv_protocol::command::{ReadFlags, StoreMode};
 use farpool_kv_store::observe::journal::Lines;
 
-/// What a batch keeps for its next use, at most: entries, and bytes of requests or replies.
+/// The most that a batch keeps for its next use: entries, and bytes of requests or replies.
 const KEPT_ENTRIES: usize = 4096;
 const KEPT_BYTES: usize = 1 << 20;
 
@@ -26,16 +26,16 @@ const KEPT_BYTES: usize = 1 << 20;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);
 
-/// Which connection of a thread.
+/// A reply's number among those of its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectionId {
     pub number: u32,
-    /// Tells a connection from an earlier one of the same number.
+    /// Distinguishes a connection from an earlier one with the same number.
     pub generation: u32,
 }
 
 impl ConnectionId {
-    /// Where the reply with this number goes.
+    /// The address of the reply with this number.
     #[must_use]
     pub const fn address(self, ticket: Ticket) -> Address {
         Address { connection: self, ticket }
@@ -49,22 +49,22 @@ pub struct Address {
     pub ticket: Ticket,
 }
 
-/// The sender: the thread that has the client, and where the answer goes there.
+/// The sender of an ask: the thread that has the client, and where the answer goes there.
 #[derive(Debug, Clone, Copy)]
 pub struct Origin {
     pub thread: usize,
     pub address: Address,
 }
 
-/// How one key of a `get` is read.
+/// How one key of a `get` is to be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GetKey {
     pub flags: ReadFlags,
-    /// It is the last key of its line.
+    /// Whether it is the last key of its line.
     pub is_last: bool,
 }
 
-/// A classic command that stores, but for key and data.
+/// A classic storage command, without key and data.
 #[derive(Debug, Clone, Copy)]
 pub struct StoreHead {
     pub mode: StoreMode,
@@ -75,34 +75,34 @@ pub struct StoreHead {
     pub cas: u64,
 }
 
-/// What a thread asks another's shard.
+/// A request of one thread to another's shard.
 #[derive(Debug, Clone, Copy)]
 pub enum Ask {
-    /// One key of a `get`: its bytes are the key. With the last key the reply ends, too.
+    /// One key of a `get`: its bytes are the key. The last key's answer also ends the reply.
     GetKey { hash: u64, read: GetKey },
     /// Some keys of a `get`: its bytes are the keys ([`crate::mail::merge::read_keys`]).
     GetKeys { part: PartNumber, flags: ReadFlags },
-    /// A classic command that stores: its bytes are the key and the data.
+    /// A classic storage command: its bytes are the key and the data.
     Store { hash: u64, store: StoreHead },
     /// Any other request on one key: its bytes are the request, data included.
     Request,
     /// A KeyVault frame: its bytes are the frame.
     KeyVault { checked: bool },
-    /// Take out what the key has: its bytes are the key. There is no reply.
+    /// Remove the key's item: its bytes are the key. There is no reply.
     Drop,
-    /// `flush_all` from this second of the clock on.
+    /// `flush_all` as of this second of the clock.
     Flush { at_s: u32 },
     /// Change the shard's memory limit.
     SetLimit { bytes: usize },
-    /// Count commands by prefix, or no more.
+    /// Start counting commands by prefix, or stop.
     CountPrefixes { on: bool },
-    /// Leave what the observer has seen among the shared things.
+    /// Publish what the observer has seen among the shared figures.
     LeaveObserved,
     /// One piece of a list.
     List { list: List, from: usize, lines_max: usize, bytes_max: usize },
-    /// Say what the shard did and has.
+    /// Report the shard's figures.
     Report,
-    /// Count anew.
+    /// Reset the counts.
     ResetCounts,
 }
 
@@ -111,22 +111,22 @@ pub enum Ask {
 pub struct Entry<T> {
     pub address: Address,
     pub what: T,
-    /// Its bytes end here in the batch's; they begin where the ones before end.
+    /// The end of its bytes in the batch's; they begin where the previous entry's end.
     pub end: usize,
 }
 
 const _: () = assert!(size_of::<Entry<Ask>>() <= 64, "an ask fits a cache line");
 
-/// What another shard answers.
+/// An answer of another shard.
 #[derive(Debug)]
 pub enum Answer {
     Bytes,
-    /// To some keys of a `get`: its bytes are the part of the reply
+    /// For some keys of a `get`: its bytes are the part of the reply
     /// ([`crate::mail::merge::write_part`]).
     Part(PartNumber),
-    /// The reply waits for a lower tier and comes later: what is ready need not wait for it.
+    /// The reply waits for a lower tier and arrives later: ready replies need not wait for it.
     Parked,
-    /// A piece of a list; its lines are the bytes.
+    /// A piece of a list; its bytes are the lines.
     Listed(Listed),
     Report(Box<ShardReport>),
 }
@@ -163,7 +163,7 @@ impl<T> Batch<T> {
         &self.bytes[start..self.entries[entry].end]
     }
 
-    /// Empties it for its next use. What one large batch took is given back.
+    /// Empties it for its next use. Memory beyond the usual is freed.
     pub fn clear(&mut self) {
         self.entries.clear();
         self.entries.shrink_to(KEPT_ENTRIES);
@@ -172,7 +172,7 @@ impl<T> Batch<T> {
     }
 }
 
-/// What a client speaks.
+/// The protocol that a client speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
     Text,
@@ -186,10 +186,10 @@ pub struct Told {
     pub dropped: u64,
 }
 
-/// Messages between threads.
+/// A message between threads.
 #[derive(Debug)]
 pub enum Message {
-    /// A client to serve; `input` is what it sent already.
+    /// A client to serve; `input` is what it has already sent.
     Client {
         socket: OwnedFd,
         is_local: bool,
@@ -201,11 +201,11 @@ pub enum Message {
         batch: Batch<Ask>,
     },
     Answers(Batch<Answer>),
-    /// Lines for this thread's watchers.
+    /// Journal lines for this thread's watchers.
     Told(Arc<Told>),
-    /// Far memory comes, or has to be given back.
+    /// Far memory was granted, or has to be given back.
     Far(FarOrder),
-    /// Finish what clients were promised, then end.
+    /// Finish the outstanding replies, then end.
     Stop,
 }
 
@@ -213,10 +213,10 @@ pub enum Message {
 #[derive(Debug)]
 pub struct Mailbox {
     messages: Mutex<Vec<Message>>,
-    /// The owner waits for `wake` and polls nothing else. Set before the owner checks the mailbox
-    /// for the last time, so that a later sender sees it.
+    /// Whether the owner waits for `wake` only. Set before the owner checks the mailbox for the
+    /// last time, so that a sender that adds a message later sees it.
     is_asleep: AtomicBool,
-    /// Written when something has come for an owner who sleeps. Never read: it counts to 2^64.
+    /// Written when a message was put in for a sleeping owner. Never read: it counts to 2^64.
     pub wake: OwnedFd,
 }
 
@@ -230,18 +230,19 @@ impl Mailbox {
         lock(&self.messages)
     }
 
-    /// Puts a message in and wakes the owner if he sleeps.
+    /// Adds a message and wakes the owner if it sleeps.
     pub fn put(&self, message: Message) {
         self.messages().push(message);
-        // The lock orders this look after the owner's last one, or his mark before it.
+        // The lock orders this load after the owner's last check, or after the mark that precedes
+        // it.
         if self.is_asleep.load(Ordering::Relaxed) && self.is_asleep.swap(false, Ordering::Relaxed) {
-            // Fails only when the counter is full: not in a thousand years of wake-ups.
+            // Fails only if the counter is full: not in a thousand years of wake-ups.
             let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
         }
     }
 
-    /// To be called by the owner before he waits. False if something has come, and then he must
-    /// not.
+    /// Marks the owner as asleep; the owner calls this before it waits. False if a message is
+    /// there: then the owner must not wait.
     pub fn fall_asleep(&self) -> bool {
         self.is_asleep.store(true, Ordering::Relaxed);
         let is_empty = self.messages().is_empty();
@@ -251,12 +252,12 @@ impl Mailbox {
         is_empty
     }
 
-    /// To be called by the owner when he has waited.
+    /// Clears the mark; the owner calls this after waiting.
     pub fn wake_up(&self) {
         self.is_asleep.store(false, Ordering::Relaxed);
     }
 
-    /// Takes everything out, in exchange for an empty list.
+    /// Takes all messages, in exchange for an empty list.
     pub fn take_into(&self, list: &mut Vec<Message>) {
         debug_assert!(list.is_empty(), "messages are taken in exchange for nothing");
         std::mem::swap(list, &mut *self.messages());

@@ -1,40 +1,41 @@
-//! The reply to keys of one `get` that several shards have: what this thread's shard made, and
-//! where in it the parts of others belong. Asking for such keys one by one would cost more than
+//! The reply to those keys of one `get` that several shards own: this shard's bytes, and where in
+//! them the parts of other shards belong. Asking for such keys one by one would cost more than
 //! looking them up. No I/O here.
 
 use farpool_kv_store::key::HashedKey;
 use smallvec::SmallVec;
 
-/// Keys that are asked for together, over all shards: as many as are looked at together.
+/// The most keys asked for together, over all shards: as many as are planned together.
 pub const KEYS_MAX: usize = crate::text::BATCH;
 
-/// Of a length in what a shard sends.
+/// Bytes of a length in a part.
 const LENGTH_BYTES: usize = 4;
 
-/// The keys that one other shard is asked for, by its place among those that are asked.
+/// The keys that one other shard is asked for, by the shard's place among those asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PartNumber(u8);
 
-/// A key of another shard stands here in the reply.
+/// The position of another shard's key in the reply.
 #[derive(Debug, Clone, Copy)]
 struct Cut {
-    /// How many bytes of the own shard's reply come before it.
+    /// How many bytes of this shard's reply come before it.
     own_bytes: usize,
     part: PartNumber,
 }
 
-/// The state of a reply to which other shards contribute.
+/// A reply to which other shards contribute.
 #[derive(Debug, Default)]
 pub struct Merge {
     own_bytes: usize,
     cuts: SmallVec<[Cut; KEYS_MAX]>,
-    /// Which shards were asked, and what they sent if it has come and could not be used at once.
+    /// The shards that were asked, and what they sent if it has arrived but could not be used at
+    /// once.
     parts: SmallVec<[(usize, Option<Vec<u8>>); 2]>,
     missing: usize,
 }
 
 impl Merge {
-    /// The next key is the shard `owner`'s, and `own_bytes` of the own shard's reply come before
+    /// Adds the next key, which shard `owner` owns; `own_bytes` of this shard's reply come before
     /// it.
     pub fn add(&mut self, owner: usize, own_bytes: usize) {
         let known = self.parts.iter().position(|&(shard, _)| shard == owner);
@@ -46,7 +47,7 @@ impl Merge {
         self.cuts.push(Cut { own_bytes, part: number(at) });
     }
 
-    /// The own shard's reply is whole.
+    /// Marks this shard's reply as complete.
     pub const fn close(&mut self, own_bytes: usize) {
         self.own_bytes = own_bytes;
     }
@@ -56,7 +57,7 @@ impl Merge {
         self.own_bytes
     }
 
-    /// Keys of other shards.
+    /// The number of keys of other shards.
     #[must_use]
     pub fn keys(&self) -> usize {
         self.cuts.len()
@@ -73,13 +74,13 @@ impl Merge {
         self.missing == 0
     }
 
-    /// Whether it is whole with this part.
+    /// Whether it is complete with this part.
     #[must_use]
     pub fn lacks_only(&self, part: PartNumber) -> bool {
         self.missing == 1 && self.parts.get(usize::from(part.0)).is_some_and(|it| it.1.is_none())
     }
 
-    /// Keeps a part that has come.
+    /// Keeps a part that has arrived.
     pub fn keep(&mut self, part: PartNumber, bytes: &[u8]) {
         if let Some((_, kept @ None)) = self.parts.get_mut(usize::from(part.0)) {
             *kept = Some(bytes.to_vec());
@@ -87,7 +88,7 @@ impl Merge {
         }
     }
 
-    /// Appends the reply: `own` is what the own shard made, `last` a part that was not kept.
+    /// Appends the reply: `own` is this shard's, `last` a part that was not kept.
     pub fn write(&self, own: &[u8], last: Option<(PartNumber, &[u8])>, out: &mut Vec<u8>) {
         let mut parts: SmallVec<[PartReplies<'_>; 2]> = SmallVec::new();
         for (at, (_, kept)) in self.parts.iter().enumerate() {
@@ -112,7 +113,7 @@ fn number(at: usize) -> PartNumber {
     PartNumber(u8::try_from(at).expect("no more parts than keys"))
 }
 
-/// Appends what one shard sends: the lengths of the replies to its keys, 4 bytes each, and then the
+/// Appends what one shard sends: the lengths of the replies to its keys, 4 bytes each, then the
 /// replies.
 pub fn write_part<K>(keys: &[K], out: &mut Vec<u8>, mut reply: impl FnMut(&K, &mut Vec<u8>)) {
     let lengths_at = out.len();
@@ -146,14 +147,14 @@ impl<'a> PartReplies<'a> {
     }
 }
 
-/// Appends a key to what a shard is asked for: its hash, its length, its bytes.
+/// Appends a key to a shard's ask: its hash, its length, its bytes.
 pub fn push_key(HashedKey { key, hash }: HashedKey<'_>, out: &mut Vec<u8>) {
     out.extend_from_slice(&hash.to_le_bytes());
     out.push(u8::try_from(key.len()).expect("the parser refuses longer keys"));
     out.extend_from_slice(key);
 }
 
-/// The keys that a shard is asked for, with their hashes.
+/// Reads the keys in a shard's ask, with their hashes.
 pub fn read_keys(mut bytes: &[u8]) -> SmallVec<[HashedKey<'_>; KEYS_MAX]> {
     let mut keys = SmallVec::new();
     while let Some((hash, rest)) = bytes.split_first_chunk() {
@@ -174,8 +175,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(400) })]
 
-        /// Whoever has a key, whatever its reply, and in whatever order the parts come: the reply
-        /// is that of one shard.
+        /// Whichever shard owns a key, whatever its reply, and in whatever order the parts arrive,
+        /// the reply equals that of a single shard.
         #[test]
         fn the_reply_is_in_the_order_of_the_keys(
             keys in prop::collection::vec((0usize..5, prop::collection::vec(any::<u8>(), 0..40)), 1..KEYS_MAX),

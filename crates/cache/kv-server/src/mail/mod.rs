@@ -1,4 +1,4 @@
-//! A thread's mail: what it asks other shards and what it answers other threads. It is gathered
+//! A thread's mail: its asks to other shards and its answers to other threads. They are gathered
 //! over a round of the thread's loop and sent as one message to each.
 
 mod asks;
@@ -8,20 +8,21 @@ pub(crate) mod merge;
 use crate::me::Me;
 use mailbox::{Address, Answer, Ask, Batch, Message};
 
-/// Batches that are kept for their memory: one for each thread would be a lot with many.
+/// Spare batches that are kept for their memory: one for each thread would be a lot with many
+/// threads.
 const SPARE_BATCHES: usize = 4;
 
-/// What a thread sends at the end of the round, and memory for it.
+/// What a thread sends at the end of the round, and spare memory for it.
 #[derive(Debug)]
 pub(crate) struct Mail {
-    /// What other shards are asked.
+    /// Asks, by shard.
     asks: Vec<Batch<Ask>>,
-    /// What other threads are answered.
+    /// Answers, by thread.
     answers: Vec<Batch<Answer>>,
-    /// Batches that were answered or delivered, for their memory.
+    /// Batches that were answered or delivered, kept for their memory.
     spare_asks: Vec<Batch<Ask>>,
     spare_answers: Vec<Batch<Answer>>,
-    /// Messages that are taken out of the mailbox.
+    /// Memory for messages taken from the mailbox.
     messages: Vec<Message>,
 }
 
@@ -36,7 +37,7 @@ impl Mail {
         }
     }
 
-    /// Asks a shard; `write` appends the bytes that belong to it.
+    /// Asks a shard; `write` appends the ask's bytes.
     #[inline]
     pub(crate) fn ask(
         &mut self,
@@ -48,7 +49,7 @@ impl Mail {
         self.asks[owner].push(address, ask, write);
     }
 
-    /// Where the bytes of the next request to a shard may be appended before it is made.
+    /// Where bytes of the next ask to a shard may be appended before the ask itself.
     #[inline]
     pub(crate) fn bytes_for(&mut self, owner: usize) -> &mut Vec<u8> {
         &mut self.asks[owner].bytes
@@ -62,7 +63,7 @@ impl Mail {
         }
     }
 
-    /// Takes out what a thread is answered in this round, to add to it. To be put back with
+    /// Takes out this round's answers to a thread, to add to them. Put back with
     /// [`Self::return_answers`].
     pub(crate) fn take_answers(&mut self, to: usize) -> Batch<Answer> {
         std::mem::take(&mut self.answers[to])
@@ -72,7 +73,7 @@ impl Mail {
         self.answers[to] = answers;
     }
 
-    /// Takes what has come. To be put back, empty, with [`Self::return_messages`].
+    /// Takes the messages that have arrived. Put back, empty, with [`Self::return_messages`].
     pub(crate) fn take_messages(&mut self, me: &Me) -> Vec<Message> {
         let mut messages = std::mem::take(&mut self.messages);
         me.mailbox().take_into(&mut messages);
@@ -85,13 +86,13 @@ impl Mail {
         self.spare_answers.truncate(SPARE_BATCHES);
     }
 
-    /// Keeps a batch that was answered, for its memory.
+    /// Keeps an answered batch for its memory.
     pub(crate) fn keep_asks(&mut self, mut batch: Batch<Ask>) {
         batch.clear();
         self.spare_asks.push(batch);
     }
 
-    /// Keeps a batch that was delivered, for its memory.
+    /// Keeps a delivered batch for its memory.
     pub(crate) fn keep_answers(&mut self, mut batch: Batch<Answer>) {
         batch.clear();
         self.spare_answers.push(batch);

@@ -1,4 +1,4 @@
-//! Answering `get` and its kind: their keys may belong to any shard and lie in any tier.
+//! Answering `get` and its variants: their keys may belong to any shard and lie in any tier.
 
 use super::BATCH;
 use super::serve::Next;
@@ -37,7 +37,7 @@ impl Worker {
     }
 
     /// Answers a `get` whose keys may belong to other shards or lie in lower tiers, from byte
-    /// `start` on.
+    /// `start`.
     fn answer_get_mixed(
         &mut self,
         client: &mut Client,
@@ -75,13 +75,13 @@ impl Worker {
         Next::Request
     }
 
-    /// Whether other shards are asked for their keys of these all at once.
+    /// Whether other shards are each asked for all their keys among these at once.
     fn is_merged(&self, keys: &[HashedKey<'_>]) -> bool {
         self.below.is_none() && keys.len() > 1 && keys.iter().any(|it| !self.me.owns(it.hash))
     }
 
-    /// Answers keys of a `get` one by one, or has them answered. Returns how many there was room
-    /// for. `read` is for the last.
+    /// Answers keys of a `get` one by one, or has other shards or tiers answer. Returns how many
+    /// there was room for. `read` applies to the last; the others do not end the reply.
     fn answer_get_keys(
         &mut self,
         client: &mut Client,
@@ -140,13 +140,13 @@ impl Worker {
         let address = id.address(client.replies.push_merged(merge));
         for (owner, part) in asked {
             let ask = Ask::GetKeys { part, flags: read.flags };
-            // The keys are there already.
+            // Their bytes are the keys appended above.
             self.mail.ask(owner, address, ask, |_| {});
         }
         done
     }
 
-    /// Answers one key of a `get`, or has it answered.
+    /// Answers one key of a `get`, or has another shard or tier answer it.
     #[inline]
     fn answer_get_key(
         &mut self,
@@ -168,7 +168,7 @@ impl Worker {
     }
 }
 
-/// Appends what one key of a `get` is answered, and the end if it is the last.
+/// Appends the reply to one key of a `get`, and the end if it is the last.
 pub(crate) fn get_key(shard: &mut Shard, key: HashedKey<'_>, read: GetKey, out: &mut Vec<u8>) {
     classic::get_one(shard, key, read.flags, out);
     if read.is_last {

@@ -1,7 +1,7 @@
-//! memcached's text protocol: what a client sent, in batches, and the keys of a `get`.
+//! memcached's text protocol: parsing input in batches, and the keys of a `get`.
 
 pub(crate) mod get;
 pub(crate) mod serve;
 
-/// Requests that are looked at together.
+/// The most requests that are planned together.
 pub(crate) const BATCH: usize = 32;

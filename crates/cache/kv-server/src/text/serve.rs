@@ -1,7 +1,7 @@
-//! Answering what a client sent, in batches.
+//! Answering a client's input, in batches.
 //!
-//! The keys of a batch of requests are parsed first, so that index and items are on their way from
-//! memory while the first are answered.
+//! A batch of requests is first parsed only as far as its keys, so that index entries and items are
+//! on their way from memory while the first requests are answered.
 
 use smallvec::SmallVec;
 
@@ -28,18 +28,18 @@ struct Planned<'a> {
     request: Request<'a>,
     /// All of its bytes, data included.
     bytes: &'a [u8],
-    /// Of its first key, if that is known already.
+    /// Hash of its first key, if known already.
     hash: u64,
 }
 
-/// What follows a request.
+/// What to do after a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
-    /// The request behind it.
+    /// Answer the next request.
     Request,
-    /// The rest of this one, when replies are sent and answers came.
+    /// Answer the rest of this one, once replies are sent and answers have arrived.
     Rest,
-    /// Whatever the connection's phase says.
+    /// Do what the connection's phase says.
     Phase,
 }
 
@@ -140,7 +140,7 @@ impl Worker {
         }
     }
 
-    /// Takes requests apart and begins to load what they ask for.
+    /// Parses requests and begins to load the items they name.
     fn plan<'a>(
         &mut self,
         client: &mut Client,
@@ -258,12 +258,12 @@ impl Worker {
         }
     }
 
-    /// Keeps a place for a reply that takes its time.
+    /// Reserves a place for a reply that may take long.
     pub(super) fn await_slow(&mut self, client: &mut Client, id: ConnectionId) -> Origin {
         Origin { thread: self.me.number, address: self.clients.await_slow(client, id) }
     }
 
-    /// Asks another shard and keeps a place for its answer.
+    /// Asks another shard and reserves a place for its answer.
     pub(super) fn forward(
         &mut self,
         client: &mut Client,
@@ -299,7 +299,7 @@ impl Worker {
     }
 }
 
-/// A plain `set` replaces whatever there is, wherever it is.
+/// Whether the request is a plain `set`, which replaces the value in whatever tier it is.
 pub(crate) const fn is_plain_set(request: &KeyRequest<'_>) -> bool {
     matches!(request, KeyRequest::Store(store) if matches!(store.mode, StoreMode::Set))
 }
@@ -311,7 +311,7 @@ pub(crate) fn drop_item(shard: &mut Shard, key: &[u8], hash: u64) {
     shard.store.forget_lower(hash);
 }
 
-/// The key that decides what is loaded ahead; of a meta command as the line has it.
+/// The key that decides what is loaded ahead; for a meta command, as it stands in the line.
 pub(crate) fn first_key<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
     let Request::Keys(request) = request else { return None };
     match *request {

@@ -18,14 +18,14 @@ use farpool_kv_protocol::token::{Words, decimal, signed_32, unsigned_32};
 use farpool_kv_store::clock::Clock;
 use farpool_kv_store::observe::journal::Kinds;
 
-/// The highest verbosity there is.
+/// The highest verbosity.
 const VERBOSITY_MAX: u32 = 3;
-/// The least that `cache_memlimit` takes, in MiB.
+/// The smallest limit that `cache_memlimit` accepts, in MiB.
 const MEMORY_LIMIT_MIN_MIB: u32 = 8;
-/// More MiB than this are taken for bytes.
+/// A number of MiB above this is taken as bytes.
 const MEMORY_LIMIT_MAX_MIB: u32 = 1_000_000_000;
 
-/// Answers, or begins to gather the answer.
+/// Answers a request, or begins to gather its answer.
 pub(crate) fn answer(
     worker: &mut Worker,
     client: &mut Client,
@@ -59,7 +59,7 @@ pub(crate) fn answer(
     }
 }
 
-/// Has every shard do something, and keeps a place for the reply.
+/// Has every shard carry out `ask`, and reserves a place for the reply.
 fn gather(worker: &mut Worker, client: &mut Client, id: ConnectionId, what: GatherFor, ask: Ask) {
     worker.clients.push_ready(client);
     let shards = worker.me.shared.shards();
@@ -75,7 +75,7 @@ fn gather(worker: &mut Worker, client: &mut Client, id: ConnectionId, what: Gath
     worker.mail.ask_others(&worker.me, id.address(ticket), ask);
 }
 
-/// The reply to what all shards have done.
+/// The reply once all shards have contributed.
 pub(crate) fn gathered(shared: &Shared, clock: &Clock, gather: &Gather) -> Vec<u8> {
     let mut reply = Vec::new();
     match &gather.what {
@@ -104,7 +104,7 @@ fn flush_all(
     if !worker.me.shared.settings.allows_flush {
         return push_unless(&mut worker.clients.out, quiet, "CLIENT_ERROR flush_all not allowed");
     }
-    // memcached flushes what was there a second before the given one.
+    // memcached flushes the items stored at least a second before the given time.
     let at_s = if exptime > 0 { worker.shard.clock.expiry_s(exptime) - 1 } else { 0 };
     gather(worker, client, id, GatherFor::Line { line: "OK", quiet }, Ask::Flush { at_s });
 }
@@ -167,7 +167,8 @@ pub(crate) fn go_on(worker: &mut Worker, client: &mut Client, id: ConnectionId) 
     let Dump { list, from, lines_left, bytes_left, .. } = dump;
     let address = worker.clients.await_slow(client, id);
     let ask = Ask::List { list, from, lines_max: lines_left, bytes_max: bytes_left };
-    // This thread's own shard, too, so that the client who asks is in its place meanwhile.
+    // This thread's own shard is asked this way, too, so that the client is back in its place
+    // meanwhile.
     worker.mail.ask(dump.shard, address, ask, |_| {});
 }
 
@@ -185,7 +186,7 @@ fn metadump(worker: &mut Worker, client: &mut Client, id: ConnectionId, classes:
     go_on(worker, client, id);
 }
 
-/// `stats cachedump`: class and most items.
+/// `stats cachedump`: takes a class and the most items to list.
 fn cachedump(worker: &mut Worker, client: &mut Client, id: ConnectionId, words: &Words<'_>) {
     if !worker.me.shared.settings.allows_dump {
         return push_line(&mut worker.clients.out, "CLIENT_ERROR stats cachedump not allowed");
@@ -208,7 +209,7 @@ fn cachedump(worker: &mut Worker, client: &mut Client, id: ConnectionId, words: 
     go_on(worker, client, id);
 }
 
-/// Answers `watch`: from now on events are sent to the client, and its input is ignored.
+/// Answers `watch`: from now on the client is sent events, and its input is ignored.
 fn watch(worker: &mut Worker, client: &mut Client, id: ConnectionId, words: &Words<'_>) {
     if !worker.me.shared.settings.allows_watch {
         return push_line(&mut worker.clients.out, "CLIENT_ERROR watch commands not allowed");
@@ -228,7 +229,7 @@ fn watch(worker: &mut Worker, client: &mut Client, id: ConnectionId, words: &Wor
     journal::keep(&mut worker.shard.store, &worker.me.shared.watchers);
 }
 
-/// `stats detail`: counting by prefix, and what was counted.
+/// `stats detail`: turns counting by prefix on or off, or shows the counts.
 fn stats_detail(worker: &mut Worker, client: &mut Client, id: ConnectionId, what: &[u8]) {
     let on = match what {
         b"on" => true,
@@ -259,7 +260,7 @@ fn shutdown(worker: &mut Worker, client: &mut Client, words: &Words<'_>) {
     }
 }
 
-/// Whether a tuning command asks for no reply; memcached looks for that in these only.
+/// Whether a tuning command asks for no reply; memcached checks that for these only.
 fn is_quiet_tuning(words: &Words<'_>) -> bool {
     let looks = match (words.get(0), words.get(1)) {
         (b"lru" | b"extstore", _) => words.len() > 1,
@@ -269,7 +270,7 @@ fn is_quiet_tuning(words: &Words<'_>) -> bool {
     looks && words.asks_no_reply()
 }
 
-/// `lru tune`: two shares of the memory in percent and two factors of age.
+/// `lru tune`: two shares of the memory in percent, and two factors of age.
 fn lru_tune(words: &Words<'_>) -> &'static str {
     let shares = (unsigned_32(words.get(2)), unsigned_32(words.get(3)));
     let factors = (decimal(words.get(4)), decimal(words.get(5)));
@@ -285,8 +286,8 @@ fn lru_tune(words: &Words<'_>) -> &'static str {
     }
 }
 
-/// memcached's inner parts have no counterpart here: commands that turn them are checked as
-/// memcached checks them and change nothing.
+/// Checks tuning commands as memcached does. They change nothing: memcached's internals have no
+/// counterpart here.
 fn tuning(words: &Words<'_>) -> &'static str {
     let number = |at| unsigned_32(words.get(at)).is_some();
     match (words.get(0), words.get(1), words.len()) {

@@ -1,4 +1,4 @@
-//! `stats conns`: who is connected, and what for.
+//! `stats conns`: the connected clients and their states.
 
 use std::fmt::Write;
 use std::os::fd::{AsFd, AsRawFd};
@@ -9,7 +9,8 @@ use crate::clients::Clients;
 use crate::clients::connection::{Client, Phase};
 use crate::me::Me;
 
-/// The address of one end of a socket as memcached shows it: `tcp:`, `tcp6:` or `unix:` in front.
+/// The address of one end of a socket in memcached's form: prefixed with `tcp:`, `tcp6:` or
+/// `unix:`.
 fn shown(address: rustix::io::Result<SocketAddrAny>) -> String {
     use rustix::net::{SocketAddrUnix, SocketAddrV4, SocketAddrV6};
     let Ok(address) = address else { return "unknown:".into() };
@@ -25,7 +26,7 @@ fn shown(address: rustix::io::Result<SocketAddrAny>) -> String {
     }
 }
 
-/// What memcached calls what a connection is doing.
+/// memcached's name for the state of a connection.
 fn state(client: &Client) -> &'static str {
     match client.phase {
         _ if !client.unsent.is_empty() => "conn_mwrite",
@@ -38,7 +39,7 @@ fn state(client: &Client) -> &'static str {
     }
 }
 
-/// The lines of a socket that listens.
+/// The lines for a listening socket.
 pub(crate) fn describe_listener(socket: &impl AsFd) -> String {
     let number = socket.as_fd().as_raw_fd();
     let address = shown(rustix::net::getsockname(socket));
@@ -46,8 +47,8 @@ pub(crate) fn describe_listener(socket: &impl AsFd) -> String {
 }
 
 impl Clients {
-    /// Appends the lines of this thread's clients. Returns how many clients there are. The first
-    /// thread tells where the server listens, too.
+    /// Appends the lines of this thread's clients. Returns the number of clients. The first thread
+    /// also lists the listening sockets.
     pub(crate) fn list(&self, me: &Me, now_s: u32, out: &mut Vec<u8>) -> usize {
         let mut text = String::new();
         if me.number == 0 {

@@ -1,13 +1,13 @@
-//! Long lists: of items and of clients. Every shard is asked in turn for one piece after the other,
-//! and the next piece is asked for when the client has taken the one before, so that a list of any
+//! Long lists, of items and of clients. Shards are asked in turn for one piece after the other, and
+//! the next piece is requested when the client has taken the one before, so that a list of any
 //! length needs little memory.
 
 use farpool_kv_protocol::{Shard, listing};
 
-/// memcached's `stats cachedump` gives no more than this.
+/// The most bytes that memcached's `stats cachedump` returns.
 const CACHEDUMP_BYTES_MAX: usize = 2 << 20;
 
-/// Which items are listed.
+/// The kinds of list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum List {
     /// `lru_crawler metadump`.
@@ -26,19 +26,19 @@ pub struct Listed {
     pub lines: usize,
 }
 
-/// How far a client's list has come.
+/// The progress of a client's list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Dump {
     pub(super) list: List,
     pub(super) shard: usize,
-    /// The segment that the next piece begins with.
+    /// The segment at which the next piece begins.
     pub(super) from: usize,
     pub(super) lines_left: usize,
     pub(super) bytes_left: usize,
 }
 
 impl Dump {
-    /// A list of at most this many lines.
+    /// Begins a list of at most `lines_max` lines.
     #[must_use]
     pub const fn new(list: List, lines_max: usize) -> Self {
         let bytes_left =
@@ -46,7 +46,7 @@ impl Dump {
         Self { list, shard: 0, from: 0, lines_left: lines_max, bytes_left }
     }
 
-    /// Notes that a piece of this many bytes has come.
+    /// Notes that a piece of `bytes` bytes has arrived.
     pub fn take(&mut self, piece: Listed, bytes: usize) {
         self.lines_left = self.lines_left.saturating_sub(piece.lines);
         self.bytes_left = self.bytes_left.saturating_sub(bytes);

@@ -1,7 +1,7 @@
-//! `watch`: clients that are told what happens, as it happens.
+//! `watch`: clients that are sent events as they happen.
 //!
-//! Each thread keeps a journal while there are watchers, and hands its lines once a round to the
-//! threads that have them. Watchers never hold anything up: one that does not read fast enough
+//! Each thread keeps a journal while there are watchers, and passes its lines once a round to the
+//! threads that have watchers. Watchers never hold anything up: one that does not read fast enough
 //! misses lines and is told how many.
 
 use std::os::fd::{AsFd, AsRawFd};
@@ -20,10 +20,10 @@ use crate::clients::sockets::Connection;
 use crate::mail::mailbox::{ConnectionId, Message, Told};
 use crate::me::Me;
 
-/// A watcher with this many unsent bytes misses the lines that follow.
+/// A watcher with this much unsent output misses further lines.
 const UNSENT_BYTES_MAX: usize = 256 << 10;
 
-/// The client at the other end.
+/// The client at the other end of a socket.
 fn peer(socket: &impl AsFd, is_local: bool) -> Peer {
     let number = socket.as_fd().as_raw_fd();
     let told = |address: String, port| Peer { address, port, is_local, number };
@@ -42,7 +42,7 @@ fn peer(socket: &impl AsFd, is_local: bool) -> Peer {
     }
 }
 
-/// Keeps a journal if there are watchers, and sets its time. To be called every round.
+/// Keeps a journal while there are watchers, and sets its clock. To be called every round.
 pub(crate) fn keep(store: &mut Store, watchers: &Watchers) {
     let kinds = watchers.kinds();
     if kinds == Kinds::default() {
@@ -61,7 +61,7 @@ pub(crate) fn keep(store: &mut Store, watchers: &Watchers) {
     }
 }
 
-/// Whose requests the journal sees now.
+/// Sets whose requests the journal records from now on.
 #[inline]
 pub(crate) fn note_client(store: &mut Store, connection: Option<&Connection>) {
     if let Some(journal) = store.journal_mut() {
@@ -75,7 +75,7 @@ pub(crate) fn note_opened(store: &mut Store, connection: &Connection) {
     }
 }
 
-/// A connection ends: watchers are told, and if it was one it is removed.
+/// Records that a connection ends, and removes it from the watchers.
 pub(crate) fn note_closed(
     store: &mut Store,
     me: &Me,
@@ -91,7 +91,7 @@ pub(crate) fn note_closed(
     }
 }
 
-/// Hands what was written down to the threads that have watchers.
+/// Passes the journal's lines to the threads that have watchers.
 pub(crate) fn send(store: &mut Store, me: &mut Me) {
     let Some(journal) = store.journal_mut() else { return };
     let Some((lines, dropped)) = journal.take() else { return };
@@ -104,7 +104,7 @@ pub(crate) fn send(store: &mut Store, me: &mut Me) {
 }
 
 impl Clients {
-    /// Tells a client that watches what has happened.
+    /// Sends journal lines to a watching client.
     pub(crate) fn tell(&mut self, client: &mut Client, told: &Told, counts: &mut ThreadCounts) {
         let Some(mut watch) = client.watch else { return };
         watch.skipped += told.dropped;

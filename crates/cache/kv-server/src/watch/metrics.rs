@@ -1,5 +1,5 @@
-//! `/metrics` for Prometheus and `/keys` for people, on a thread of their own. The threads that
-//! serve leave their figures once a second, so asking costs them nothing.
+//! `/metrics` for Prometheus and `/keys` for people, on a thread of their own. The serving threads
+//! publish their figures once a second, so a query costs them nothing.
 
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use farpool_kv_store::observe::hot::HotKey;
 use farpool_kv_store::observe::prefix::{self, PrefixCounts};
 use farpool_kv_store::observe::{self, Observed};
 
-/// Prefixes that metrics tell of: each costs four series.
+/// The most prefixes in the metrics: each costs four series.
 const PREFIXES_MAX: usize = 64;
 
 type Labelled = Family<Vec<(&'static str, &'static str)>, Counter>;
@@ -53,7 +53,7 @@ pub(crate) fn serve(listener: TcpListener, shared: Arc<Shared>) -> std::io::Resu
     Ok(())
 }
 
-/// Takes the address.
+/// Binds the address.
 pub(crate) fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
     TcpListener::bind(address)
 }
@@ -62,7 +62,7 @@ async fn answer(State(shared): State<Arc<Shared>>) -> Response {
     farpool_http::metrics::answer(&registry(&shared))
 }
 
-/// The hottest keys and what other sizes of memory would miss, as JSON.
+/// The hottest keys, and the miss ratios at other sizes of memory, as JSON.
 async fn keys(State(shared): State<Arc<Shared>>) -> Response {
     let observed = shared.observed_by_all();
     let sampled: u64 = observed.iter().map(|it| it.sampled).sum();
@@ -112,7 +112,7 @@ fn joined_ratios(observed: &[Observed]) -> Option<[f64; observe::TIMES.len()]> {
     observe::join_ratios(observed.iter().filter_map(|it| Some((it.reads, it.miss_ratios?))))
 }
 
-/// The sum of what all threads left last.
+/// The sum of the figures that all threads published last.
 fn sum(shared: &Shared) -> ShardReport {
     let mut sum = ShardReport::default();
     for report in &shared.reports {
@@ -121,7 +121,7 @@ fn sum(shared: &Shared) -> ShardReport {
     sum
 }
 
-/// All figures that there are now.
+/// All metrics that apply now.
 fn registry(shared: &Shared) -> Registry {
     let mut registry = Registry::with_prefix("farpool_kv");
     let sum = sum(shared);
@@ -299,7 +299,7 @@ fn register_far(registry: &mut Registry, shared: &Shared, sum: &ShardReport) {
 
 fn register_tier(registry: &mut Registry, name: &str, items: u64, tier: &TierReport) {
     let counts = &tier.counts;
-    // One that has lost all it had is still told of.
+    // A tier that has lost all its memory is still reported.
     if tier.capacity_bytes == 0 && counts.records_written == 0 && items == 0 {
         return;
     }
@@ -336,7 +336,7 @@ fn register_tier(registry: &mut Registry, name: &str, items: u64, tier: &TierRep
     );
 }
 
-/// What an LRU cache of other sizes would miss of the same reads.
+/// The miss ratios of an LRU cache of other sizes for the same reads.
 fn register_curve(registry: &mut Registry, shared: &Shared) {
     let Some(ratios) = joined_ratios(&shared.observed_by_all()) else { return };
     let gauges: Family<Vec<(&'static str, String)>, Gauge<f64, AtomicU64>> = Family::default();
@@ -347,7 +347,7 @@ fn register_curve(registry: &mut Registry, shared: &Shared) {
     registry.register("expected_miss_ratio", help, gauges);
 }
 
-/// Commands by prefix, of the busiest.
+/// Commands by prefix, for the busiest prefixes.
 fn register_prefixes(registry: &mut Registry, shared: &Shared) {
     let observed = shared.observed_by_all();
     let mut prefixes = prefix::join(observed.iter().flat_map(|it| &it.prefixes));
@@ -368,7 +368,7 @@ fn register_prefixes(registry: &mut Registry, shared: &Shared) {
     registry.register("prefix_commands", help, commands);
 }
 
-/// The bounds that quotas set, and their cost.
+/// The use of quotas, and the evictions they cause.
 fn register_quotas(registry: &mut Registry, shared: &Shared) {
     let quotas = shared.quotas();
     if quotas.is_empty() {

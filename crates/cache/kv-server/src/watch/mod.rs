@@ -1,4 +1,4 @@
-//! Reports of the server: to clients that ask, to watchers, to Prometheus.
+//! What the server reports about itself: to clients that ask, to watchers, to Prometheus.
 
 pub(crate) mod admin;
 pub(crate) mod conns;

@@ -1,4 +1,4 @@
-//! Reports of shards, and the replies that are made of the reports of all of them.
+//! The shards' reports, and the replies made from the reports of all shards.
 
 use farpool_kv_protocol::CommandCounts;
 use farpool_kv_store::StoreCounts;
@@ -8,7 +8,7 @@ macro_rules! add_fields {
     ($into:expr, $from:expr, $($field:ident),+ $(,)?) => { $($into.$field += $from.$field;)+ };
 }
 
-/// What one thread and its shard did and have.
+/// The figures of one thread and its shard.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct ShardReport {
     pub commands: CommandCounts,
@@ -17,23 +17,23 @@ pub struct ShardReport {
     pub items: u64,
     pub item_bytes: u64,
     pub index_bytes: u64,
-    /// What the policy knows, if it is not the store's own.
+    /// Memory of the policy's own state, if the store does not keep it.
     pub policy_bytes: u64,
     pub used_bytes: u64,
     pub limit_bytes: u64,
     pub limit_was_set: bool,
-    /// Values that clients read where they lie, and the segments that this pins.
+    /// Values that clients read where they lie, and the segments pinned for that.
     pub leases_held: u64,
     pub leased_bytes: u64,
     /// Items in tiers below memory.
     pub lower_items: u64,
-    /// Of them, those on flash.
+    /// How many of those are on flash.
     pub flash_items: u64,
     pub far: TierReport,
     pub flash: TierReport,
     /// Requests answered as misses because a tier took too long.
     pub late: u64,
-    /// What became of items whose far memory went.
+    /// Items whose far memory was lost or given back.
     pub reclaim: ReclaimCounts,
 }
 
@@ -41,28 +41,28 @@ pub struct ShardReport {
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct ReclaimCounts {
     pub dropped: u64,
-    /// They are on flash.
+    /// Moved to flash.
     pub spilled: u64,
-    /// Their memory went without notice.
+    /// Their memory was lost without notice.
     pub lost: u64,
 }
 
-/// What became of reads in one tier.
+/// The outcomes of reads in one tier.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct TierAnswers {
-    /// Reads answered without bringing the item back.
+    /// Reads answered without promoting the item.
     pub served: u64,
     pub promoted: u64,
 }
 
-/// What a shard did and has in a tier below memory.
+/// The figures of a shard's tier below memory.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct TierReport {
     pub capacity_bytes: u64,
     pub served: u64,
     pub promoted: u64,
     pub counts: LogCounts,
-    /// Shards whose device failed so often that nothing more is written.
+    /// Shards whose device failed so often that nothing more is written to it.
     pub broken: u64,
 }
 
@@ -99,7 +99,7 @@ impl TierReport {
     }
 }
 
-/// What a thread counts of its connections.
+/// A thread's counts for its connections.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct ThreadCounts {
     pub connections: u64,
@@ -110,12 +110,12 @@ pub struct ThreadCounts {
     pub auth_commands: u64,
     pub auth_errors: u64,
     pub flush_commands: u64,
-    /// Requests that went to another shard.
+    /// Requests passed on to another shard.
     pub forwarded: u64,
-    /// Events that watchers were to be told, and those that did not fit into the journal.
+    /// Events written for watchers, and those that did not fit into the journal.
     pub journal_written: u64,
     pub journal_dropped: u64,
-    /// Lines that watchers were sent, and those they were too slow for.
+    /// Lines sent to watchers, and lines that they were too slow for.
     pub watcher_sent: u64,
     pub watcher_skipped: u64,
 }
@@ -186,7 +186,7 @@ impl ShardReport {
     }
 }
 
-/// What a gathered reply is for.
+/// The purpose of a gathered reply.
 #[derive(Debug, Clone)]
 pub enum GatherFor {
     /// A fixed line, once all shards have done it.

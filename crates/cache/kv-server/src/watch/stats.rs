@@ -105,7 +105,7 @@ fn push_far(shared: &Shared, sum: &ShardReport, out: &mut Vec<u8>) {
 
 fn push_tier(name: &str, items: u64, tier: &TierReport, out: &mut Vec<u8>) {
     let counts = &tier.counts;
-    // One that has lost all it had is still told of.
+    // A tier that has lost all its memory is still reported.
     if tier.capacity_bytes == 0 && counts.records_written == 0 && items == 0 {
         return;
     }
@@ -191,7 +191,7 @@ fn push_commands(sum: &ShardReport, out: &mut Vec<u8>) {
     );
 }
 
-/// `stats items`: all sizes are one class here.
+/// `stats items`: items of all sizes are in one class here.
 pub(crate) fn push_items(sum: &ShardReport, out: &mut Vec<u8>) {
     if sum.items > 0 {
         push_all(
@@ -210,7 +210,7 @@ pub(crate) fn push_items(sum: &ShardReport, out: &mut Vec<u8>) {
     out.extend_from_slice(b"END\r\n");
 }
 
-/// `stats slabs`: all sizes are one class here.
+/// `stats slabs`: items of all sizes are in one class here.
 pub(crate) fn push_slabs(sum: &ShardReport, out: &mut Vec<u8>) {
     let commands = &sum.commands;
     push_all(
@@ -233,7 +233,7 @@ pub(crate) fn push_slabs(sum: &ShardReport, out: &mut Vec<u8>) {
     out.extend_from_slice(b"END\r\n");
 }
 
-/// `stats detail dump`, from what all shards have left.
+/// `stats detail dump`, from what all shards have published.
 pub(crate) fn push_prefixes(shared: &Shared, out: &mut Vec<u8>) {
     let observed = shared.observed_by_all();
     for it in prefix::join(observed.iter().flat_map(|it| &it.prefixes)) {
@@ -246,7 +246,7 @@ pub(crate) fn push_prefixes(shared: &Shared, out: &mut Vec<u8>) {
     out.extend_from_slice(b"END\r\n");
 }
 
-/// `stats quotas`, from what all shards have left.
+/// `stats quotas`, from what all shards have published.
 pub(crate) fn push_quotas(shared: &Shared, out: &mut Vec<u8>) {
     for it in shared.quotas() {
         out.extend_from_slice(b"QUOTA ");

@@ -1,4 +1,4 @@
-//! Clients that `watch`: which threads have some, and what they want to be told.
+//! Clients that `watch`: which threads have them, and which events they want.
 
 use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -8,7 +8,7 @@ use farpool_kv_store::observe::journal::Kinds;
 
 use crate::mail::mailbox::ConnectionId;
 
-/// As many as memcached takes.
+/// The most watchers; memcached has the same limit.
 const WATCHERS_MAX: usize = 20;
 
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(super) struct Watcher {
 #[derive(Debug, Default)]
 pub struct Watchers {
     list: Mutex<Vec<Watcher>>,
-    /// What any of them watches.
+    /// The kinds of events that any of them watches.
     kinds: AtomicU16,
     /// The number of the last event.
     numbers: Arc<AtomicU64>,
@@ -37,7 +37,7 @@ impl Watchers {
         result
     }
 
-    /// False when there are as many as there may be.
+    /// Adds a watcher. False if there are as many as allowed.
     pub(super) fn add(&self, watcher: Watcher) -> bool {
         self.change(|list| {
             let has_room = list.len() < WATCHERS_MAX;
@@ -52,12 +52,12 @@ impl Watchers {
         self.change(|list| list.retain(|it| (it.thread, it.id) != (thread, id)));
     }
 
-    /// How many there are.
+    /// The number of watchers.
     pub(crate) fn count(&self) -> usize {
         lock(&self.list).len()
     }
 
-    /// Threads that have any.
+    /// Threads that have watchers.
     pub(super) fn threads(&self) -> Vec<usize> {
         let list = lock(&self.list);
         let mut threads: Vec<usize> = list.iter().map(|it| it.thread).collect();
@@ -66,12 +66,12 @@ impl Watchers {
         threads
     }
 
-    /// What any of them watches.
+    /// The kinds of events that any of them watches.
     pub(super) fn kinds(&self) -> Kinds {
         Kinds(self.kinds.load(Ordering::Relaxed))
     }
 
-    /// Where events get their numbers.
+    /// The counter that numbers events.
     pub(super) fn numbers(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.numbers)
     }

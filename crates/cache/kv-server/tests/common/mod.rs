@@ -1,4 +1,4 @@
-//! Servers for tests: ours, in this process, and the real memcached; both end with their guards.
+//! Servers for tests: ours, in this process, and the real memcached; their guards end both.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 pub mod talk;
@@ -14,7 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use farpool_kv_server::{Server, ServerError, Settings, Shared};
 use tempfile::TempDir;
 
-/// A condition that has not come true by then never will.
+/// How long a condition may take to become true before the test fails.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 /// Waits until `condition` gives a value.
 ///
@@ -35,14 +35,14 @@ pub struct Ours {
 }
 
 impl Ours {
-    /// On a Unix socket of its own; `settings` need no address.
+    /// Starts it on a Unix socket of its own; `settings` need no address.
     pub fn local(settings: Settings) -> Self {
         let directory = tempfile::tempdir().expect("a directory for the socket");
         let socket = directory.path().join("ours");
         Self::start(Settings { socket_path: Some(socket.clone()), ..settings }, directory, socket)
     }
 
-    /// On a TCP port of its own.
+    /// Starts it on a TCP port of its own.
     pub fn tcp(settings: Settings) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
@@ -56,19 +56,19 @@ impl Ours {
         Self { shared, socket, addresses, thread, _directory: directory }
     }
 
-    /// A new client.
+    /// Connects a new client.
     pub fn connect(&self) -> UnixStream {
         UnixStream::connect(&self.socket).expect("the server listens")
     }
 
-    /// A new client on TCP.
+    /// Connects a new client over TCP.
     pub fn connect_tcp(&self) -> std::net::TcpStream {
         let stream = std::net::TcpStream::connect(self.addresses[0]).expect("the server listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("sockets have timeouts");
         stream
     }
 
-    /// Waits for the server's end, which something else has brought about.
+    /// Waits until the server ends, for a reason outside this call.
     pub fn ended(mut self) -> Result<(), ServerError> {
         self.thread.take().expect("it runs").join().expect("the server does not panic")
     }
@@ -86,7 +86,7 @@ impl Drop for Ours {
     }
 }
 
-/// Now.
+/// The present Unix time.
 pub fn unix_s() -> i64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is past 1970");
     i64::try_from(now.as_secs()).expect("the clock is right")
@@ -101,8 +101,7 @@ pub struct Memcached {
 }
 
 impl Memcached {
-    /// None, with the reason said, where there is no memcached of the version that ours stands in
-    /// for.
+    /// Whether a memcached of the version that ours stands in for is installed. If not, says so.
     pub fn is_there() -> bool {
         let wanted = format!("memcached {}", farpool_kv_server::MEMCACHED_VERSION);
         let found = Command::new("memcached")
@@ -116,7 +115,7 @@ impl Memcached {
         found == wanted
     }
 
-    /// With one thread and without UDP.
+    /// Starts it with one thread and without UDP.
     pub fn start(flags: &[&str]) -> Self {
         let directory = tempfile::tempdir().expect("a directory for the socket");
         let socket = directory.path().join("theirs");
@@ -127,7 +126,7 @@ impl Memcached {
             .args(user)
             .args(flags)
             .stdin(Stdio::null())
-            // `verbosity` makes it talk.
+            // `verbosity` makes it print.
             .stderr(Stdio::null())
             .spawn()
             .expect("memcached starts");
@@ -136,18 +135,18 @@ impl Memcached {
         memcached
     }
 
-    /// A new client.
+    /// Connects a new client.
     pub fn connect(&self) -> UnixStream {
         UnixStream::connect(&self.socket).expect("memcached listens")
     }
 
-    /// Whether every thread of it sleeps, so that it is in the middle of nothing; or it has ended.
+    /// Whether all its threads sleep, so that no request is in progress; or it has ended.
     pub fn is_idle(&self) -> bool {
         let Ok(threads) = std::fs::read_dir(format!("/proc/{}/task", self.child.id())) else {
             return true;
         };
         threads.flatten().all(|thread| {
-            // A thread that ended meanwhile does nothing, either.
+            // A thread that has ended meanwhile is idle, too.
             let text = std::fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
             text.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with(['S', 'Z']))
         })
@@ -156,7 +155,7 @@ impl Memcached {
 
 impl Drop for Memcached {
     fn drop(&mut self) {
-        // Its end is all that is wanted; gone already is as good.
+        // It only has to end; it may have done so already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

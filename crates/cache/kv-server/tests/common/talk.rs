@@ -1,4 +1,4 @@
-//! Talking to a server: bytes in any pieces, and everything that comes back.
+//! Talking to a server: sending bytes in arbitrary pieces and reading everything it returns.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
@@ -7,18 +7,19 @@ use std::os::unix::net::UnixStream;
 
 use super::{PATIENCE, wait_until};
 
-/// Sends `pieces`, each only once the server has taken the ones before from the socket, then ends
-/// the sending side and gives all that came back until the server ended the connection.
+/// Sends `pieces`, each only once the server has read the earlier ones from the socket, then shuts
+/// down the sending side. Returns everything received until the server ended the connection.
 ///
-/// A server's one read can bring the end of one piece and the next: see [`exchange_one_by_one`].
+/// One read of the server may return the end of one piece and the next: see
+/// [`exchange_one_by_one`].
 pub fn exchange(stream: UnixStream, pieces: &[&[u8]]) -> Vec<u8> {
     exchange_one_by_one(stream, pieces, || true)
 }
 
-/// As [`exchange`], but a piece is sent only once `is_idle` says, too, that the server sleeps.
+/// As [`exchange`], but a piece is sent only once `is_idle` also says that the server sleeps.
 ///
 /// A read that empties the socket looks for more before it returns: a piece that is sent once the
-/// ones before are taken can still come with them.
+/// earlier ones are read can still arrive in the same read.
 pub fn exchange_one_by_one(
     mut stream: UnixStream,
     pieces: &[&[u8]],
@@ -30,7 +31,7 @@ pub fn exchange_one_by_one(
     std::thread::scope(|scope| {
         let sender = scope.spawn(move || {
             for (number, piece) in pieces.iter().enumerate() {
-                // The server may have closed, as it does after `quit`: what it said counts.
+                // The server may have closed, as it does after `quit`: its replies still count.
                 if stream.write_all(piece).is_err() {
                     return;
                 }
@@ -46,7 +47,7 @@ pub fn exchange_one_by_one(
     })
 }
 
-/// All that comes until the connection ends, one way or another.
+/// Reads until the connection ends, in whatever way.
 pub fn read_to_end(stream: &mut impl Read) -> Vec<u8> {
     let mut replies = Vec::new();
     let mut buffer = vec![0; 64 << 10];
@@ -54,7 +55,8 @@ pub fn read_to_end(stream: &mut impl Read) -> Vec<u8> {
         match stream.read(&mut buffer) {
             Ok(0) => return replies,
             Ok(bytes) => replies.extend_from_slice(&buffer[..bytes]),
-            // A server that closes with input unread makes it a reset, behind all it said.
+            // If a server closes with input unread, the close becomes a reset, after all its
+            // replies.
             Err(error) if error.kind() == ErrorKind::ConnectionReset => return replies,
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => panic!("{error} after {:?}", String::from_utf8_lossy(&replies)),
@@ -62,7 +64,7 @@ pub fn read_to_end(stream: &mut impl Read) -> Vec<u8> {
     }
 }
 
-/// Waits until the other side has read everything and is idle, or has gone.
+/// Waits until the peer has read everything and is idle, or has gone.
 fn wait_until_taken(stream: &UnixStream, is_idle: &impl Fn() -> bool) {
     const LOOKS_WITHOUT_SLEEP: u32 = 1000;
     let is_taken = || match unread_bytes(stream) {
@@ -79,7 +81,7 @@ fn wait_until_taken(stream: &UnixStream, is_idle: &impl Fn() -> bool) {
     wait_until("the server reads", || is_taken().then_some(()));
 }
 
-/// What was sent and not read by the other side.
+/// Bytes sent that the peer has not read yet.
 fn unread_bytes(stream: &UnixStream) -> Option<i32> {
     use std::os::fd::AsRawFd;
     let mut bytes = 0i32;
@@ -88,7 +90,7 @@ fn unread_bytes(stream: &UnixStream) -> Option<i32> {
     (result == 0).then_some(bytes)
 }
 
-/// Reads until what came ends with `end`.
+/// Reads until the input ends with `end`.
 pub fn read_until(stream: &mut impl Read, end: &[u8]) -> Vec<u8> {
     let mut replies = Vec::new();
     let mut buffer = vec![0; 64 << 10];
@@ -104,13 +106,13 @@ pub fn read_until(stream: &mut impl Read, end: &[u8]) -> Vec<u8> {
     replies
 }
 
-/// Sends a request and reads its reply, which ends as said.
+/// Sends a request and reads its reply up to `end`.
 pub fn ask(stream: &mut (impl Read + Write), request: &[u8], end: &[u8]) -> Vec<u8> {
     stream.write_all(request).expect("the server takes requests");
     read_until(stream, end)
 }
 
-/// Bytes as a person reads them, shortened in the middle.
+/// Bytes in readable form, shortened in the middle.
 pub fn shown(bytes: &[u8]) -> String {
     const EDGE_BYTES: usize = 1500;
     if bytes.len() <= 2 * EDGE_BYTES {
@@ -120,7 +122,7 @@ pub fn shown(bytes: &[u8]) -> String {
     format!("{} … {}", head.escape_ascii(), tail.escape_ascii()).replace("\\r\\n", "\\r\\n\n")
 }
 
-/// A figure out of the reply to `stats`, of which `line` gives one line after the other.
+/// A figure from the reply to `stats`, whose lines `line` returns one after the other.
 pub fn read_statistic(mut line: impl FnMut() -> String, name: &str) -> u64 {
     let mut found = None;
     loop {

@@ -1,4 +1,4 @@
-//! Command streams: every command and flag of 1.6.18, mostly right, often slightly wrong, on few
+//! Command streams: every command and flag of 1.6.18, mostly valid, often slightly wrong, on few
 //! keys.
 
 use proptest::prelude::*;
@@ -10,7 +10,7 @@ pub type Command = Vec<u8>;
 /// The longest key, and one byte more.
 const KEY_BYTES_MAX: usize = 250;
 
-/// Few keys, so that commands meet; some are too long, some are good or bad base64.
+/// Few keys, so that commands collide; some are too long, some are good or bad base64.
 fn key() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         12 => select(vec!["a", "b", "foo", "Zm9v"]).prop_map(|key| key.as_bytes().to_vec()),
@@ -21,7 +21,7 @@ fn key() -> impl Strategy<Value = Vec<u8>> {
     ]
 }
 
-/// A number, as numbers are written and as they are not.
+/// A number, well-formed or not.
 fn number() -> impl Strategy<Value = String> {
     prop_oneof![
         8 => (0u32..12).prop_map(|number| number.to_string()),
@@ -37,7 +37,7 @@ fn number() -> impl Strategy<Value = String> {
     ]
 }
 
-/// An expiry that does not fall into the time that a case takes.
+/// An expiry that cannot pass while a case runs.
 fn exptime() -> impl Strategy<Value = String> {
     prop_oneof![
         6 => select(vec!["0", "100", "2592000", "-1", "2592001", "3000000", "10"]).prop_map(str::to_owned),
@@ -45,7 +45,7 @@ fn exptime() -> impl Strategy<Value = String> {
     ]
 }
 
-/// Never spaces alone: `incr` of such a value makes memcached read on behind its end, in whatever
+/// Never spaces alone: `incr` of such a value makes memcached read on past its end, into whatever
 /// an earlier item left there (`do_add_delta`, `strtoull`); plainly a bug.
 fn value() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
@@ -67,7 +67,7 @@ fn words<const N: usize>(words: [&[u8]; N]) -> Vec<Vec<u8>> {
     words.iter().map(|word| word.to_vec()).collect()
 }
 
-/// A command line and the data behind it.
+/// A command line, and the data that follows it.
 #[derive(Debug, Clone)]
 struct Draft {
     words: Vec<Vec<u8>>,
@@ -85,7 +85,7 @@ impl Draft {
     }
 }
 
-/// The length that a command line tells, mostly the right one.
+/// The length given in a command line; None, the most likely, stands for the right one.
 fn told_length() -> impl Strategy<Value = Option<String>> {
     prop_oneof![20 => Just(None), 1 => number().prop_map(Some)]
 }
@@ -110,8 +110,8 @@ fn classic_store() -> impl Strategy<Value = Draft> {
 fn classic_get() -> impl Strategy<Value = Draft> {
     let verb = select(vec!["get", "get", "gets", "gat", "gats", "bget"]);
     (verb, exptime(), prop::collection::vec(key(), 1..30)).prop_map(|(verb, exptime, mut keys)| {
-        // Keys before one that is too long count as read with memcached, and are touched; with ours
-        // they are not.
+        // memcached counts and touches the keys in front of one that is too long as read; ours does
+        // not.
         if keys[0].len() <= KEY_BYTES_MAX {
             keys.retain(|key| key.len() <= KEY_BYTES_MAX);
         }
@@ -139,8 +139,8 @@ fn classic_other() -> impl Strategy<Value = Draft> {
     )
 }
 
-/// A flag of a meta command. What only newer versions know is left out, for we understand it: modes
-/// in small letters, `E`, `C` of `mg`, `x` of `md`.
+/// A flag of a meta command. Those that only newer versions know are left out, as ours understands
+/// them: modes in small letters, `E`, `C` of `mg`, `x` of `md`.
 fn meta_flag(letters: &'static str) -> impl Strategy<Value = Vec<u8>> {
     let letter = select(letters.as_bytes().to_vec());
     let modes = vec!["S", "E", "A", "P", "R", "I", "D", "+", "-", "X", "", "SS"];
@@ -172,8 +172,8 @@ fn meta_flags(letters: &'static str) -> impl Strategy<Value = Vec<Vec<u8>>> {
 
 fn meta_line(verb: &'static str, letters: &'static str) -> impl Strategy<Value = Draft> {
     (key(), meta_flags(letters)).prop_map(move |(key, mut flags)| {
-        // memcached forgets of an item that `N` makes that its key came in base64, and then gives
-        // back bytes as they are, line ends included: plainly a bug.
+        // For an item that `N` creates, memcached forgets that its key was in base64, and later
+        // returns raw bytes, line ends included: plainly a bug.
         if flags.iter().any(|flag| flag[0] == b'b') {
             flags.retain(|flag| flag[0] != b'N');
         }
@@ -186,7 +186,8 @@ fn meta_line(verb: &'static str, letters: &'static str) -> impl Strategy<Value =
 fn meta_set() -> impl Strategy<Value = Draft> {
     (key(), value(), told_length(), meta_flags("bcCFIkOqsTMNvPLZ")).prop_map(
         |(key, value, length, mut flags)| {
-            // We do what newer versions do: tell the size, and append to nothing.
+            // Ours does what newer versions do: it returns the size, and creates a missing item on
+            // append.
             flags.retain(|flag| !matches!(flag[0], b's' | b'N'));
             let length = length.unwrap_or_else(|| value.len().to_string());
             let mut words = words([b"ms", &key, length.as_bytes()]);
@@ -207,7 +208,7 @@ fn meta() -> impl Strategy<Value = Draft> {
     ]
 }
 
-/// Requests that are right, so that the others find something.
+/// Valid requests, so that the others find items.
 fn plain() -> impl Strategy<Value = Draft> {
     let key = select(vec!["a", "b", "foo"]);
     let flags = proptest::sample::subsequence(
@@ -320,7 +321,7 @@ fn admin() -> impl Strategy<Value = Draft> {
     })
 }
 
-/// What can be wrong with a request.
+/// An error in a request.
 #[derive(Debug, Clone)]
 enum Fault {
     None,
@@ -399,17 +400,18 @@ fn command() -> impl Strategy<Value = Command> {
         })
 }
 
-/// `flush_all 1`: its time has come at once, and until the second ends memcached drops what is
-/// stored after it, too. For `flush_all` without a delay that was a bug and was mended by comparing
-/// CAS numbers (`item_is_flushed`); here it is left. Ours drops what was there before.
+/// Whether the command is `flush_all 1`: it takes effect at once, and until the second ends
+/// memcached also drops items stored after it. For `flush_all` without a delay that bug was fixed
+/// by comparing CAS numbers (`item_is_flushed`); here it remains. Ours drops the items that were
+/// there before.
 fn flushes_in_a_second(command: &[u8]) -> bool {
     let mut words = command.split(|byte| byte.is_ascii_whitespace() || *byte == 0);
     words.find(|word| !word.is_empty()).is_some_and(|word| word == b"flush_all")
         && words.find(|word| !word.is_empty()) == Some(b"1")
 }
 
-/// Requests of one client. Together they stay below memcached's read buffer of 16 KiB, where lines
-/// would be judged by how reads cut them.
+/// Requests of one client. Together they stay below memcached's read buffer of 16 KiB; beyond it
+/// the result would depend on how reads split lines.
 pub fn stream() -> impl Strategy<Value = Vec<Command>> {
     prop::collection::vec(command(), 1..60).prop_map(|mut commands| {
         let mut bytes = 0;

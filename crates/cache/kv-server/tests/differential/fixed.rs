@@ -1,4 +1,4 @@
-//! Streams that chance does not find, and servers with flags.
+//! Streams that random generation does not find, and servers with flags.
 
 use super::commands;
 use super::common::talk::{ask, exchange};
@@ -9,7 +9,7 @@ use farpool_kv_server::auth::Credentials;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
-/// One stream on two fresh servers.
+/// Compares the replies of two fresh servers to one stream.
 fn same(flags: &[&str], settings: &Settings, stream: &[u8]) {
     if let Err(error) = compare(flags, settings.clone(), &[stream.to_vec()], &[]) {
         panic!("{error}");
@@ -126,7 +126,7 @@ fn authentication_says_what_memcached_says() {
     let settings = Settings { credentials: Some(Arc::new(credentials)), ..settings() };
     let long = format!("set a 0 0 3000\r\n{}\r\n", "x".repeat(3000));
     let good = "set x 0 0 7\r\nfoo bar\r\n";
-    // Step by step: memcached answers only the last of several requests that come before the name.
+    // Step by step: memcached answers only the last of several requests sent before the name.
     for steps in [
         &["get a\r\n"][..],
         &[
@@ -162,8 +162,8 @@ fn authentication_says_what_memcached_says() {
     }
 }
 
-/// Each step is answered before the next is sent; what the last leaves open ends with the
-/// connection.
+/// Runs steps, each answered before the next is sent; a request left open by the last step ends
+/// with the connection.
 fn conversation(mut stream: UnixStream, steps: &[&str]) -> String {
     let Some((last, steps)) = steps.split_last() else { return String::new() };
     stream.set_read_timeout(Some(PATIENCE)).expect("sockets have timeouts");

@@ -1,8 +1,8 @@
-//! Our server against the real memcached 1.6.18: the same bytes go to both, the same bytes must
-//! come back.
+//! Our server against the real memcached 1.6.18: both get the same bytes and must return the same
+//! bytes.
 //!
 //! Every case has two fresh servers, so that CAS numbers and clocks agree and a failing case
-//! shrinks. The cases are the same in every run; KV_CASES (how many) and KV_SEED (which) ask for
+//! shrinks. The cases are the same in every run; KV_CASES (how many) and KV_SEED (which) select
 //! others.
 
 #[path = "../common/mod.rs"]
@@ -20,15 +20,15 @@ use farpool_kv_server::Settings;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
-/// Both clocks count whole seconds from their starts; a case that took longer has seen them step at
-/// different moments, and is not judged.
+/// Both clocks count whole seconds from their starts; in a case that took longer they may have
+/// advanced at different moments, so it is not judged.
 const CASE_TIME_MAX: Duration = Duration::from_millis(900);
 
-/// Without background threads: they hold items for a moment, and a number that gets shorter
-/// meanwhile is stored without the spaces that otherwise fill it up.
+/// Turns background threads off: they hold items for a moment, and a number that becomes shorter
+/// meanwhile is stored without the spaces that otherwise pad it.
 const QUIET: [&str; 2] = ["-o", "no_lru_maintainer,no_lru_crawler"];
 
-/// What a number in the environment says, or `default`.
+/// Reads a number from the environment, or returns `default`.
 fn setting(name: &str, default: u32) -> u32 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
@@ -52,20 +52,20 @@ fn judge<S: Strategy>(
         TestRunner::new_with_rng(config, TestRng::from_seed(RngAlgorithm::ChaCha, &seed));
     match runner.run(strategy, property) {
         Ok(()) => {}
-        // The reason shows what was sent; the value would be the same in numbers.
+        // The reason shows what was sent; the value would only repeat it as numbers.
         Err(TestError::Fail(reason, _)) => panic!("{reason}"),
         Err(error @ TestError::Abort(_)) => panic!("{error}"),
     }
 }
 
-/// As the memcached of [`Memcached::start`] without flags.
+/// The settings equivalent to [`Memcached::start`] without flags.
 fn settings() -> Settings {
     Settings { threads: 1, ..Settings::default() }
 }
 
-/// Replies with what differs by nature taken out.
+/// Removes from replies what differs by design.
 ///
-/// `me` tells which slab class an item is in and how large it is there: we have no slabs.
+/// `me` shows an item's slab class and its size there: ours has no slabs.
 fn masked(replies: &[u8]) -> Vec<u8> {
     let mut masked = Vec::with_capacity(replies.len());
     for line in replies.split_inclusive(|&byte| byte == b'\n') {
@@ -81,25 +81,25 @@ fn masked(replies: &[u8]) -> Vec<u8> {
     masked
 }
 
-/// Behind every stream: ends a request that is still waiting for (not too much) data.
+/// Sent after every stream: ends a request that is still waiting for (not too much) data.
 const TAIL: [&[u8]; 64] = [b"mn\r\n"; 64];
 /// The last request, and its answer.
 const LAST: (&[u8], &[u8]) = (b"mg nobody Olast\r\n", b"EN Olast\r\n");
 
 /// Whether the replies are those memcached gives.
 ///
-/// A client that ends its side while memcached waits for data, or throws away what is too large,
-/// loses the replies that memcached has not sent yet; ours sends them. The last answer is then
-/// missing, and what memcached did send must be the beginning of ours.
+/// A client that shuts down its side while memcached waits for data, or discards data that is too
+/// large, loses the replies that memcached has not sent yet; ours sends them. The last answer is
+/// then missing, and what memcached did send must be a prefix of ours.
 fn agree(expected: &[u8], given: &[u8]) -> bool {
     if expected.ends_with(LAST.1) { given == expected } else { given.starts_with(expected) }
 }
 
 /// Sends the requests to both: to ours in pieces that end at `cuts`, to memcached one by one.
 ///
-/// Many in one read make memcached do what it should not (see docs/users/kv-compatibility.md): it
-/// loses earlier replies when a `get` has a key that is too long, and replies not yet sent change
-/// how numbers are stored.
+/// Many requests in one read make memcached misbehave (see docs/users/kv-compatibility.md): it
+/// loses earlier replies when a `get` has a key that is too long, and unsent replies change how
+/// numbers are stored.
 fn compare(
     flags: &[&str],
     settings: Settings,
@@ -128,7 +128,7 @@ fn compare(
     Ok(())
 }
 
-/// What comes where `bytes` first differ from `others`.
+/// The bytes around the first difference of `bytes` from `others`.
 fn around_difference<'a>(bytes: &'a [u8], others: &[u8]) -> &'a [u8] {
     const SHOWN_BYTES: usize = 100;
     let at = bytes.iter().zip(others).position(|(a, b)| a != b).unwrap_or(others.len());

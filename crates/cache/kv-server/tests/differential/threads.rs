@@ -1,5 +1,5 @@
-//! Several threads: every shard counts CAS numbers of its own, so requests go one by one, and CAS
-//! numbers are compared by the order in which they appeared for their key.
+//! Several threads: every shard counts its own CAS numbers, so requests are sent one by one, and a
+//! CAS number is compared by the order in which it appeared for its key.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -16,7 +16,7 @@ use proptest::sample::select;
 /// Enough keys for three shards.
 const KEYS: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 
-/// A request; where it has a CAS number, which of those seen for its key.
+/// A request; if it has a CAS number, which of those seen for its key.
 #[derive(Debug, Clone)]
 struct Step {
     key: &'static str,
@@ -87,12 +87,12 @@ impl Side {
         Self { stream, seen: HashMap::new() }
     }
 
-    /// The reply, with CAS numbers as their places among those of the key.
+    /// Returns the reply, with CAS numbers replaced by their positions among those of the key.
     fn ask(&mut self, step: &Step) -> Vec<u8> {
         let mut request = step.before.clone();
         if let Some(place) = step.cas {
             let seen = self.seen.get(step.key.as_bytes()).map_or(&[][..], |seen| seen);
-            // The newest first, so that many fit.
+            // Newest first, so that many match.
             let number = seen.iter().rev().nth(place).copied().unwrap_or(999_999);
             request += &number.to_string();
         }
@@ -122,7 +122,7 @@ impl Side {
             else {
                 continue;
             };
-            // 0 says that nothing was stored.
+            // 0 means that nothing was stored.
             if cas == 0 {
                 continue;
             }

@@ -1,5 +1,5 @@
-//! The thread that keeps far memory: renews leases, does what [`plan`](super::plan) decides, tells
-//! the shards.
+//! The thread that keeps far memory: renews leases, carries out what [`plan`](super::plan) decides,
+//! informs the shards.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,15 +26,15 @@ use crate::mail::mailbox::Message;
 use crate::settings::Shared;
 use farpool_kv_tier::far::{GrantNumber, Share};
 
-/// How often the pool's leases are renewed at least.
+/// The longest time between two renewals of the pool's leases.
 const KEEP_ALIVE_MAX: Duration = Duration::from_secs(5);
-/// How often blades are looked at, and how often while something moves.
+/// How often blades are checked, and how often while memory moves.
 const LOOK: Duration = Duration::from_millis(200);
 const BUSY_LOOK: Duration = Duration::from_millis(20);
-/// How long before the pool takes the memory back emptying ends: what is left then has to be
+/// Emptying ends this long before the pool takes the memory back: what is left then has to be
 /// dropped, and reported.
 const DEADLINE_RESERVE: Duration = Duration::from_secs(2);
-/// And after this long in any case: an operator who drains a node should not wait longer for a
+/// The longest that emptying may take in any case: draining a node should not wait longer for a
 /// cache.
 const EMPTY_MAX: Duration = Duration::from_secs(60);
 
@@ -46,7 +46,7 @@ struct Granted {
     /// Superpages of each shard.
     dealt: Vec<u64>,
     bytes: u64,
-    /// Blades that were said to be lost.
+    /// Number of lost blades already reported.
     known_lost: usize,
     leaves: bool,
 }
@@ -62,7 +62,7 @@ pub struct Keeper {
     started: Instant,
 }
 
-/// A keeper that runs.
+/// A running keeper.
 #[derive(Debug)]
 pub struct Keeping {
     news: Sender<News>,
@@ -70,16 +70,16 @@ pub struct Keeping {
 }
 
 impl Keeping {
-    /// Returns everything once no shard uses it any more.
+    /// Gives all far memory back, once no shard uses it any more.
     pub fn end(self) {
-        // Gone already is as good.
+        // It makes no difference if the thread has ended already.
         let _ = self.news.send(News::End);
         let _ = self.thread.join();
     }
 }
 
 impl Keeper {
-    /// Connects to the blades of the settings and takes their memory; a pool is asked later.
+    /// Connects to the blades of the settings and takes their memory. A pool is asked only later.
     pub fn start(shared: &Arc<Shared>, settings: &FarSettings) -> Result<Self, FarError> {
         let mut keeper = Self {
             shared: Arc::clone(shared),
@@ -102,7 +102,7 @@ impl Keeper {
         Ok(keeper)
     }
 
-    /// Keeps far memory in a thread of its own from now on.
+    /// Starts the thread that keeps far memory.
     pub fn run(mut self) -> std::io::Result<Keeping> {
         let (news, heard) = channel();
         let to_rack = match &mut self.rack {
@@ -141,7 +141,7 @@ impl Keeper {
                 Ok(News::Answer(answer)) => self.hear(answer),
                 Ok(News::End) => break,
                 Ok(News::Left) | Err(RecvTimeoutError::Timeout) => {}
-                // Whoever could end this is gone.
+                // No sender is left that could end this.
                 Err(RecvTimeoutError::Disconnected) => break,
             }
             self.take_back();
@@ -162,13 +162,13 @@ impl Keeper {
         }
     }
 
-    /// Asks the pool the next question, if it is time for one.
+    /// Asks the pool the next question if one is due.
     fn ask(&mut self, to_rack: Option<&Sender<ToRack>>) {
         let used_bytes = self.used_bytes();
         let now = self.started.elapsed();
         let Some(((plan, _), to_rack)) = self.rack.as_mut().zip(to_rack) else { return };
         if let Some(question) = plan.question(now, used_bytes) {
-            // A thread that is gone answers nothing: far memory stays as it is.
+            // If the thread is gone there are no answers: far memory stays as it is.
             let _ = to_rack.send(ToRack::Ask(question));
         }
         for text in plan.take_messages() {
@@ -176,7 +176,7 @@ impl Keeper {
         }
     }
 
-    /// An upper bound of what holds data: a cache fills what it has.
+    /// Upper bound of the bytes that hold data: a cache fills what it has.
     fn used_bytes(&self) -> u64 {
         let granted = self.granted.values().map(|it| it.bytes).sum();
         self.shared.far_written_bytes().min(granted)
@@ -204,7 +204,7 @@ impl Keeper {
         let within = within.min(EMPTY_MAX);
         let until = Instant::now() + within;
         tracing::info!(grant = grant.0, ?within, "far memory has to be given back");
-        // It can come again with an earlier deadline.
+        // The same request may be repeated with an earlier deadline.
         let is_new = self.granted.get(&grant).is_some_and(|it| !it.leaves);
         self.shared.far.reclaims.fetch_add(u64::from(is_new), Ordering::Relaxed);
         self.leave(grant, || FarOrder::Empty { grant, until });
@@ -254,7 +254,7 @@ impl Keeper {
         })
     }
 
-    /// Connects to blades that give one piece of far memory, and deals its superpages out to the
+    /// Connects to the blades of one piece of far memory and deals its superpages out to the
     /// shards.
     fn connect(
         &mut self,
@@ -295,7 +295,7 @@ impl Keeper {
         Ok(grant)
     }
 
-    /// Gives back what no shard has anything in any more.
+    /// Gives back the pieces in which no shard has anything left.
     fn take_back(&mut self) {
         let free: Vec<GrantNumber> = self
             .granted
@@ -315,7 +315,7 @@ impl Keeper {
         }
     }
 
-    /// Says once which blades were lost. What a pool granted is given up with its blade.
+    /// Reports each lost blade once. A grant of a pool is given up with its blade.
     fn look_for_losses(&mut self) {
         let now = self.started.elapsed();
         let mut orders = Vec::new();
@@ -339,7 +339,7 @@ impl Keeper {
     }
 }
 
-/// What named blades give: the superpages of all shards together, as many for each.
+/// Superpages to take from named blades, over all shards; each shard gets the same number.
 fn whole_superpages(settings: &FarSettings, shards: usize) -> Result<u32, FarError> {
     let each = settings.bytes / SUPERPAGE_BYTES / shards as u64;
     if each == 0 {

@@ -1,8 +1,7 @@
-//! Far memory: taking it at the start or as a pool grants it, keeping it, giving it back when it is
-//! asked for.
+//! Far memory: taken at the start or as a pool grants it, kept, and given back on request.
 //!
-//! [`keeper`] is the thread that does it, [`plan`] decides what is done about what a pool says,
-//! [`rack`] is the thread that talks to the pool, [`shard`] is each serving thread's part.
+//! [`keeper`] is the thread that does this, [`plan`] decides how to respond to the pool, [`rack`]
+//! is the thread that talks to the pool, [`shard`] is each serving thread's part.
 
 mod keeper;
 mod news;

@@ -1,12 +1,13 @@
-//! What the thread that keeps far memory hears, from the one that talks to the pool and the server.
+//! Messages to the keeper of far memory, from the thread that talks to the pool and from the
+//! server.
 
 use super::plan::Answer;
 
-/// What the keeper hears.
+/// A message to the keeper.
 #[derive(Debug)]
 pub enum News {
     Answer(Answer),
-    /// The pool was told that the server ends.
+    /// The pool has been told that the server ends.
     Left,
     End,
 }

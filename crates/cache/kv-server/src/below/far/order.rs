@@ -1,4 +1,4 @@
-//! What the keeper of far memory tells the shards.
+//! Orders of the keeper of far memory to the shards.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,19 +6,18 @@ use std::time::Instant;
 
 use farpool_kv_tier::far::{GrantNumber, Share};
 
-/// Orders to a shard about far memory.
+/// An order to a shard about its far memory.
 #[derive(Debug)]
 pub enum FarOrder {
-    /// Use this, too.
+    /// Use this piece as well.
     Take { share: Box<Share>, held: Arc<Held> },
-    /// Empty it: what is left after `until` is dropped. Items that are worth it move or go to
-    /// flash.
+    /// Empty it: items worth keeping move or go to flash; what is left after `until` is dropped.
     Empty { grant: GrantNumber, until: Instant },
-    /// Its memory is gone, or has to be at once.
+    /// Its memory is gone, or has to be given back at once.
     Drop { grant: GrantNumber, is_lost: bool },
 }
 
-/// How many shards hold a way to a piece of far memory.
+/// How many shards still hold a connection to a piece of far memory.
 #[derive(Debug, Default)]
 pub struct Held(AtomicUsize);
 
@@ -27,7 +26,7 @@ impl Held {
         Arc::new(Self(AtomicUsize::new(shards)))
     }
 
-    /// Whether no shard has anything to do with it any more.
+    /// Whether no shard uses it any more.
     pub(super) fn is_free(&self) -> bool {
         self.0.load(Ordering::Acquire) == 0
     }

@@ -1,9 +1,9 @@
-//! What the server does about what its pool says; pure.
+//! How the server responds to what its pool says; pure.
 //!
-//! A *grant* is what the server keeps for one segment of the pool at one epoch: a way to its blade,
-//! and a share for each shard. Invariants: a place that the pool names is taken once, and after it
-//! was left never again; a segment of which nothing is used any more is reported as left if it was
-//! to be left, else released.
+//! A *grant* is what the server keeps for one segment of the pool at one epoch: a connection to its
+//! blade, and a share for each shard. Invariants: a place that the pool names is taken once, and
+//! never again after it was left; a segment that is no longer used is reported as left if the pool
+//! asked for that, else released.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -14,29 +14,30 @@ use farpool_units::{SUPERPAGE_BYTES, exactly};
 
 use farpool_kv_tier::far::GrantNumber;
 
-/// Segments at a time: a rack in pieces must not mean a connection for each thread to each of a
-/// hundred.
+/// The most segments at a time: a fragmented rack must not cost a connection from each thread to
+/// each of a hundred segments.
 const SEGMENTS_MAX: usize = 16;
 /// How long after a failure the pool is asked again.
 const RETRY: Duration = Duration::from_secs(1);
-/// How long until memory that the pool had no room for is asked for again.
+/// How long until memory that the pool had no room for is requested again.
 const ASK_RETRY: Duration = Duration::from_secs(10);
-/// How long granted or requested memory takes to arrive; then more is asked for.
+/// Granted or requested memory takes a moment to arrive; this long passes before more is requested.
 const ASK_PAUSE: Duration = Duration::from_secs(2);
-/// A segment that must leave its node, and for which the pool has found no place for this long, is
-/// given back: a cache does not keep a node from being drained. Nodes confirm a place in a part of
-/// a second.
+/// A segment that must leave its node is given back if the pool has found no place for it within
+/// this time: a cache does not keep a node from being drained. Nodes confirm a place in a fraction
+/// of a second.
 const SEEK_PATIENCE: Duration = Duration::from_secs(2);
-/// How long a node whose blade was lost is not asked for memory again. By then the pool knows, too.
+/// How long a node whose blade was lost is not asked for memory. By then the pool knows of the
+/// loss.
 const SHUN: Duration = Duration::from_secs(30);
-/// A deadline that comes nearer by less counts as the same: it is reported as the time that is
-/// left.
+/// A deadline that moves closer by less than this counts as unchanged: the pool sends the time that
+/// is left.
 const HURRY_LEAST: Duration = Duration::from_millis(500);
-/// How long a report waits for news, and how long while something moves.
+/// How long a report waits for changes, and how long while memory moves.
 const QUIET_WAIT: Duration = Duration::from_secs(1);
 const BUSY_WAIT: Duration = Duration::from_millis(50);
 
-/// The next question for the pool; there is one at a time.
+/// The next question to the pool. One question is open at a time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Question {
     Join,
@@ -45,13 +46,13 @@ pub enum Question {
     Release(SegmentId),
 }
 
-/// What came of it. Errors are for people.
+/// The pool's answer. Errors are text for people.
 #[derive(Debug)]
 pub enum Answer {
     Joined(Result<(), String>),
     /// None: the pool does not know this server.
     Heard(Result<Option<Vec<ClientSegment>>, String>),
-    /// How many bytes were granted.
+    /// The bytes granted.
     Granted(Result<u64, String>),
     /// Whether the pool took it back.
     Released(Result<bool, String>),
@@ -60,53 +61,53 @@ pub enum Answer {
 /// What to do with far memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Order {
-    /// Connect to this; then [`Plan::taken`] or [`Plan::not_taken`].
+    /// Connect to this; then call [`Plan::taken`] or [`Plan::not_taken`].
     Take { key: PlaceKey, place: Box<Place> },
-    /// Empty it within this time, if there is a limit; then [`Plan::freed`].
+    /// Empty it within this time, if there is a limit; then call [`Plan::freed`].
     Empty { grant: GrantNumber, within: Option<Duration> },
-    /// It is gone: likewise, at once.
+    /// Its memory is gone: empty it at once; then call [`Plan::freed`].
     Drop { grant: GrantNumber },
 }
 
-/// The grants, and what the pool said last.
+/// The grants, and the last state that the pool reported.
 #[derive(Debug)]
 pub struct Plan {
     placements: Placements,
     segments: Vec<ClientSegment>,
     wanted_bytes: u64,
     is_joined: bool,
-    /// A question has no answer yet.
+    /// Whether a question is unanswered.
     is_asking: bool,
-    /// Nothing is asked before.
+    /// Earliest time of the next question.
     ask_at: Duration,
-    /// No more memory is asked for before.
+    /// Earliest time at which more memory is requested.
     more_at: Duration,
     asked_bytes: u64,
-    /// Segments whose place is sought, since when.
+    /// Segments for which the pool seeks a place, and since when.
     sought: BTreeMap<SegmentId, Duration>,
     releases: VecDeque<SegmentId>,
-    /// None of them is tried before.
+    /// Earliest time at which the next release is tried.
     release_at: Duration,
-    /// Segments that are to be released, while the pool names them.
+    /// Segments to be released, until the pool no longer lists them.
     released: BTreeSet<SegmentId>,
-    /// Segments that the pool does not take back are used again then.
+    /// Segments that the pool refuses to take back, and when to use them again.
     retake_at: BTreeMap<SegmentId, Duration>,
-    /// Places that cannot be used, of segments that are still emptied elsewhere.
+    /// Unusable places of segments that are still being emptied elsewhere.
     unusable: BTreeSet<PlaceKey>,
-    /// When grants that are being emptied have to be empty, where there is a limit.
+    /// When grants that are being emptied have to be empty, if there is a limit.
     empty_by: BTreeMap<GrantNumber, Option<Duration>>,
-    /// Grants that were to be dropped.
+    /// Grants that have been ordered to be dropped.
     dropped: BTreeSet<GrantNumber>,
-    /// Nodes that are not asked for memory until then.
+    /// Nodes that are not asked for memory, and until when.
     shunned: BTreeMap<String, Duration>,
-    /// The last warnings about a pool that does not answer, and about missing memory.
+    /// The last messages about a pool that does not answer and about missing memory.
     said_away: Option<String>,
     said_short: Option<String>,
     to_say: Vec<String>,
 }
 
 impl Plan {
-    /// Nothing is granted, and nothing was asked for yet.
+    /// Nothing is granted, and the pool has not been asked yet.
     pub fn new(wanted_bytes: u64) -> Self {
         Self {
             placements: Placements::default(),
@@ -132,7 +133,7 @@ impl Plan {
         }
     }
 
-    /// What to ask now. `used_bytes` is what holds data in all.
+    /// Returns the next question, if one is due. `used_bytes` is the total that holds data.
     pub fn question(&mut self, now: Duration, used_bytes: u64) -> Option<Question> {
         if self.is_asking || now < self.ask_at {
             return None;
@@ -153,7 +154,7 @@ impl Plan {
         Some(Question::Report { uses: self.placements.report(used_bytes), wait })
     }
 
-    /// Takes an answer. Returns the actions that follow.
+    /// Takes an answer. Returns what is to be done about it.
     pub fn take(&mut self, answer: Answer, now: Duration) -> Vec<Order> {
         self.is_asking = false;
         match answer {
@@ -163,7 +164,7 @@ impl Plan {
                 return self.hear(segments, now);
             }
             Answer::Heard(Ok(None)) => {
-                // What it had granted is not ours any more.
+                // The pool has taken back what it had granted.
                 self.is_joined = false;
                 return self.hear(Vec::new(), now);
             }
@@ -182,8 +183,8 @@ impl Plan {
                 }
             }
             Answer::Released(Err(why)) => {
-                // Meanwhile reports go on: without them the lease would end. The next time another
-                // is tried.
+                // Meanwhile reports go on: without them the lease would expire. Next time another
+                // release is tried.
                 self.release_at = now + RETRY;
                 self.releases.rotate_left(1.min(self.releases.len()));
                 self.say_away(&why);
@@ -297,7 +298,7 @@ impl Plan {
         }
     }
 
-    /// The pool needs what is being emptied earlier than it has said.
+    /// The pool wants a grant that is being emptied back earlier than announced.
     fn hurry(&mut self, key: PlaceKey, within: Duration, now: Duration, orders: &mut Vec<Order>) {
         let Some(placement) = self.placements.placement(key).filter(|it| it.is_leaving) else {
             return;
@@ -328,13 +329,13 @@ impl Plan {
         }
     }
 
-    /// The place is used from now on.
+    /// Notes that the place is in use.
     pub fn taken(&mut self, key: PlaceKey, grant: GrantNumber) {
         self.placements.taken(key, exactly(grant.0), 0);
     }
 
-    /// The place cannot be used. If another of the segment is still being emptied, the segment is
-    /// released after that.
+    /// Notes that the place cannot be used. If another place of the segment is still being emptied,
+    /// the segment is released after that.
     pub fn not_taken(&mut self, key: PlaceKey, node: &str, why: &str, now: Duration) {
         self.shunned.insert(node.to_owned(), now + SHUN);
         self.more_at = self.more_at.max(now + ASK_PAUSE);
@@ -349,7 +350,7 @@ impl Plan {
         }
     }
 
-    /// The way to a grant's blade is lost.
+    /// Notes that the connection to a grant's blade is lost.
     pub fn lost(&mut self, grant: GrantNumber, now: Duration) -> Vec<Order> {
         let mut orders = Vec::new();
         if let Some(key) = self.placements.key_of(exactly(grant.0)) {
@@ -362,7 +363,7 @@ impl Plan {
         orders
     }
 
-    /// Nothing of a grant is used any more, and the way to it is closed.
+    /// Notes that nothing in a grant is used any more and its connection is closed.
     pub fn freed(&mut self, grant: GrantNumber) {
         let entry = exactly(grant.0);
         let key = self.placements.key_of(entry);
@@ -370,8 +371,8 @@ impl Plan {
         self.dropped.remove(&grant);
         self.empty_by.remove(&grant);
         let Some(key) = key else { return };
-        // If the pool asked for it back it is told; a place that was not asked back, or for which
-        // there is no other, is of no use any more.
+        // If the pool asked to have it left, it is reported; a place that was not asked back, or
+        // that has no replacement, is of no further use.
         let is_usable = |it: &ClientSegment| {
             it.target.as_ref().is_some_and(|to| !self.unusable.contains(&(it.id, to.epoch)))
         };
@@ -381,12 +382,12 @@ impl Plan {
         }
     }
 
-    /// Whether anything is on its way.
+    /// Whether any memory is being moved.
     pub fn is_moving(&self) -> bool {
         self.placements.is_moving()
     }
 
-    /// What the pool has granted and has not asked back.
+    /// Bytes that the pool has granted and has not asked back.
     pub fn granted_bytes(&self) -> u64 {
         self.stays().map(|it| it.place.bytes).sum()
     }
@@ -407,14 +408,15 @@ impl Plan {
         (bytes >= SUPERPAGE_BYTES && self.segments.len() < SEGMENTS_MAX).then_some(bytes)
     }
 
-    /// What people should know, each thing once.
+    /// Takes the messages for people; each appears once.
     pub fn take_messages(&mut self) -> Vec<String> {
         std::mem::take(&mut self.to_say)
     }
 }
 
-/// Deals the superpages of a grant out to shards, given how many each has already: the shard with
-/// the fewest is next. Each gets adjacent ones, so that on several blades it has some of each.
+/// Deals the superpages of a grant out to shards that already have `have` superpages each: the
+/// shard with the least is next. Each gets consecutive ones, so that with several blades it has
+/// some of each.
 pub fn deal(superpages: u32, have: &[u64]) -> Vec<Vec<u32>> {
     let mut counts = vec![0u32; have.len()];
     for _ in 0..superpages {

@@ -1,5 +1,5 @@
-//! The thread that talks to the pool. It may wait for answers as long as needed: no other thread
-//! waits for it.
+//! The thread that talks to the pool. It may wait for answers indefinitely: no other thread waits
+//! for it.
 
 use std::sync::mpsc::{Receiver, Sender};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::news::News;
 use super::plan::{Answer, Question};
 use super::{FarError, PoolOptions};
 
-/// Messages to the thread.
+/// A message to the thread.
 #[derive(Debug)]
 pub enum ToRack {
     Ask(Question),
@@ -19,7 +19,7 @@ pub enum ToRack {
     Leave,
 }
 
-/// Why a wish came to nothing.
+/// Why a request for memory failed.
 #[derive(Debug, thiserror::Error)]
 enum AskError {
     #[error(transparent)]
@@ -28,7 +28,7 @@ enum AskError {
     Random(#[from] farpool_pool::PoolError),
 }
 
-/// This server's part in the pool. Nobody is asked yet.
+/// This server as a tenant of the pool. Sends nothing yet.
 pub fn tenant(options: &PoolOptions) -> Result<Tenant, FarError> {
     let client = Client::new(&options.controllers, options.token.as_deref())?;
     let id = ClientId::from_u128(farpool_pool::fresh_client()?.0);
@@ -42,7 +42,7 @@ pub fn tenant(options: &PoolOptions) -> Result<Tenant, FarError> {
     Ok(Tenant::new(client, id, spec))
 }
 
-/// Puts questions to the pool, one after the other, until the last sender has gone.
+/// Puts questions to the pool, one after the other, until the sender is gone.
 pub fn talk(
     mut tenant: Tenant,
     rate_bytes_per_s: Option<u64>,
@@ -53,7 +53,7 @@ pub fn talk(
         let news = match question {
             ToRack::Ask(question) => News::Answer(answer(&mut tenant, rate_bytes_per_s, question)),
             ToRack::Leave => {
-                // Who cannot be told finds out by the lease.
+                // If the pool cannot be reached, it finds out when the lease expires.
                 let _ = tenant.leave();
                 News::Left
             }
@@ -78,8 +78,8 @@ fn answer(tenant: &mut Tenant, rate_bytes_per_s: Option<u64>, question: Question
         }
         Question::Release(id) => Answer::Released(match tenant.release(id) {
             Ok(_) => Ok(true),
-            // A node that collaborates takes nothing back before it wants it; gone already is as
-            // good.
+            // A collaborating node takes nothing back before it wants to; an unknown segment counts
+            // as released.
             Err(error) if is_final(&error) => Ok(false),
             Err(error) => Err(error.to_string()),
         }),
@@ -91,5 +91,5 @@ fn is_final(error: &ApiError) -> bool {
     error.is(ProblemKind::NotFound) || error.is(ProblemKind::MethodNotAllowed)
 }
 
-/// How long the end of the server waits for the pool to hear of it.
+/// How long the server's shutdown waits for the pool to be told.
 pub const LEAVE_WAIT: Duration = Duration::from_secs(3);

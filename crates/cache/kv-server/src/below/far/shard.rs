@@ -1,5 +1,5 @@
-//! A shard's part in coming and going far memory: it takes shares, empties and drops them, and has
-//! its index forget.
+//! A shard's side of far memory that comes and goes: it takes, empties and drops shares, and has
+//! its index forget their items.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use crate::watch::report::ReclaimCounts;
 use farpool_kv_store::Store;
 use farpool_kv_tier::far::{Far, GrantNumber};
 
-/// Parts of the index (of 1 to 2 MiB) that are looked at between two looks at clients, for what was
-/// hit.
+/// Parts of the index (of 1 to 2 MiB) that are scanned for hit items before clients are served
+/// again.
 const RANKED_PARTS: usize = 4;
 
 /// Shares that have to be given back, and zones that the index is to forget.
@@ -19,9 +19,9 @@ const RANKED_PARTS: usize = 4;
 pub struct Reclaim {
     pub(crate) counts: ReclaimCounts,
     held: Vec<(GrantNumber, Arc<Held>)>,
-    /// When the rest of each is dropped; None once it was.
+    /// When the rest of each is dropped; None once it has been.
     leaving: Vec<(GrantNumber, Option<Instant>)>,
-    /// Zones with hits are emptied first.
+    /// Set while hit items are counted: zones with hits are emptied first.
     ranking: Option<Ranking>,
     forgetting: Option<Forgetting>,
 }
@@ -45,7 +45,7 @@ impl Reclaim {
         !self.leaving.is_empty() || self.is_walking()
     }
 
-    /// Whether it looks through the index, and need not wait for anything.
+    /// Whether it is walking the index, and so need not wait for any event.
     pub(crate) const fn is_walking(&self) -> bool {
         self.ranking.is_some() || self.forgetting.is_some()
     }
@@ -58,14 +58,14 @@ impl Reclaim {
             }
             FarOrder::Empty { grant, until } => {
                 far.leave_share(grant);
-                // Nothing in it has anywhere to go: its donor need not wait.
+                // Its items have nowhere to go, so its donor need not wait.
                 let is_pointless = !has_flash && !far.has_zones();
                 if is_pointless {
                     far.drop_share(grant, false);
                 } else {
                     self.ranking = Some(Ranking::default());
                 }
-                // Dropped stays dropped, and the nearer deadline holds.
+                // A dropped share stays dropped, and the earlier deadline holds.
                 let known = self.leaving.iter().find(|(it, _)| *it == grant).map(|it| it.1);
                 let until = known.unwrap_or(Some(until)).map(|known| known.min(until));
                 self.leaving.retain(|(it, _)| *it != grant);
@@ -79,8 +79,8 @@ impl Reclaim {
         }
     }
 
-    /// Empties the next zone, drops what is late, gives up shares with nothing left, and forgets a
-    /// part. `now` is given now and then.
+    /// Does one step: empties the next zone, drops what is overdue, gives up empty shares, and
+    /// forgets one part of the index. `now` is given only from time to time.
     pub(crate) fn go_on(
         &mut self,
         far: &mut Far,
@@ -111,8 +111,8 @@ impl Reclaim {
         self.forget(far, store);
     }
 
-    /// Goes on with the order in which zones are emptied. Until it is known they keep their present
-    /// turns: memory that is wanted back does not wait.
+    /// Continues to rank the zones that are to be emptied. Until that is done they are emptied in
+    /// their present order: memory that is wanted back waits for nothing.
     fn rank(&mut self, far: &mut Far, store: &Store) {
         for _ in 0..RANKED_PARTS {
             let Some(Ranking { part, hit }) = &mut self.ranking else { return };
@@ -168,10 +168,10 @@ mod tests {
     use farpool_kv_tier::far::{FarMemory, Share};
     use farpool_kv_tier::log::{Judge, Medium};
 
-    /// An answer that has not come by then never will.
+    /// After this long without an event, a test fails.
     const PATIENCE: Duration = Duration::from_secs(30);
 
-    /// Notes what it is shown, and knows nothing.
+    /// Records what it is shown, and knows no item.
     #[derive(Default)]
     struct Notes(Vec<u64>);
 
@@ -203,7 +203,7 @@ mod tests {
         out
     }
 
-    /// All of a blade's superpage, and the way to it.
+    /// All of a blade's superpage, with a connection to it.
     fn share(blade: &Address) -> Share {
         let pool = Pool::connect(PoolConfig {
             blades: vec![BladeSpec::from(blade.clone())],
@@ -243,7 +243,7 @@ mod tests {
             far.poll(Some(Instant::now()), notes);
             far.medium().wait(Duration::from_millis(1));
         };
-        // Four in each of four zones; the last ones were hit.
+        // Four in each of four zones; the last ones are hit.
         for number in 1..=16 {
             let place = loop {
                 match far.append(&record_of(number)) {

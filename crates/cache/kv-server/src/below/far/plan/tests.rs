@@ -1,4 +1,4 @@
-//! A pool's words, one after the other, and what is done about each.
+//! Answers of a pool, one after the other, and the orders that each leads to.
 
 use farpool_api::{Key, Target};
 use farpool_units::GIB;
@@ -41,7 +41,7 @@ fn heard(plan: &mut Plan, segments: Vec<ClientSegment>, now: Duration) -> Vec<Or
     plan.take(Answer::Heard(Ok(Some(segments))), now)
 }
 
-/// A plan that has joined and has been granted one segment of all it wants, as grant 0.
+/// A plan that has joined and was granted one segment with all it wants, as grant 0.
 fn with_one() -> Plan {
     let mut plan = Plan::new(GIB);
     assert_eq!(plan.question(at(0), 0), Some(Question::Join));
@@ -194,7 +194,7 @@ fn what_the_pool_calls_lost_or_names_no_more_is_dropped_at_once() {
     assert!(matches!(plan.question(at(2), 0), Some(Question::Release(_))));
     let mut plan = with_one();
     assert_eq!(heard(&mut plan, Vec::new(), at(2)), [Order::Drop { grant }]);
-    // A pool that has forgotten the server: likewise, and it joins anew.
+    // A pool that has forgotten the server: the grant is dropped too, and the server joins anew.
     let mut plan = with_one();
     assert_eq!(plan.take(Answer::Heard(Ok(None)), at(2)), [Order::Drop { grant }]);
     assert_eq!(plan.question(at(2), 0), Some(Question::Join));
