@@ -1,4 +1,4 @@
-//! The classic commands, and storing and counting as the meta commands need them, too.
+//! The classic commands, and the storing and counting that the meta commands share.
 
 use super::Shard;
 use super::command::{ReadFlags, StoreMode, StoreRequest};
@@ -10,7 +10,7 @@ use farpool_kv_store::{Found, StoreError};
 
 pub const NOT_NUMERIC: &str = "CLIENT_ERROR cannot increment or decrement non-numeric value";
 pub const OUT_OF_MEMORY: &str = "SERVER_ERROR out of memory storing object";
-/// How many keys of one `get` are looked up ahead of the one that is answered.
+/// How many keys of one `get` are loaded ahead of the one being answered.
 const LOOK_AHEAD: usize = 16;
 
 /// Appends `VALUE …` for one key, if it is there.
@@ -27,14 +27,14 @@ pub fn get_one(
     let Some(mut found) = found else { return };
     if let Some(exptime) = touch {
         let expires_s = shard.clock.expiry_s(exptime);
-        // Without room for the longer item the old expiry stays.
+        // If there is no room for the longer item, the old expiry stays.
         found = shard.store.set_expiry(found, hash, expires_s).unwrap_or(found);
     }
     push_value(shard, key, found, with_cas, out);
     shard.store.note_read(found);
 }
 
-/// Counts a read by whether it touches, and whether it hit.
+/// Counts a read, by whether it touches and whether it hits.
 #[inline]
 pub(crate) fn count_get(shard: &mut Shard, touches: bool, hit: bool) {
     let counts = &mut shard.counts;
@@ -86,8 +86,8 @@ pub fn push_item(key: &[u8], item: &ItemView<'_>, cas: Option<u64>, out: &mut Ve
 
 /// Answers a `get` whose keys all belong to this shard.
 ///
-/// Stops early once `out` holds `out_bytes_max`, and returns how many bytes of `keys` are done, so
-/// that a reply of any length needs only that much memory at a time.
+/// Stops early once `out` holds `out_bytes_max` and returns how many bytes of `keys` are done, so
+/// that a reply of any length needs no more memory than that at a time.
 pub fn get_many(
     shard: &mut Shard,
     keys: &[u8],
@@ -105,7 +105,7 @@ pub fn get_many(
             count += 1;
         }
         let ahead = &ahead[..count];
-        // One key alone was loaded with the requests around it.
+        // A single key was already loaded with the requests around it.
         if count > 1 {
             ahead.iter().for_each(|it| shard.store.prefetch_item(it.hash));
         }
@@ -124,17 +124,17 @@ pub fn get_many(
     }
 }
 
-/// How far [`get_many`] came.
+/// The progress of [`get_many`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GetProgress {
     Done,
-    /// Go on behind this many bytes of the keys once the reply so far is sent.
+    /// Resume after this many bytes of the keys once the reply so far is sent.
     Stopped {
         done_bytes: usize,
     },
 }
 
-/// An item to be stored.
+/// An item to be stored, and the conditions for that.
 #[derive(Debug, Clone, Copy)]
 pub struct Wish<'a> {
     pub mode: StoreMode,
@@ -143,36 +143,36 @@ pub struct Wish<'a> {
     pub value: &'a [u8],
     pub client_flags: u32,
     pub expires_s: u32,
-    /// The item must have this number; 0 = any.
+    /// The item must have this CAS number; 0 = any.
     pub cas: u64,
-    /// The number that the new item gets, if not the next.
+    /// The CAS number of the new item, if not the next one.
     pub new_cas: Option<u64>,
-    /// An older CAS number stores, too, and marks the item stale.
+    /// An older CAS number also stores, and marks the item stale.
     pub accepts_stale: bool,
     /// Marks of the new item.
     pub marks: u8,
-    /// Append and prepend make a new item with this expiry where there is none.
+    /// If there is no item, append and prepend create one with this expiry.
     pub vivify_s: Option<u32>,
 }
 
-/// What became of a wish.
+/// The result of a wish.
 #[derive(Debug, Clone, Copy)]
 pub enum Outcome {
     Stored(Found),
     Exists,
     NotFound,
     NotStored,
-    /// The answer's line.
+    /// The line to answer with.
     Failed(&'static str),
 }
 
-/// Stores, if mode and CAS number allow it, and tells who watches.
+/// Stores if mode and CAS number allow it, and notes the event for watchers.
 pub fn store(shard: &mut Shard, wish: &Wish<'_>) -> Outcome {
     if shard.store.journal_mut().is_none() {
         return store_unwatched(shard, wish);
     }
     if wish.mode == StoreMode::Set {
-        // memcached looks for what is there in every mode, and tells of it.
+        // memcached looks the key up in every mode, and reports that to watchers.
         shard.store.find(wish.key, wish.hash);
     }
     let outcome = store_unwatched(shard, wish);
@@ -208,7 +208,7 @@ fn note_stored(shard: &mut Shard, wish: &Wish<'_>, outcome: &Outcome) {
 }
 
 fn store_unwatched(shard: &mut Shard, wish: &Wish<'_>) -> Outcome {
-    // A plain set asks nothing of what is there.
+    // A plain set does not depend on the present item.
     if wish.mode == StoreMode::Set {
         return put(shard, wish, wish.expires_s, 0, [wish.value, b""]);
     }
@@ -304,7 +304,7 @@ fn put(
     }
 }
 
-/// Answers `set` and its kind.
+/// Answers `set` and its variants.
 pub fn execute_store(shard: &mut Shard, request: &StoreRequest<'_>, hash: u64, out: &mut Vec<u8>) {
     shard.count_set(request.key);
     let Some(value) = request.data.strip_suffix(b"\r\n") else {
@@ -372,16 +372,16 @@ pub fn execute_touch(
     }
 }
 
-/// By how much a number is to change.
+/// The change to apply to a number.
 #[derive(Debug, Clone, Copy)]
 pub struct Change {
     pub delta: u64,
     pub increments: bool,
-    /// The item must have this number; 0 = any.
+    /// The item must have this CAS number; 0 = any.
     pub cas: u64,
 }
 
-/// Why a number did not change.
+/// Why a number was not changed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ChangeError {
     NotFound,
@@ -390,8 +390,8 @@ pub enum ChangeError {
     OutOfMemory,
 }
 
-/// Changes a number; the new number comes back. A shorter one is filled up with spaces, as
-/// memcached does.
+/// Changes a number. Returns the new number. A shorter number is padded with spaces, as in
+/// memcached.
 pub fn change(
     shard: &mut Shard,
     key: &[u8],
@@ -439,7 +439,7 @@ pub fn change(
     Ok((found, number))
 }
 
-/// Counts a change of a number that is not there.
+/// Counts an `incr` or `decr` of a missing key.
 pub const fn count_change_miss(shard: &mut Shard, increments: bool) {
     if increments {
         shard.counts.incr_misses += 1;

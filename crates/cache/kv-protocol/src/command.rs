@@ -1,5 +1,4 @@
-//! The words of requests that parsing and executing share: how values are stored, which meta
-//! command.
+//! Parts of requests that parsing and execution share: storage modes and kinds of meta command.
 
 /// How a value is to be stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -12,7 +11,7 @@ pub enum StoreMode {
     Cas,
 }
 
-/// A classic command that stores.
+/// A classic storage command.
 #[derive(Debug, Clone, Copy)]
 pub struct StoreRequest<'a> {
     pub mode: StoreMode,
@@ -22,11 +21,11 @@ pub struct StoreRequest<'a> {
     /// The CAS number of `cas`, else 0.
     pub cas: u64,
     pub quiet: bool,
-    /// What followed the command line, line end included.
+    /// The data block after the command line, line end included.
     pub data: &'a [u8],
 }
 
-/// Which of the meta commands on a key.
+/// The kind of a meta command on a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MetaKind {
     Get,
@@ -36,12 +35,12 @@ pub enum MetaKind {
     Debug,
 }
 
-/// A meta command, its flags still to be read.
+/// A meta command whose flags are not parsed yet.
 #[derive(Debug, Clone, Copy)]
 pub struct MetaRequest<'a> {
     pub kind: MetaKind,
     pub line: &'a [u8],
-    /// Of `ms`: what followed the command line, line end included.
+    /// For `ms`: the data block after the command line, line end included.
     pub data: &'a [u8],
 }
 
@@ -49,6 +48,6 @@ pub struct MetaRequest<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReadFlags {
     pub with_cas: bool,
-    /// The new expiry time, of `gat` and `gats`.
+    /// The new expiry time, for `gat` and `gats`.
     pub touch: Option<i32>,
 }

@@ -1,4 +1,4 @@
-//! KeyVault requests on one shard: the same semantics as the text commands, other bytes.
+//! KeyVault requests on one shard: the semantics of the text commands in another encoding.
 
 use farpool_keyvault::frame::{
     FRAME_BYTES_MAX, HEADER_BYTES, Header, Opcode, Status, begin, finish, push,
@@ -16,7 +16,7 @@ use farpool_kv_store::Found;
 use farpool_kv_store::item::ItemParts;
 use farpool_kv_store::key::HashedKey;
 
-/// How an answer begins: with the header of its request, and whether it has a checksum.
+/// The head of an answer: the header of its request, and whether it has a checksum.
 #[derive(Debug, Clone, Copy)]
 pub struct AnswerHead<'a> {
     pub header: &'a Header,
@@ -33,7 +33,7 @@ pub fn answer(
     out: &mut Vec<u8>,
 ) {
     match *request {
-        // Where nothing is leased a copy is as good.
+        // No lease is asked of this function, so GETLEASE gets a copy.
         Request::Get { key } | Request::GetLease { key } => {
             answer_get(shard, head, HashedKey { key, hash }, out);
         }
@@ -41,7 +41,7 @@ pub fn answer(
     }
 }
 
-/// Appends the answer to a read of one item, in one piece: most requests are such.
+/// Appends the answer to a read of one item, in one piece: most requests are of this kind.
 #[inline]
 pub fn answer_get(
     shard: &mut Shard,
@@ -60,7 +60,7 @@ pub fn answer_get(
     push(out, header, [&item.head(), item.value], head.checked);
 }
 
-/// Appends an answer whose body `execute` makes; only with status OK it has one.
+/// Appends an answer whose body `execute` writes. Only an answer with status OK has a body.
 pub fn answer_by(
     AnswerHead { header, checked }: AnswerHead<'_>,
     out: &mut Vec<u8>,
@@ -77,7 +77,7 @@ pub fn answer_by(
     finish(out, start, checked);
 }
 
-/// Appends an answer without a body.
+/// Appends an answer with the given status and body.
 pub fn answer_status(
     AnswerHead { header, checked }: AnswerHead<'_>,
     status: Status,
@@ -126,7 +126,7 @@ fn execute(shard: &mut Shard, request: &Request<'_>, hash: u64, out: &mut Vec<u8
             out,
         ),
         Request::Noop => Status::Ok,
-        // Reads are answered in one piece.
+        // GETs were answered by the caller; the others are not requests on keys.
         Request::Get { .. }
         | Request::GetLease { .. }
         | Request::Hello(_)
@@ -161,14 +161,14 @@ pub(super) fn push_item(shard: &Shard, found: Found, out: &mut Vec<u8>) -> Statu
     Status::Ok
 }
 
-/// What answers say of an item.
+/// An item as answers describe it.
 #[inline]
 pub fn item_of(shard: &Shard, found: Found) -> Item<'_> {
     let (view, cas) = shard.store.view_with_cas(found);
     Item { client_flags: view.client_flags(), cas, value: view.value() }
 }
 
-/// Looks keys up until the answer is as long as a frame can be; the client asks for the rest again.
+/// Looks keys up until the answer is as long as a frame can be; the client then requests the rest.
 fn read_many(shard: &mut Shard, keys: Keys<'_>, out: &mut Vec<u8>) -> Status {
     let hashes: Vec<u64> = keys.iter().map(hash_key).collect();
     hashes.iter().for_each(|&hash| shard.store.prefetch_entry(hash));
@@ -205,7 +205,7 @@ fn touch(shard: &mut Shard, key: &[u8], hash: u64, exptime: i32) -> Option<Found
     };
     shard.counts.touch_hits += 1;
     let expires_s = shard.clock.expiry_s(exptime);
-    // Without room for the longer item the old expiry stays.
+    // If there is no room for the longer item, the old expiry stays.
     Some(shard.store.set_expiry(found, hash, expires_s).unwrap_or(found))
 }
 
@@ -291,7 +291,8 @@ fn change(
     }
 }
 
-/// The key that is not of this shard, if any: a MULTIGET asks one shard only.
+/// The owner of the first key that does not belong to this shard, if any: a MULTIGET is for one
+/// shard only.
 #[must_use]
 pub fn foreign_key_owner(keys: Keys<'_>, shard: usize, shards: usize) -> Option<usize> {
     keys.iter()

@@ -1,4 +1,4 @@
-//! GETLEASE and RELEASE: the leases that one connection has on values of this shard.
+//! GETLEASE and RELEASE: the leases that one connection holds on values of this shard.
 
 use std::num::NonZeroU32;
 
@@ -12,11 +12,11 @@ use farpool_kv_store::Found;
 use farpool_kv_store::key::HashedKey;
 use farpool_kv_store::lease::Lease;
 
-/// The most leases of one connection: as many requests may be unanswered, and one RELEASE ends as
-/// many.
+/// The most leases of one connection: also the most unanswered requests, and the most leases that
+/// one RELEASE ends.
 pub const LEASES_MAX: usize = LEASES_RELEASED_MAX;
-/// The lower bits of a lease's number: its slot. Above, how often the slot was used, so that a
-/// number that was released does not soon mean another lease.
+/// The lower bits of a lease's number: its slot. The upper bits count the uses of the slot, so that
+/// a released number is not soon reused for another lease.
 const SLOT_BITS: u32 = 12;
 
 const _: () = assert!(LEASES_MAX <= 1 << SLOT_BITS);
@@ -36,13 +36,13 @@ pub struct LeaseTable {
 }
 
 impl LeaseTable {
-    /// Values shorter than `bytes_min` are not leased.
+    /// An empty table. Values shorter than `bytes_min` are not leased.
     #[must_use]
     pub fn new(bytes_min: u32) -> Self {
         Self { bytes_min: exactly(bytes_min), ..Self::default() }
     }
 
-    /// How many leases there are.
+    /// The number of leases.
     #[must_use]
     pub fn len(&self) -> usize {
         self.slots.len() - self.free.len()
@@ -57,14 +57,14 @@ impl LeaseTable {
         self.len() >= LEASES_MAX
     }
 
-    /// The number under which the lease is known from now on. The caller has looked for room.
+    /// Adds a lease and returns its number. The caller has checked that there is room.
     fn keep(&mut self, lease: Lease) -> NonZeroU32 {
         let at = self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());
             self.slots.len() - 1
         });
         let slot = &mut self.slots[at];
-        // From 1 on: no number is 0.
+        // At least 1, so that no number is 0.
         slot.uses = (slot.uses + 1) % (1 << (u32::BITS - SLOT_BITS));
         slot.uses = slot.uses.max(1);
         let before = slot.lease.replace(lease);
@@ -89,8 +89,8 @@ impl LeaseTable {
     }
 }
 
-/// Appends the whole answer to GETLEASE: where the value lies, or as to GET where it cannot be
-/// leased.
+/// Appends the whole answer to GETLEASE: the value's offset, or the answer to GET if the value
+/// cannot be leased.
 pub fn answer_get(
     shard: &mut Shard,
     table: &mut LeaseTable,
@@ -105,7 +105,7 @@ pub fn answer_get(
     });
 }
 
-/// Leases a value if possible. Returns whether it did.
+/// Leases a value if possible. True if it did.
 fn push_lease(shard: &mut Shard, table: &mut LeaseTable, found: Found, out: &mut Vec<u8>) -> bool {
     let view = shard.store.view(found);
     if view.value().len() < table.bytes_min {
@@ -123,7 +123,7 @@ fn push_lease(shard: &mut Shard, table: &mut LeaseTable, found: Found, out: &mut
     true
 }
 
-/// Appends the whole answer to RELEASE: how many of the numbers were leases.
+/// Appends the whole answer to RELEASE: how many of the numbers named leases.
 pub fn answer_release(
     shard: &mut Shard,
     table: &mut LeaseTable,

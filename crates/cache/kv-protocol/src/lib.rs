@@ -1,6 +1,6 @@
 //! memcached's text protocol, classic and meta: bytes to requests ([`request`]), requests to
-//! replies ([`classic`], [`meta`]). No I/O, no clock. The behaviour is memcached 1.6's, down to the
-//! bytes of its errors.
+//! replies ([`classic`], [`meta`]). No I/O, no clock. Behaves as memcached 1.6, down to the bytes
+//! of its errors.
 
 pub mod classic;
 pub mod command;
@@ -24,12 +24,12 @@ pub struct Shard {
     pub store: Store,
     pub clock: Clock,
     pub counts: CommandCounts,
-    /// Watches the reads, if there is a watcher.
+    /// Observes the reads, if enabled.
     pub observer: Option<Box<Observer>>,
 }
 
 impl Shard {
-    /// Tells the observer of a read.
+    /// Reports a read to the observer.
     #[inline]
     pub fn observe_read(&mut self, key: &[u8], hash: u64, found: Option<Found>) {
         if let Some(observer) = &mut self.observer {
@@ -38,7 +38,7 @@ impl Shard {
         }
     }
 
-    /// Tells the observer, and who watches, of a read of an item that is not in memory.
+    /// Reports a read of an item that is not in memory to the observer and to watchers.
     pub fn observe_read_below(&mut self, hash: u64, item: &ItemView<'_>) {
         if let Some(observer) = &mut self.observer {
             observer.read(hash, item.key(), Some(item.header().footprint_bytes() as u64));
@@ -48,7 +48,7 @@ impl Shard {
         }
     }
 
-    /// Tells the observer of a new item.
+    /// Reports a new item to the observer.
     #[inline]
     pub fn observe_stored(&mut self, key: &[u8], hash: u64, found: Found) {
         if let Some(observer) = &mut self.observer {
@@ -57,7 +57,7 @@ impl Shard {
         }
     }
 
-    /// Counts a command that stores, and tells the observer.
+    /// Counts a storage command and reports it to the observer.
     #[inline]
     pub fn count_set(&mut self, key: &[u8]) {
         self.counts.cmd_set += 1;
@@ -66,7 +66,7 @@ impl Shard {
         }
     }
 
-    /// Tells the observer of a command that deletes.
+    /// Reports a delete command to the observer.
     #[inline]
     pub fn observe_delete(&mut self, key: &[u8]) {
         if let Some(observer) = &mut self.observer {
@@ -75,7 +75,7 @@ impl Shard {
     }
 }
 
-/// What memcached counts of commands, by its own names in `stats`.
+/// memcached's counts of commands, by their names in `stats`.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct CommandCounts {
     pub cmd_get: u64,

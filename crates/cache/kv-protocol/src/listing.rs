@@ -6,13 +6,13 @@ use farpool_kv_store::item::mark;
 use farpool_kv_store::observe::journal::shown_key;
 use farpool_kv_store::walk::Walked;
 
-/// memcached numbers its slab classes below this.
+/// memcached's slab class numbers are below this.
 pub const SLAB_CLASSES: u32 = 64;
-/// The class that all items here are in.
+/// The class of all items here.
 pub const SLAB_CLASS: u32 = 1;
 
-/// Whether `metadump` is to list our only class; None if there is no such class. Several are parted
-/// by commas.
+/// Whether `metadump` is to list our only class. None if one of the classes, separated by commas,
+/// does not exist.
 #[must_use]
 pub fn lists_our_class(classes: &[u8]) -> Option<bool> {
     if matches!(classes, b"all" | b"hash") {
@@ -26,7 +26,7 @@ pub fn lists_our_class(classes: &[u8]) -> Option<bool> {
     Some(ours)
 }
 
-/// Appends an item's line of `metadump`. It ends without a carriage return, as memcached's does.
+/// Appends an item's line of `metadump`. It ends without a carriage return, as in memcached.
 pub fn push_metadump_line(clock: &Clock, item: &Walked<'_>, out: &mut Vec<u8>) {
     let header = item.view.header();
     let expiry = match item.view.expires_s() {
@@ -44,8 +44,7 @@ pub fn push_metadump_line(clock: &Clock, item: &Walked<'_>, out: &mut Vec<u8>) {
     out.extend_from_slice(line.as_bytes());
 }
 
-/// Appends an item's line of `cachedump`, unless its key cannot be shown there. Returns whether it
-/// did.
+/// Appends an item's line of `cachedump`, unless its key cannot be shown there. True if it did.
 pub fn push_cachedump_line(clock: &Clock, item: &Walked<'_>, out: &mut Vec<u8>) -> bool {
     let header = item.view.header();
     if header.has(mark::KEY_BINARY) {

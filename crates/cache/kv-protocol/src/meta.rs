@@ -1,8 +1,8 @@
 //! The meta commands: `mg`, `ms`, `md`, `ma`, `me`.
 //!
-//! Flags come back in the order in which they were asked for. What newer versions of memcached
-//! know and 1.6.18 does not (`E`, `mg C`, `ms s`, `ms N`, `md x`) is understood, too. [`prepared`]
-//! reads flags and key; here commands are done and answered.
+//! Flags are returned in the order of the request. Flags that newer versions of memcached know and
+//! 1.6.18 does not (`E`, `mg C`, `ms s`, `ms N`, `md x`) are supported, too. [`prepared`] parses
+//! flags and key; this module executes and answers commands.
 
 mod prepared;
 
@@ -29,7 +29,7 @@ pub fn execute(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
 }
 
 impl Prepared<'_> {
-    /// Opaque and key, which come back whatever the answer is.
+    /// Appends opaque and key, which every answer returns.
     fn push_opaque_and_key(&self, out: &mut Vec<u8>) {
         for word in self.return_words() {
             match word[0] {
@@ -112,7 +112,7 @@ fn get(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
     }
 }
 
-/// The answer to `mg` when there is an item; the item may be elsewhere afterwards.
+/// Appends the answer to `mg` on a hit. The item may have moved afterwards.
 fn push_hit(
     shard: &mut Shard,
     request: &Prepared<'_>,
@@ -140,8 +140,8 @@ fn push_hit(
         match word[0] {
             b'T' => {
                 expires_s = flags.ttl.map_or(0, |exptime| shard.clock.expiry_s(exptime));
-                // Without room for the new item the old expiry stays: sooner than asked for, never
-                // wrong data.
+                // If there is no room for the longer item, the old expiry stays: earlier than
+                // requested, but never wrong data.
                 found = shard.store.set_expiry(found, request.hash, expires_s).unwrap_or(found);
             }
             b'N' if is_new => {
@@ -162,7 +162,7 @@ fn push_hit(
             b'h' => push_flag(out, b'h', u8::from(header.has(mark::FETCHED))),
             b'O' if word.len() > OPAQUE_BYTES_MAX => {
                 if is_new {
-                    // Its `N` may not have been read yet. Without room it goes sooner.
+                    // Its `N` may not have been read yet. Without room it expires sooner.
                     let _ = shard.store.set_expiry(found, request.hash, expires_s);
                 }
                 return Err(OPAQUE_TOO_LONG);
@@ -183,8 +183,8 @@ fn push_hit(
     Ok(found)
 }
 
-/// Tells whether another client has won, and whether the item is stale. Returns whether this client
-/// wins.
+/// Appends whether another client has won, and whether the item is stale. Returns whether this
+/// client wins.
 fn push_marks(header: Header, mut won: bool, out: &mut Vec<u8>) -> bool {
     if header.has(mark::TOKEN_SENT) {
         out.extend_from_slice(b" Z");
@@ -399,7 +399,8 @@ fn push_changed(
         out.extend_from_slice(digits);
         out.extend_from_slice(b"\r\n");
     }
-    // A quiet client hears nothing of a change that worked, but of a new item, as with memcached.
+    // With the quiet flag a successful change has no reply, but a new item has one, as in
+    // memcached.
     if flags.quiet && !is_new {
         out.truncate(start);
     }
@@ -420,7 +421,7 @@ fn debug(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
     } else {
         out.extend_from_slice(view.key());
     }
-    // memcached shows seconds since the expiry: negative while the item lives.
+    // memcached shows seconds since the expiry: negative while the item is live.
     let expiry = match view.expires_s() {
         0 => -1,
         expires_s => i64::from(now_s) - i64::from(expires_s),

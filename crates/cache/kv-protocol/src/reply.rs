@@ -1,6 +1,6 @@
 //! Pieces of replies, appended to a buffer.
 
-/// memcached's answer to a value that `-I` forbids.
+/// memcached's answer to a value larger than `-I` allows.
 pub const TOO_LARGE: &str = "SERVER_ERROR object too large for cache";
 /// memcached's answer to most lines that it does not understand.
 pub const BAD_FORMAT: &str = "CLIENT_ERROR bad command line format";

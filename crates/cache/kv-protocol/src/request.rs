@@ -1,9 +1,8 @@
-//! One request out of a stream of bytes: its command line, and for commands that store the data
-//! behind it.
+//! Parsing one request out of a stream of bytes: its command line, and for storage commands the
+//! data after it.
 //!
-//! The parser sees a buffer that begins where a request begins and says how far that request goes,
-//! what is asked, or that more must come. It keeps nothing between calls, so bytes may arrive in
-//! any pieces.
+//! The parser gets a buffer that begins with a request and returns the request and its length, or
+//! that more input is needed. It keeps nothing between calls, so bytes may arrive in any pieces.
 
 use farpool_units::exactly;
 
@@ -13,18 +12,17 @@ use super::reply::{BAD_FORMAT, TOO_LARGE};
 use super::token::{Words, signed_32, unsigned_32, unsigned_64};
 use farpool_kv_store::item::{KEY_BYTES_MAX, memcached_bytes};
 
-/// A line longer than this without an end is answered by closing the connection, unless it is a
-/// `get` with many keys. memcached's own limit.
+/// A longer line without an end closes the connection, unless it is a `get` with many keys.
+/// memcached's own limit.
 pub const LINE_BYTES_MAX: usize = 2048;
-/// A `get` line may be this long: about 4,000 of the longest keys; beyond, the connection is
-/// closed.
+/// The longest `get` line, about 4,000 of the longest keys; a longer one closes the connection.
 pub const GET_LINE_BYTES_MAX: usize = 1 << 20;
-/// How many spaces may stand before a long `get`.
+/// The most spaces in front of a long `get`.
 const LEADING_SPACES_MAX: usize = 100;
-/// The largest data length memcached's parser takes: an `int` less the line end.
+/// The largest data length that memcached's parser accepts: an `int` less the line end.
 const DATA_BYTES_MAX: i32 = i32::MAX - 2;
 
-/// What a client asks of the keys.
+/// A request on keys.
 #[derive(Debug, Clone, Copy)]
 pub enum KeyRequest<'a> {
     /// `get`, `gets`, `gat`, `gats`: `keys` is the rest of the line.
@@ -51,7 +49,7 @@ pub enum KeyRequest<'a> {
     Meta(MetaRequest<'a>),
 }
 
-/// What a client asks of the server as a whole.
+/// A request to the server as a whole.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AdminRequest<'a> {
     /// `flush_all`, with the delay as given.
@@ -59,7 +57,7 @@ pub enum AdminRequest<'a> {
         exptime: i32,
         quiet: bool,
     },
-    /// `stats`, with the words behind it.
+    /// `stats`, with the words after it.
     Stats {
         line: &'a [u8],
     },
@@ -80,13 +78,13 @@ pub enum AdminRequest<'a> {
     Watch {
         line: &'a [u8],
     },
-    /// Commands about memcached's own inner parts: the words are checked and taken note of.
+    /// Commands that tune memcached's internals: their words are checked, and they change nothing.
     Tuning {
         line: &'a [u8],
     },
 }
 
-/// A key as a command line has it.
+/// A key as it stands in a command line.
 #[derive(Debug, Clone, Copy)]
 pub struct KeyWord<'a> {
     pub word: &'a [u8],
@@ -98,36 +96,36 @@ pub struct KeyWord<'a> {
 pub enum Request<'a> {
     Keys(KeyRequest<'a>),
     Admin(AdminRequest<'a>),
-    /// It is answered with this line, or with nothing.
+    /// Answered with this line, or not at all if `quiet`.
     Refused {
         reply: &'static str,
         quiet: bool,
     },
-    /// As `Refused`, but the next `skip_bytes` of the stream are data to be skipped. `drop` is the
-    /// item that must not outlive the refused new one.
+    /// As `Refused`, but the next `skip_bytes` of the stream are data to discard. `drop` is the key
+    /// whose old item must not outlive the refused new one.
     Skipped {
         reply: &'static str,
         quiet: bool,
         skip_bytes: usize,
         drop: Option<KeyWord<'a>>,
     },
-    /// Nothing sensible comes from this client.
+    /// The client does not speak the protocol: close the connection.
     Close,
 }
 
-/// What the buffer begins with.
+/// The beginning of the buffer.
 #[derive(Debug)]
 pub enum Scan<'a> {
-    /// More must come; at least this many bytes in all, if that is known.
+    /// More input is needed: at least this many bytes in all, if known.
     Incomplete { want_bytes: usize },
     /// A request of this length.
     Request { bytes: usize, request: Request<'a> },
 }
 
-/// The bounds of requests.
+/// Limits on requests.
 #[derive(Debug, Clone, Copy)]
 pub struct ParseLimits {
-    /// The most that one item may take, as memcached counts it.
+    /// The largest item, as memcached measures it.
     pub item_bytes_max: usize,
 }
 
@@ -139,7 +137,7 @@ impl ParseLimits {
     }
 }
 
-/// Looks at the request that `buffer` begins with.
+/// Parses the request at the start of `buffer`.
 #[must_use]
 pub fn scan<'a>(buffer: &'a [u8], limits: &ParseLimits) -> Scan<'a> {
     let Some(end) = memchr::memchr(b'\n', buffer) else {
@@ -159,7 +157,7 @@ pub fn scan<'a>(buffer: &'a [u8], limits: &ParseLimits) -> Scan<'a> {
         };
     };
     let line_bytes = end + 1;
-    // memcached leaves a lone "\r" as a word.
+    // memcached treats a lone "\r" as a word.
     let mut line = &buffer[..end];
     if end > 1 && line[end - 1] == b'\r' {
         line = &line[..end - 1];
@@ -415,7 +413,7 @@ fn parse_admin<'a>(line: &'a [u8], words: &Words<'a>) -> Parsed<'a> {
         b"shutdown" => admin(AdminRequest::Shutdown { line }),
         b"watch" => admin(AdminRequest::Watch { line }),
         b"slabs" | b"lru" | b"lru_crawler" | b"extstore" => admin(AdminRequest::Tuning { line }),
-        // A browser, or a page that makes one connect here.
+        // A browser, or someone who makes one talk to us.
         [first, ..]
             if !b"gsacidt".contains(first) && words.get(count - 1).starts_with(b"HTTP/") =>
         {

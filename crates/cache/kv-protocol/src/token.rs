@@ -1,7 +1,8 @@
-//! Words and numbers of a command line, taken apart as memcached 1.6 does: only spaces part words,
-//! and numbers follow C's `strtoul` with memcached's own checks, down to what is cut off silently.
+//! Words and numbers of a command line, parsed as memcached 1.6 does: only spaces separate words,
+//! and numbers follow C's `strtoul` with memcached's own checks, including silent truncation.
 
-/// The most words that one look at a line yields; memcached looks at `get` lines again for more.
+/// The most words that one pass over a line yields; memcached makes further passes over `get`
+/// lines.
 pub const WORDS_MAX: usize = 23;
 
 /// The words of a line.
@@ -33,7 +34,7 @@ impl<'a> Words<'a> {
         self.len == 0
     }
 
-    /// A word, empty behind the last.
+    /// A word, empty if there are fewer.
     #[must_use]
     pub fn get(&self, number: usize) -> &'a [u8] {
         if number < self.len { self.words[number] } else { b"" }
@@ -45,19 +46,19 @@ impl<'a> Words<'a> {
         &self.words[number.min(self.len)..self.len]
     }
 
-    /// Whether the last word is `noreply`; the first never is one.
+    /// Whether the last word is `noreply`; the first word never counts.
     #[must_use]
     pub fn asks_no_reply(&self) -> bool {
         self.len > 1 && self.get(self.len - 1) == b"noreply"
     }
 }
 
-/// The words of a line, however many.
+/// All words of a line.
 pub fn split(line: &[u8]) -> impl Iterator<Item = &[u8]> {
     line.split(|&byte| byte == b' ').filter(|word| !word.is_empty())
 }
 
-/// What C sees of a text: strings end at a zero there.
+/// The text as C sees it: strings end at a zero byte.
 #[must_use]
 pub fn until_zero(text: &[u8]) -> &[u8] {
     memchr::memchr(0, text).map_or(text, |zero| &text[..zero])
@@ -68,7 +69,7 @@ const fn is_space(byte: u8) -> bool {
     matches!(byte, b' ' | b'\t' | b'\n' | 0x0b | 0x0c | b'\r')
 }
 
-/// Sign and magnitude at the start of `text`, and what follows. None without a digit or beyond 64
+/// Sign and magnitude at the start of `text`, and the rest. None without a digit, or beyond 64
 /// bits.
 fn number(text: &[u8]) -> Option<(bool, u64, &[u8])> {
     let start = text.iter().position(|&byte| !is_space(byte))?;
@@ -87,7 +88,7 @@ fn number(text: &[u8]) -> Option<(bool, u64, &[u8])> {
     Some((negative, magnitude, &digits[len..]))
 }
 
-/// A number ends at the end of the word or at a space of any kind.
+/// Whether a number may end here: at the end of the word or at whitespace of any kind.
 fn ends(rest: &[u8]) -> bool {
     rest.first().is_none_or(|&byte| is_space(byte))
 }
@@ -101,14 +102,14 @@ pub fn unsigned_64(text: &[u8]) -> Option<u64> {
     (ends(rest) && !looks_negative).then_some(value)
 }
 
-/// memcached's `safe_strtoul`: what does not fit into 32 bits is cut off.
+/// memcached's `safe_strtoul`: truncates to 32 bits.
 #[must_use]
 #[expect(clippy::cast_possible_truncation, reason = "as memcached does")]
 pub fn unsigned_32(text: &[u8]) -> Option<u32> {
     unsigned_64(text).map(|value| value as u32)
 }
 
-/// memcached's `safe_strtol`: what does not fit into 32 bits is cut off.
+/// memcached's `safe_strtol`: truncates to 32 bits.
 #[must_use]
 #[expect(clippy::cast_possible_truncation, reason = "as memcached does")]
 pub fn signed_32(text: &[u8]) -> Option<i32> {

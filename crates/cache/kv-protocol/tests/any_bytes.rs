@@ -1,4 +1,4 @@
-//! Spoiled streams, as many as a test has time for; fuzz/ goes on from here.
+//! Mutated streams, as many as a test has time for; fuzz/ continues from here.
 
 mod exercise;
 mod exercise_keyvault;
@@ -7,7 +7,7 @@ use farpool_keyvault::frame::{Header, Opcode, begin, finish};
 use proptest::prelude::*;
 use proptest::sample::select;
 
-/// Pieces of requests, so that chance comes far.
+/// Pieces of requests, so that random streams get far.
 const PIECES: [&str; 34] = [
     "set ",
     "add ",
@@ -53,7 +53,7 @@ fn stream() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(piece, 0..120).prop_map(|pieces| pieces.concat())
 }
 
-/// Frames whose bodies are nearly right: keys, numbers and lengths by chance.
+/// Frames whose bodies are nearly valid, with random keys, numbers and lengths.
 fn frames() -> impl Strategy<Value = Vec<u8>> {
     let body = prop_oneof![
         4 => prop::collection::vec(prop_oneof![3 => 0u8..4, 1 => any::<u8>()], 0..60),

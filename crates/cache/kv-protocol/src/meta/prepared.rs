@@ -1,4 +1,4 @@
-//! What a meta command asks: its flags and its key, checked before anything is done.
+//! Parsing of a meta command: its flags and its key, checked before it is executed.
 
 use std::borrow::Cow;
 
@@ -11,7 +11,7 @@ use crate::command::{MetaKind, MetaRequest, StoreMode};
 use crate::reply::BAD_FORMAT;
 use crate::token::{Words, signed_32, unsigned_32, unsigned_64};
 
-/// The most words of a meta command, command and key included.
+/// The most words of a meta command, including command and key.
 pub const WORDS_MAX: usize = 19;
 /// The longest opaque token, its letter included.
 pub(super) const OPAQUE_BYTES_MAX: usize = 32;
@@ -46,7 +46,7 @@ pub(super) struct Flags {
 }
 
 impl Flags {
-    /// Reads the flags from word `first` on, and the key.
+    /// Parses the key, and the flags from word `first`.
     fn parse<'a>(words: &Words<'a>, first: usize) -> Result<(Self, Cow<'a, [u8]>), &'static str> {
         let mut flags = Self { delta: 1, ..Self::default() };
         let mut key = Cow::from(words.get(1));
@@ -75,7 +75,7 @@ impl Flags {
         error.map_or(Ok((flags, key)), Err)
     }
 
-    /// Takes one flag; false if there is none of this letter.
+    /// Parses one flag. False if the letter is unknown.
     fn take(&mut self, letter: u8, token: &[u8]) -> Result<bool, &'static str> {
         let seconds = || signed_32(token).ok_or(BAD_TOKEN);
         match letter {
@@ -102,7 +102,7 @@ impl Flags {
             b'D' => {
                 self.delta = unsigned_64(token).ok_or("CLIENT_ERROR invalid numeric delta value")?
             }
-            // Answered when the reply is made, or meant for proxies.
+            // Handled when the reply is made, or meant for proxies.
             b'O' | b'P' | b'L' | b'k' | b's' | b't' | b'c' | b'f' | b'l' | b'h' => {}
             _ => return Ok(false),
         }
@@ -124,7 +124,7 @@ impl Flags {
     }
 }
 
-/// A meta command whose flags and key are known to be good.
+/// A meta command whose flags and key are valid.
 #[derive(Debug)]
 pub struct Prepared<'a> {
     pub(super) kind: MetaKind,
@@ -136,19 +136,19 @@ pub struct Prepared<'a> {
 }
 
 impl Prepared<'_> {
-    /// The flags that come back with the answer.
+    /// The words that may be returned with the answer.
     pub(super) fn return_words(&self) -> &[&[u8]] {
         self.words.from(if self.kind == MetaKind::Set { 3 } else { 2 })
     }
 }
 
-/// A key from base64.
+/// Decodes a key from base64.
 #[must_use]
 pub fn decode_key(word: &[u8]) -> Option<Vec<u8>> {
     BASE64.decode(word).ok().filter(|key| !key.is_empty())
 }
 
-/// Checks `ms` before its data has come: the client flags, and whether the key is in base64.
+/// Checks `ms` before its data arrives. Returns the client flags, and whether the key is in base64.
 pub fn check_set(words: &Words<'_>) -> Result<(u32, bool), &'static str> {
     let (flags, _) = Flags::parse(words, 3)?;
     flags.store_mode()?;
@@ -162,7 +162,7 @@ pub(super) fn opaque_is_too_long(words: &Words<'_>) -> bool {
     words.from(2).iter().any(|word| word[0] == b'O' && word.len() > OPAQUE_BYTES_MAX)
 }
 
-/// Reads flags and key, or says what is wrong with them.
+/// Parses flags and key, or returns the error to answer with.
 pub fn prepare<'a>(request: &MetaRequest<'a>) -> Result<Prepared<'a>, &'static str> {
     let words = Words::of(request.line);
     let MetaRequest { kind, data, .. } = *request;
@@ -197,7 +197,7 @@ pub fn prepare<'a>(request: &MetaRequest<'a>) -> Result<Prepared<'a>, &'static s
     {
         return Err("CLIENT_ERROR invalid mode for ma M token");
     }
-    // The others notice when they come to it, with what they have done by then.
+    // The other commands notice it when they reach that flag, and keep what they have done by then.
     if kind == MetaKind::Delete && opaque_is_too_long(&words) {
         return Err(OPAQUE_TOO_LONG);
     }

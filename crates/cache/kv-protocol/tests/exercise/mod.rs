@@ -1,4 +1,4 @@
-//! What must hold for any bytes whatever: used by the mutation test and by fuzz/.
+//! Properties that must hold for any bytes: used by the mutation test and by fuzz/.
 
 use std::sync::Arc;
 
@@ -19,12 +19,12 @@ use farpool_policy::CacheKind;
 const ITEM_BYTES_MAX: usize = 64 << 10;
 const LIMITS: ParseLimits = ParseLimits { item_bytes_max: ITEM_BYTES_MAX };
 const MEMORY_LIMIT_MIN_MIB: u32 = 8;
-/// A reply is made in parts of about this size.
+/// Replies are made in parts of about this size.
 const OUT_BYTES_MAX: usize = 4 << 10;
-/// How many steps a long `get` may take: each must answer something.
+/// The most steps of a long `get`: each must answer something.
 const PARTS_MAX: usize = 10_000;
 
-/// Reads a stream that comes in the pieces given; every whole request goes to `take`.
+/// Reads a stream that arrives in the given pieces; passes every complete request to `take`.
 fn read_all(pieces: &[&[u8]], mut take: impl FnMut(&Request<'_>)) {
     let mut buffer: Vec<u8> = Vec::new();
     let mut skip = 0;
@@ -59,11 +59,11 @@ fn read_all(pieces: &[&[u8]], mut take: impl FnMut(&Request<'_>)) {
     }
 }
 
-/// Any bytes give the same requests in one piece and in pieces of the lengths that `cuts` give in
+/// Any bytes give the same requests in one piece and in pieces of the lengths that `cuts` gives in
 /// turn.
 ///
-/// A line that is too long is judged by what came of it at a time, as in memcached; such streams
-/// are left out.
+/// How a line that is too long is judged depends on how much of it has arrived, as in memcached;
+/// such streams are left out.
 pub fn scan_any(bytes: &[u8], cuts: &[u8]) {
     if bytes.split(|&byte| byte == b'\n').any(|line| line.len() >= LINE_BYTES_MAX) {
         return;
@@ -84,12 +84,12 @@ pub fn scan_any(bytes: &[u8], cuts: &[u8]) {
     assert_eq!(parts, whole);
 }
 
-/// The policy that a byte of input names; each has its numbers.
+/// The policy that a byte of input selects.
 pub fn policy_of(byte: u8) -> CacheKind {
     CacheKind::ALL[usize::from(byte) % CacheKind::ALL.len()]
 }
 
-/// A small shard that is full, with or without leases.
+/// A full, small shard; `leases` says whether its values can be leased.
 pub fn full_shard(leases: bool, policy: CacheKind) -> Shard {
     let settings = StoreSettings {
         limit_bytes: SHARD_BYTES_MIN,
@@ -106,7 +106,7 @@ pub fn full_shard(leases: bool, policy: CacheKind) -> Shard {
         observer: Some(Box::new(Observer::sampling())),
     };
     shard.store.set_now(shard.clock.now_s());
-    // Somebody looks at everything. The delimiter stands in the keys that streams are made of.
+    // Everything is observed. The delimiter occurs in the keys that streams consist of.
     shard.observer.iter_mut().for_each(|observer| observer.count_prefixes(b'm'));
     let kinds = Kinds::FETCHERS.with(Kinds::MUTATIONS).with(Kinds::EVICTIONS);
     shard.store.set_journal(Some(Box::new(Journal::new(kinds, Arc::default()))));
@@ -120,7 +120,7 @@ pub fn full_shard(leases: bool, policy: CacheKind) -> Shard {
 }
 
 /// Any stream is executed without a panic, replies are lines, and memory stays bounded. The clock
-/// goes on by `step_s` with each request.
+/// advances by `step_s` with each request.
 pub fn execute_any(bytes: &[u8], step_s: u8, policy: CacheKind) {
     let mut shard = full_shard(false, policy);
     let mut out = Vec::new();
@@ -178,7 +178,7 @@ fn execute(shard: &mut Shard, request: &Request<'_>, out: &mut Vec<u8>) {
         Request::Admin(AdminRequest::FlushAll { exptime, .. }) => {
             shard.store.flush_all(if exptime > 0 { shard.clock.expiry_s(exptime) - 1 } else { 0 });
         }
-        // One that cannot be is refused; the server itself refuses less than this.
+        // An impossible limit is refused; the server itself refuses less than this.
         Request::Admin(AdminRequest::MemoryLimit { mebibytes, .. })
             if mebibytes >= MEMORY_LIMIT_MIN_MIB =>
         {

@@ -1,4 +1,5 @@
-//! What must hold for any bytes whatever as KeyVault's: used by the mutation test and by fuzz/.
+//! Properties that must hold for any bytes sent as KeyVault: used by the mutation test and by
+//! fuzz/.
 
 use std::collections::HashMap;
 use std::num::NonZeroU32;
@@ -18,7 +19,7 @@ use farpool_policy::CacheKind;
 
 use super::exercise::full_shard;
 
-/// One connection that may lease, and what its leases must show.
+/// One connection that may lease, and the values that its leases must show.
 struct Leasing {
     table: LeaseTable,
     memory: ItemMemory,
@@ -59,7 +60,7 @@ impl Leasing {
 }
 
 /// Any stream of frames is answered without a panic, each request with one whole frame that a
-/// client can read, memory stays bounded, and what is leased stays as it is.
+/// client can read; memory stays bounded, and leased values stay as they are.
 pub fn answer_any(bytes: &[u8], policy: CacheKind) {
     let mut shard = full_shard(true, policy);
     let (file, memory_bytes) = shard.store.readable_by_others().expect("it gives leases");
@@ -73,7 +74,7 @@ pub fn answer_any(bytes: &[u8], policy: CacheKind) {
             continue;
         };
         let Ok(request) = Request::read(header.opcode, body) else { continue };
-        // A decoded frame is encoded to the same bytes.
+        // A request that is written and parsed again is the same.
         let mut written = Vec::new();
         request.write(&mut written);
         assert_eq!(Request::read(header.opcode, &written), Ok(request));
@@ -87,7 +88,7 @@ pub fn answer_any(bytes: &[u8], policy: CacheKind) {
     }
     leasing.table.release_all(&mut shard);
     assert_eq!(shard.store.leases_held(), LeasesHeld::default());
-    // What a client reads of a server that lies.
+    // What a client reads from a server that lies.
     let _ = (Hello::read(bytes), Item::read(bytes), read_found(bytes), read_numbers(bytes));
     let _ = (MaybeLeased::read(bytes), LeasesGranted::read(bytes));
 }
