@@ -1,10 +1,10 @@
-//! Every policy's miss ratio through the store itself, with all its costs: the table in
+//! Every policy's miss ratio in the real store, with all its costs: the table in
 //! docs/researchers/measurements.md.
 //!
-//! `cargo bench -p farpool-kv-store --bench policy_misses`; seeded, so always the same
-//! numbers. Each workload reads keys and stores those that are missing, in one shard of 16 MiB, and
-//! is measured in its second half. What a policy takes for each item is told of items with 12-byte
-//! keys and 64-byte values that fill 64 MiB.
+//! `cargo run --release -p farpool-kv-store --example policy_misses`; seeded, so the numbers are
+//! always the same. Each workload reads keys and stores those that are missing, in one shard of 16
+//! MiB, and is measured in its second half. The policy's memory per item is measured with items of
+//! 12-byte keys and 64-byte values that fill 64 MiB.
 
 use farpool_keyvault::owner::hash_key;
 use farpool_kv_store::item::ItemParts;
@@ -14,7 +14,7 @@ use farpool_units::exactly;
 
 const LIMIT_BYTES: usize = 16 << 20;
 const REQUESTS: usize = 2_000_000;
-/// Keys that are read again and again.
+/// Keys that are read repeatedly.
 const KEYS: u32 = 1 << 17;
 
 /// A key and the size of its value.
@@ -48,8 +48,8 @@ fn zipf() -> Vec<Request> {
     (0..REQUESTS).map(|_| (zipf.draw(&mut rng), 300)).collect()
 }
 
-/// Zipf, and a third of the keys never comes again; values of 32 to 1,055 bytes, the same for a key
-/// each time.
+/// Zipf, with a third of the requests for keys that are never requested again; values of 32 to
+/// 1,055 bytes, the same for a key each time.
 fn one_time_visitors() -> Vec<Request> {
     let (zipf, mut rng) = (Zipf::new(KEYS), Rng::new(2));
     let request = |at: usize| {
@@ -60,7 +60,7 @@ fn one_time_visitors() -> Vec<Request> {
     (0..REQUESTS).map(request).collect()
 }
 
-/// Ten phases, in each of which other keys are popular; values of 300 bytes.
+/// Ten phases, each with different popular keys; values of 300 bytes.
 fn phases() -> Vec<Request> {
     let (zipf, mut rng) = (Zipf::new(KEYS), Rng::new(3));
     let request = |at: usize| {
@@ -83,7 +83,7 @@ fn store_of(kind: CacheKind, limit_bytes: usize) -> Result<Store, StoreError> {
     Ok(store)
 }
 
-/// Bytes that the policy takes for each item, when many are there.
+/// The policy's bytes per item in a store with many items.
 fn bytes_each(kind: CacheKind) -> Result<f64, StoreError> {
     let mut store = store_of(kind, 64 << 20)?;
     for number in 0..REQUESTS {

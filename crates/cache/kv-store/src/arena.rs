@@ -1,14 +1,13 @@
-//! The memory of a shard: segments that are filled from front to back and given back whole.
+//! The memory of a shard: segments that are filled from front to back and freed whole.
 //!
-//! Usual segments lie one after the other in one mapping, so that an item's place is its offset in
-//! it. An item that is large beside a segment has a mapping of its own, a *lone* segment, whose
-//! memory goes back to the kernel with it. Nothing is ever moved to make room between items, so
-//! sizes that shift cannot fragment the memory.
+//! Usual segments are adjacent in one mapping, so an item's place is its offset in it. An item that
+//! is large compared with a segment has a mapping of its own, a *lone* segment; its memory returns
+//! to the kernel when it is freed. Nothing is ever moved to make room between items, so shifting
+//! sizes cannot fragment the memory.
 //!
-//! Where clients may lease values, all of this lies in one file in memory that they map: usual
-//! segments first, lone ones in an area behind. That file is mostly holes; a client that reads a
-//! hole makes the kernel put a page there, so [`Arena::cut_strays`] takes out pages that are not
-//! ours.
+//! If clients may lease values, all of this is in one memory file that they map: usual segments
+//! first, then an area for lone ones. That file is mostly holes; reading a hole makes the kernel
+//! put a page there, so [`Arena::cut_strays`] releases pages that are not ours.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -22,7 +21,7 @@ use super::item::{ALIGN_BYTES, Header, ItemParts, ItemView};
 use super::mapping::{Mapping, prefetch};
 
 /// Cache lines that are loaded ahead of an item: a small one may begin near the end of its first
-/// line and reach into its third. Waiting for that line takes as long as waiting for all of it.
+/// line and reach into its third. Waiting for one line takes as long as waiting for all of them.
 const PREFETCH_LINES: usize = 3;
 const LINE_BYTES: usize = 64;
 /// The most segments, usual and lone together: what the 25 upper bits of a place can number.
@@ -31,24 +30,24 @@ pub const SEGMENTS_MAX: usize = 1 << 25;
 const OFFSET_BITS: u32 = 15;
 /// The largest usual segment.
 pub const SEGMENT_BYTES_MAX: usize = ALIGN_BYTES << OFFSET_BITS;
-/// The smallest usual segment: TTL classes keep a few open, so a small shard has small ones.
+/// The smallest usual segment: each TTL class keeps a few open, so a small shard has small ones.
 pub const SEGMENT_BYTES_MIN: usize = 32 << 10;
 /// A shard has at least this many usual segments while that keeps them above the smallest size.
 const SEGMENTS_WANTED: usize = 256;
-/// An item larger than this share of a segment gets its own mapping: less would be lost at the ends
-/// of segments.
+/// An item larger than this share of a segment gets its own mapping, to lose less at the ends of
+/// segments.
 const LONE_SHARE: usize = 4;
-/// What the kernel counts the memory of a file in.
+/// The unit in which the kernel counts the memory of a file.
 const BLOCK_BYTES: usize = 512;
-/// The area for lone segments in shared memory, in times of that for usual ones: address space for
-/// holes between them. When no hole is long enough, an item gets memory that is not shared, and
+/// The area for lone segments in shared memory, as a multiple of that for usual ones: address space
+/// for holes between them. If no hole is long enough, an item gets memory that is not shared, and
 /// cannot be leased.
 const LONE_AREA_TIMES: usize = 2;
-/// Shared memory beyond the limit that is let be: the last huge page of the usual segments, and
-/// what the index leaves.
+/// Shared memory above the limit that is tolerated: the last huge page of the usual segments, and
+/// what the index does not use.
 const STRAY_BYTES_MAX: usize = 4 << 20;
 
-/// Which of the two queues of S3-FIFO a segment stands in.
+/// The queue of S3-FIFO that a segment is in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Queue {
     Small,
@@ -72,7 +71,7 @@ impl SegmentId {
         self.0 as usize
     }
 
-    /// The segment with this number, which is below [`SEGMENTS_MAX`].
+    /// The segment with this number, which must be below [`SEGMENTS_MAX`].
     fn numbered(number: usize) -> Self {
         Self(exactly(number))
     }
@@ -87,23 +86,24 @@ pub struct Segment {
     pub live_bytes: usize,
     /// Items that the index still points to.
     pub live_items: u32,
-    /// The CAS number from which the items count.
+    /// The CAS number to which those of the items are relative.
     pub first_cas: u64,
-    /// When the first item came, in seconds of the server's clock.
+    /// When the first item was stored, in seconds of the server's clock.
     pub birth_s: u32,
-    /// No item expires later; `u32::MAX` when one never does.
+    /// When the last of its items expires; `u32::MAX` if one never does.
     pub last_expiry_s: u32,
     pub queue: Queue,
-    /// Which items go here: see [`super::ttl_class`].
+    /// The class of its items: see [`super::ttl_class`].
     pub ttl_class: u8,
     /// Its neighbours in its queue: see [`super::queue`].
     pub older: Option<SegmentId>,
     pub newer: Option<SegmentId>,
-    /// Filled; it stands in its queue.
+    /// Filled, and in its queue.
     pub is_sealed: bool,
-    /// Clients that read values in it: its bytes stay as they are. See [`super::lease`].
+    /// Number of leases on values in it; while there are any, its bytes do not change. See
+    /// [`super::lease`].
     pub leases: u32,
-    /// Everything in it is gone but for those clients: it is freed when they are done.
+    /// Nothing else is left in it: it is freed when its leases end.
     pub is_held: bool,
     /// Memory of its own, for one large item.
     lone: Option<Lone>,
@@ -130,10 +130,10 @@ impl Lone {
     }
 }
 
-/// What an arena needs whose memory other processes may read.
+/// The extra state of an arena that other processes may read.
 #[derive(Debug)]
 struct SharedMemory {
-    /// What they map it with.
+    /// The descriptor with which they map it.
     reader: OwnedFd,
     /// Free parts of the area for lone segments.
     lone: Extents,
@@ -147,27 +147,27 @@ pub struct Arena {
     segment_bytes: usize,
     segments: Vec<Segment>,
     usual: usize,
-    /// Free usual segments whose memory is still ours.
+    /// Free usual segments that still have memory.
     free_usual: Vec<u32>,
-    /// Those whose memory went back to the kernel. The first is used again first: the kernel gives
-    /// huge pages, and neighbours share one.
+    /// Free usual segments whose memory has been returned to the kernel. The lowest is reused
+    /// first: the kernel gives huge pages, and neighbours share one.
     released_usual: BinaryHeap<Reverse<u32>>,
     free_lone: Vec<u32>,
-    /// Usual segments never used so far begin here.
+    /// The first usual segment never used so far.
     untouched: usize,
     in_use_bytes: usize,
 }
 
 impl Arena {
     /// An arena for about `limit_bytes` that can grow to `reserve_bytes`; the caller decides how
-    /// far it does. Other processes may read it if it `is_shared`. None when the kernel refuses
-    /// even the address space of the limit.
+    /// far it does. Other processes may read it if it `is_shared`. None if the kernel refuses even
+    /// the address space of the limit.
     #[must_use]
     pub fn new(limit_bytes: usize, reserve_bytes: usize, is_shared: bool) -> Option<Self> {
         let segment_bytes = (limit_bytes / SEGMENTS_WANTED)
             .next_power_of_two()
             .clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_MAX);
-        // Half of the numbers stay for lone segments.
+        // Half of the numbers are kept for lone segments.
         let number = |bytes: usize| bytes.div_ceil(segment_bytes).clamp(1, SEGMENTS_MAX / 2);
         let (usual, (mut memory, shared)) = [number(reserve_bytes), number(limit_bytes)]
             .into_iter()
@@ -193,13 +193,13 @@ impl Arena {
         self.segment_bytes
     }
 
-    /// Bytes of all segments that are in use, lone ones included.
+    /// Bytes of all segments in use, including lone ones.
     #[must_use]
     pub const fn in_use_bytes(&self) -> usize {
         self.in_use_bytes
     }
 
-    /// What a new segment for an item of `footprint_bytes` takes.
+    /// The size of a new segment for an item of `footprint_bytes`.
     #[must_use]
     pub const fn segment_bytes_for(&self, footprint_bytes: usize) -> usize {
         if self.is_lone(footprint_bytes) {
@@ -215,8 +215,7 @@ impl Arena {
         footprint_bytes > self.segment_bytes / LONE_SHARE
     }
 
-    /// Opens a segment for items like one of `footprint_bytes`. None when numbers or memory run
-    /// out.
+    /// Opens a segment for items like one of `footprint_bytes`. None if numbers or memory run out.
     pub fn open(&mut self, footprint_bytes: usize, segment: Segment) -> Option<SegmentId> {
         let is_lone = self.is_lone(footprint_bytes);
         let number = if is_lone { self.lone_number()? } else { self.usual_number()? };
@@ -274,7 +273,7 @@ impl Arena {
         }
     }
 
-    /// Gives a segment back. A lone one returns its memory to the kernel.
+    /// Frees a segment. A lone one returns its memory to the kernel.
     pub fn free(&mut self, id: SegmentId) {
         let segment = &mut self.segments[id.index()];
         assert!(segment.in_use, "a segment is freed once");
@@ -294,15 +293,14 @@ impl Arena {
         }
     }
 
-    /// Bytes of free usual segments that have memory behind them.
+    /// Bytes of free usual segments that still have memory.
     #[must_use]
     pub const fn idle_bytes(&self) -> usize {
         self.free_usual.len() * self.segment_bytes
     }
 
-    /// Returns the memory behind free usual segments to the kernel until no more than this is left.
-    /// Segments that are used again must not bring their neighbours' memory back, so there are no
-    /// huge pages for them.
+    /// Returns memory of free usual segments to the kernel until at most `idle_bytes_max` is left.
+    /// Reusing a segment must not bring its neighbours' memory back, so huge pages are turned off.
     pub fn release_idle(&mut self, idle_bytes_max: usize) {
         if self.idle_bytes() > idle_bytes_max && self.released_usual.is_empty() {
             self.memory.forgo_huge_pages();
@@ -317,8 +315,8 @@ impl Arena {
         }
     }
 
-    /// Gives memory back that readers have the kernel put into holes, once it is more than the
-    /// limit leaves.
+    /// Releases pages that readers made the kernel put into holes, once they exceed what the limit
+    /// leaves.
     pub fn cut_strays(&mut self, limit_bytes: usize) {
         let Some(shared) = &self.shared else { return };
         let Ok(status) = rustix::fs::fstat(&shared.reader) else { return };
@@ -337,14 +335,14 @@ impl Arena {
         self.release_idle(0);
     }
 
-    /// What other processes map to read this arena, and how much of it there is.
+    /// The descriptor with which other processes map this arena, and its size.
     #[must_use]
     pub fn readable_by_others(&self) -> Option<(BorrowedFd<'_>, usize)> {
         self.shared.as_ref().map(|shared| (shared.reader.as_fd(), self.memory.len()))
     }
 
-    /// Where these bytes of the item at `place` lie in the memory that others map; None if it is
-    /// not in there.
+    /// The offset of these bytes of the item at `place` in the memory that others map. None if they
+    /// are not in it.
     #[must_use]
     pub fn shared_at(&self, place: Place, offset: usize) -> Option<usize> {
         self.shared.as_ref()?;
@@ -358,7 +356,7 @@ impl Arena {
         }
     }
 
-    /// The memory that a segment takes.
+    /// The memory that a segment occupies.
     #[must_use]
     pub fn taken_bytes(&self, id: SegmentId) -> usize {
         self.segment(id).lone.as_ref().map_or(self.segment_bytes, Lone::len)
@@ -373,14 +371,14 @@ impl Arena {
         &mut self.segments[id.index()]
     }
 
-    /// The segment with this number, counted modulo all ever opened, if it is in use: for sampling.
+    /// The segment with this number, modulo all ever opened, if it is in use. For sampling.
     #[must_use]
     pub fn sample(&self, number: usize) -> Option<SegmentId> {
         let number = number.checked_rem(self.segments.len())?;
         self.segments[number].in_use.then(|| SegmentId::numbered(number))
     }
 
-    /// The first segment in use from this number on, and its number.
+    /// The first segment in use with at least this number, and its number.
     #[must_use]
     pub fn first_in_use(&self, from: usize) -> Option<(usize, SegmentId)> {
         let rest = self.segments.get(from..)?;
@@ -394,13 +392,13 @@ impl Arena {
         numbered.map(|(number, segment)| (SegmentId::numbered(number), segment))
     }
 
-    /// Bytes that still fit into an open segment.
+    /// Bytes left in an open segment.
     #[must_use]
     pub fn room_bytes(&self, id: SegmentId) -> usize {
         self.taken_bytes(id) - self.segment(id).used_bytes
     }
 
-    /// Writes an item behind what the segment holds. The caller has checked that it fits.
+    /// Writes an item at the end of a segment. The caller has checked that it fits.
     pub fn append(&mut self, id: SegmentId, header: Header, parts: &ItemParts<'_>) -> Place {
         let footprint = header.footprint_bytes();
         let offset = self.segment(id).used_bytes;
@@ -408,12 +406,12 @@ impl Arena {
         self.account(id, offset, footprint)
     }
 
-    /// Copies an item as it is from `from` to the end of segment `id`; `cas` and the time of the
-    /// last access are rewritten, because they count from the segment.
+    /// Copies an item from `from` to the end of segment `id`. `cas` and the time of the last access
+    /// are rewritten, because they are relative to the segment.
     pub fn append_copy(&mut self, id: SegmentId, header: Header, from: Place) -> Place {
         let bytes = header.item_bytes();
         let offset = self.segment(id).used_bytes;
-        // Usual segments lie side by side: what is too long would be written into the next.
+        // Usual segments are adjacent: an item that is too long would overwrite the next one.
         assert!(header.footprint_bytes() <= self.room_bytes(id), "a copy fits into its segment");
         if SegmentId::of(from).index() < self.usual && id.index() < self.usual {
             let start = self.usual_at(from);
@@ -473,7 +471,7 @@ impl Arena {
         ItemView::new(self.item_bytes(place))
     }
 
-    /// The item's bytes, to be changed in place.
+    /// The item's bytes, for changes in place.
     #[inline]
     pub fn item_mut(&mut self, place: Place) -> &mut [u8] {
         let id = SegmentId::of(place);
@@ -495,14 +493,14 @@ impl Arena {
         }
     }
 
-    /// The place of the first item of a segment, if it has any.
+    /// The place of a segment's first item, if it has any.
     #[must_use]
     pub fn first(&self, id: SegmentId) -> Option<Place> {
         let place = Place::new(u64::from(id.0) << OFFSET_BITS)?;
         (self.segment(id).used_bytes > 0).then_some(place)
     }
 
-    /// The place of the item behind `place` in the same segment.
+    /// The place of the next item in the same segment.
     #[must_use]
     pub fn next(&self, place: Place) -> Option<Place> {
         let id = SegmentId::of(place);
@@ -515,7 +513,7 @@ impl Arena {
     }
 }
 
-/// Memory for usual segments; in shared memory, for lone ones behind them, too.
+/// Reserves memory for usual segments and, if shared, for lone ones after them.
 fn take_memory(usual_bytes: usize, is_shared: bool) -> Option<(Mapping, Option<SharedMemory>)> {
     if !is_shared {
         return Some((Mapping::zeroed(usual_bytes)?, None));
@@ -556,13 +554,13 @@ impl Segment {
         self.lone.is_some()
     }
 
-    /// Bytes of items that nothing points to any more.
+    /// Bytes of items that the index no longer points to.
     #[must_use]
     pub const fn dead_bytes(&self) -> usize {
         self.used_bytes - self.live_bytes
     }
 
-    /// An item that counted as live does not any more.
+    /// Notes that one live item has died.
     pub(super) fn died(&mut self, footprint: usize) {
         assert!(
             self.live_items > 0 && self.live_bytes >= footprint,
@@ -572,7 +570,7 @@ impl Segment {
         self.live_items -= 1;
     }
 
-    /// Whether every item of it has expired.
+    /// Whether all its items have expired.
     #[must_use]
     pub const fn is_expired(&self, now_s: u32) -> bool {
         self.last_expiry_s <= now_s && self.used_bytes > 0

@@ -1,17 +1,17 @@
-//! The server's clock: whole seconds since a little before the start, and how clients' expiry times
-//! become such seconds.
+//! The server's clock: whole seconds since a little before the start, and the conversion of
+//! clients' expiry times into them.
 //!
-//! As in memcached, an expiry up to 30 days counts from now, a larger one is a Unix time, 0 means
-//! never and a negative one has passed already.
+//! As in memcached, an expiry of up to 30 days is relative to now, a larger one is a Unix time, 0
+//! means never and a negative one has already passed.
 
 use farpool_units::at_most;
 
-/// Expiry times up to this many seconds count from now.
+/// Expiry times up to this many seconds are relative to now.
 const RELATIVE_MAX_S: i64 = 60 * 60 * 24 * 30;
-/// The clock's reading at the start: an expiry of 1 has then passed.
+/// The clock's reading at the start: an expiry of 1 has passed by then.
 pub const START_S: u32 = 62;
 
-/// Seconds of the server's clock and of the world's.
+/// Converts between the server's clock and Unix time.
 #[derive(Debug, Clone, Copy)]
 pub struct Clock {
     /// Unix time at which the clock would have read 0.
@@ -27,10 +27,10 @@ impl Clock {
         Self { zero_unix_s: unix_s - i64::from(START_S), start_s: START_S, now_s: START_S }
     }
 
-    /// A clock that goes on where an earlier one stopped, so that its expiry times stay right: its
-    /// zero, and the last second it was seen to read. It does not go back, even when the world's
-    /// clock did: then its zero is another one, so that Unix times are again what the world takes
-    /// them for.
+    /// A clock that continues where an earlier one stopped, so that its expiry times stay right:
+    /// `zero_unix_s` is that clock's zero, `last_s` its last known reading. It never goes back,
+    /// even if Unix time did: then it gets a new zero, so that Unix times are again what clients
+    /// expect.
     #[must_use]
     pub fn resume(zero_unix_s: i64, last_s: u32, unix_s: i64) -> Self {
         let passed_s: u32 = at_most(unix_s.saturating_sub(zero_unix_s));
@@ -38,12 +38,12 @@ impl Clock {
         Self { zero_unix_s: unix_s - i64::from(now_s), start_s: now_s, now_s }
     }
 
-    /// Tells it how long ago the start was, by a clock that does not jump.
+    /// Sets the time since the start, measured by a clock that does not jump.
     pub fn set_uptime(&mut self, uptime_s: u32) {
         self.now_s = self.start_s.saturating_add(uptime_s);
     }
 
-    /// Unix time at which it would have read 0.
+    /// Unix time at which the clock would have read 0.
     #[must_use]
     pub const fn zero_unix_s(&self) -> i64 {
         self.zero_unix_s
@@ -60,19 +60,19 @@ impl Clock {
         self.now_s - self.start_s
     }
 
-    /// Now as Unix time, as the clock sees it.
+    /// The present Unix time according to this clock.
     #[must_use]
     pub fn unix_s(&self) -> i64 {
         self.unix_s_of(self.now_s)
     }
 
-    /// A second of the clock as Unix time.
+    /// Converts a second of this clock to Unix time.
     #[must_use]
     pub fn unix_s_of(&self, clock_s: u32) -> i64 {
         self.zero_unix_s + i64::from(clock_s)
     }
 
-    /// A client's expiry time in seconds of this clock; 0 = never.
+    /// Converts a client's expiry time to seconds of this clock; 0 = never.
     #[inline]
     #[must_use]
     pub fn expiry_s(&self, exptime: i32) -> u32 {
@@ -80,7 +80,7 @@ impl Clock {
         if exptime == 0 {
             return 0;
         }
-        // In the past, or at or before the start: 1, because 0 would be never.
+        // In the past, or at or before the start: 1, because 0 would mean never.
         let expiry = match exptime {
             ..=-1 => 1,
             1..=RELATIVE_MAX_S => i64::from(self.now_s) + exptime,

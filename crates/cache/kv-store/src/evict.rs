@@ -1,10 +1,10 @@
 //! Making room: expired segments first, then flushed items, then segments that are mostly holes,
 //! then S3-FIFO, or another policy ([`super::ranked`]).
 //!
-//! S3-FIFO (Yang et al., SOSP 2023) on segments: the oldest segment of a queue is emptied, its
-//! items that were read go on (from the small queue to the main queue, in the main queue for one
-//! more round), the others go. One segment stays in reserve so that what goes on always has where
-//! to.
+//! S3-FIFO (Yang et al., SOSP 2023) on segments: the oldest segment of a queue is emptied. Its
+//! items that were read move on (from the small queue to the main queue, in the main queue for one
+//! more round), the others are evicted. One segment is kept in reserve, so that there is always
+//! room for items that move on.
 
 use farpool_policy::cache::S3_FIFO_PROMOTION_REFERENCES;
 use farpool_units::exactly;
@@ -15,15 +15,15 @@ use super::item::{AccessTime, Header, mark};
 use super::{Opening, SHARD_BYTES_MIN, Store, StoreError};
 use crate::observe::journal::Leaving;
 
-/// Segments kept back for items that go on: one for the class of the segment that is emptied.
+/// Segments reserved for items that move on: one, for the class of the segment being emptied.
 const RESERVE_SEGMENTS: usize = 1;
-/// A segment with more holes than this share is emptied before its turn.
+/// A segment with a larger share of holes is emptied before its turn.
 const HOLES_PERCENT: usize = 50;
-/// How many segments are looked at to find one with holes.
+/// How many segments are sampled to find one with holes.
 const SAMPLES: usize = 16;
-/// Holes are looked for when they take more than this share of all segments.
+/// Holes are searched for when they take more than this share of all segments.
 const HOLES_WORTH_PERCENT: usize = 10;
-/// How many items ahead of the one that is judged the index is loaded.
+/// How many items ahead of the one being judged index entries are loaded.
 const LOOK_AHEAD: usize = 16;
 
 /// Why a segment is emptied.
@@ -31,9 +31,9 @@ const LOOK_AHEAD: usize = 16;
 pub(super) enum Why {
     /// It is the oldest of its queue: its items are judged.
     Turn,
-    /// It is mostly holes: its items go on as they are.
+    /// It is mostly holes: its items move on as they are.
     Holes,
-    /// All of it has expired.
+    /// All its items have expired.
     Expired,
 }
 
@@ -46,8 +46,8 @@ impl Store {
         made
     }
 
-    /// Large items come, tables grow and limits come down: segments that are free must not keep
-    /// memory for which there is no room, beside `bytes` that are to come.
+    /// Returns memory of free segments for which there is no room beside `bytes` that are about to
+    /// be added: large items arrive, tables grow, and limits are lowered.
     pub(super) fn release_idle(&mut self, bytes: usize) {
         let idle_bytes_max = self.settings.limit_bytes.saturating_sub(self.used_bytes() + bytes);
         self.arena.release_idle(idle_bytes_max);
@@ -58,7 +58,7 @@ impl Store {
         let mut rounds = 0u8;
         while self.used_bytes() + bytes + reserve > self.settings.limit_bytes {
             let before = self.used_bytes();
-            // Checking all segments pays once a second: expiry is in seconds.
+            // Scanning all segments is worth it only once a second, the resolution of expiry.
             if self.looked_for_expired_s < self.now_s && self.free_expired() {
                 continue;
             }
@@ -75,13 +75,13 @@ impl Store {
             self.prepare_ghost();
             let Some((id, why)) = self.victim() else { return Err(StoreError::OutOfMemory) };
             self.empty(id, why, rounds);
-            // Where everything was read lately, going on gets harder until something goes.
+            // If everything was read lately, moving on gets harder until something is evicted.
             rounds = if self.used_bytes() < before { 0 } else { rounds.saturating_add(1) };
         }
         Ok(())
     }
 
-    /// Frees every segment whose items have all expired. Returns whether there was one.
+    /// Frees every segment whose items have all expired. True if there was one.
     pub fn free_expired(&mut self) -> bool {
         let now_s = self.now_s;
         self.looked_for_expired_s = now_s;
@@ -97,8 +97,8 @@ impl Store {
         !expired.is_empty()
     }
 
-    /// Takes the flushed items out of the next segment that has any; false when there is none any
-    /// more. Left to the policy they would stay for long: some were read often.
+    /// Frees the flushed items in the next segment that has any. False if there are none left. The
+    /// policy alone would keep them for long: some were read often.
     fn free_flushed(&mut self) -> bool {
         while let Some(from) = self.flushed_from {
             let next = self.arena.first_in_use(from);
@@ -107,7 +107,7 @@ impl Store {
             if !self.arena.segment(id).is_sealed {
                 self.close(id);
             }
-            // Closing it may have freed it already.
+            // Closing may have freed it already.
             if self.arena.segment(id).is_sealed {
                 self.empty(id, Why::Holes, 0);
             }
@@ -127,22 +127,22 @@ impl Store {
         false
     }
 
-    /// Gives back what lies above a lowered limit, and its memory to the kernel. A shard keeps its
-    /// least.
+    /// Lowers or raises the limit, and returns memory above it to the kernel. A shard keeps its
+    /// minimum.
     pub fn set_limit(&mut self, limit_bytes: usize) -> Result<(), StoreError> {
         let limit_bytes = limit_bytes.max(SHARD_BYTES_MIN);
         self.settings.limit_bytes = limit_bytes;
         self.make_room(0)
     }
 
-    /// As many places as there are items when the first must go.
+    /// Grows the ghost to a place for each item, once it has places for fewer than half of them.
     fn prepare_ghost(&mut self) {
         if self.ghost.capacity() < self.items / 2 {
             self.ghost.resize(self.items);
         }
     }
 
-    /// The segment to empty next.
+    /// Chooses the segment to empty next.
     fn victim(&mut self) -> Option<(SegmentId, Why)> {
         if let Some(id) = self.segment_with_holes() {
             return Some((id, Why::Holes));
@@ -153,36 +153,36 @@ impl Store {
         if let Some(id) = order.into_iter().find_map(|queue| self.oldest_unleased(queue)) {
             return Some((id, Why::Turn));
         }
-        // Everything lies in open segments.
+        // All items are in open segments.
         let fullest = self.fullest_open()?;
         self.close(fullest);
         self.arena.segment(fullest).is_sealed.then_some((fullest, Why::Turn))
     }
 
-    /// Only segments in which no client reads.
+    /// The fullest open segment without leases.
     fn fullest_open(&self) -> Option<SegmentId> {
         let open = self.open.iter().flatten().flatten().copied();
         let free = open.filter(|&id| self.arena.segment(id).leases == 0);
         free.max_by_key(|&id| self.arena.segment(id).used_bytes)
     }
 
-    /// Closes the fullest open segment, which frees it if nothing in it is live; false when none is
+    /// Closes the fullest open segment, which frees it if nothing in it is live. False if none is
     /// open.
     pub(super) fn close_fullest(&mut self) -> bool {
         let fullest = self.fullest_open();
         fullest.map(|id| self.close(id)).is_some()
     }
 
-    /// The bytes that segments are filled with, and how many of them are dead.
+    /// Bytes in segments, and how many of them are dead.
     pub(super) fn used_and_holes(&self) -> (usize, usize) {
         let used: usize = self.queue_bytes.iter().sum();
         let live: usize = exactly(self.item_bytes);
         (used, used.saturating_sub(live))
     }
 
-    /// Returns another segment with each call, if the number given is in use.
+    /// A different segment with each call, if the sampled number is in use.
     pub(super) fn next_sample(&mut self) -> Option<SegmentId> {
-        // A stride that visits all numbers before one comes twice.
+        // A stride that visits all numbers before any repeats.
         self.sample = self.sample.wrapping_add(0x9e37_79b1);
         self.arena.sample(self.sample)
     }
@@ -201,8 +201,8 @@ impl Store {
         })
     }
 
-    /// Empties a sealed segment and frees it. The more `rounds` went by without any room made, the
-    /// more hits an item needs to go on.
+    /// Empties a sealed segment and frees it. The more `rounds` have passed without making room,
+    /// the more hits an item needs to move on.
     pub(super) fn empty(&mut self, id: SegmentId, why: Why, rounds: u8) {
         let mut next = self.arena.first(id);
         let mut batch: Vec<(Place, u64)> = Vec::with_capacity(LOOK_AHEAD);
@@ -216,7 +216,7 @@ impl Store {
             }
             for &(place, hash) in &batch {
                 if !self.judge(id, why, (place, hash), rounds) {
-                    // A lone segment went on as a whole.
+                    // A lone segment moved on as a whole.
                     return;
                 }
             }
@@ -228,7 +228,7 @@ impl Store {
         self.free_sealed(id);
     }
 
-    /// Decides about one item of a segment that is emptied; false if the whole segment goes on.
+    /// Decides about one item of a segment being emptied. False if the whole segment moves on.
     fn judge(&mut self, id: SegmentId, why: Why, (place, hash): (Place, u64), rounds: u8) -> bool {
         let entry =
             self.index.find(hash, |entry| entry.tier() == Tier::Memory && entry.place() == place);
@@ -271,7 +271,7 @@ impl Store {
         expires_s != 0 && expires_s <= self.now_s || self.flushed_cas != 0 && self.is_flushed(place)
     }
 
-    /// A live item makes room: it is counted, watchers are told, and the lower tier gets it.
+    /// Evicts a live item: counts it, notes it for watchers, and passes it to the lower tier.
     pub(super) fn leave(&mut self, hash: u64, place: Place, header: Header) {
         self.counts.evictions += 1;
         self.counts.evicted_unfetched += u64::from(!header.has(mark::FETCHED));
@@ -283,7 +283,7 @@ impl Store {
         }
     }
 
-    /// Tells who watches that an item makes room.
+    /// Notes the eviction of an item for watchers.
     fn note_leaving(&mut self, place: Place, header: Header) {
         let Some(journal) = &mut self.journal else { return };
         let view = self.arena.item(place);
@@ -305,7 +305,7 @@ impl Store {
         self.unaccount(place, header);
     }
 
-    /// As [`Store::forget`], but the segment is freed by who empties it.
+    /// As [`Store::forget`], but leaves freeing the segment to the caller that empties it.
     fn unaccount(&mut self, place: Place, header: Header) {
         let footprint = header.footprint_bytes();
         self.items -= 1;
@@ -314,8 +314,8 @@ impl Store {
         self.arena.segment_mut(SegmentId::of(place)).died(footprint);
     }
 
-    /// Moves an item on into `queue`; false if it took its lone segment with it. `entry` is what
-    /// the index shall say, but for the new place.
+    /// Moves an item on into `queue`. False if its lone segment moved with it. `entry` is the new
+    /// index entry, except for the place.
     fn go_on(
         &mut self,
         from: SegmentId,
@@ -354,7 +354,7 @@ impl Store {
         segment.last_expiry_s = segment.last_expiry_s.max(last_expiry_s);
         self.index.set(at, Entry::new(Tier::Memory, new, entry.hits()));
         self.counts.moved += 1;
-        // The copy counts anew what the original stops counting.
+        // The copy is counted again, because the original is no longer counted.
         self.items += 1;
         self.item_bytes += moved.footprint_bytes() as u64;
         self.quotas.born(self.arena.item(new).key(), moved.footprint_bytes());
@@ -373,8 +373,8 @@ impl Store {
         self.queues[queue as usize].push(&mut self.arena, id);
     }
 
-    /// An open segment for an item that goes on; its memory comes from the reserve. It counts CAS
-    /// numbers and ages from no later than `from`.
+    /// An open segment for an item that moves on, with memory from the reserve. Its CAS numbers and
+    /// ages are relative to no later than those of `from`.
     fn segment_to_go_on(
         &mut self,
         queue: Queue,
@@ -384,7 +384,7 @@ impl Store {
     ) -> Option<SegmentId> {
         let from = self.arena.segment(from);
         let (class, first_cas, mut birth_s) = (from.ttl_class, from.first_cas, from.birth_s);
-        // An item that keeps its place in the small queue counts as new there.
+        // Items that stay in the small queue join the new ones there.
         let opening = if queue == Queue::Main { Opening::GoingOn } else { Opening::Small };
         let open = self.open[opening as usize][usize::from(class)];
         if self.ranked.is_some() {

@@ -1,8 +1,7 @@
-//! Which parts of a range are free: the smallest that fits is taken, neighbours grow together
-//! again.
+//! The free parts of a range, best fit; adjacent free parts are merged.
 //!
-//! Only numbers: what lies there is the caller's. Free parts cost no memory (their pages are given
-//! back), so what is lost between two parts in use is address space alone.
+//! Only offsets: the memory is the caller's. Free parts cost no memory (their pages are returned to
+//! the kernel), so fragmentation costs address space only.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,12 +10,12 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct Extents {
     /// Length by start.
     by_start: BTreeMap<usize, usize>,
-    /// The same, as length and start.
+    /// The same parts, as length and start.
     by_length: BTreeSet<(usize, usize)>,
 }
 
 impl Extents {
-    /// All of `from..to` is free.
+    /// A range `from..to` that is all free.
     #[must_use]
     pub fn new(from: usize, to: usize) -> Self {
         let mut extents = Self::default();
@@ -36,7 +35,7 @@ impl Extents {
         self.by_length.remove(&(length, start));
     }
 
-    /// Takes `length` bytes. Returns where they begin; None when no free part is that long.
+    /// Takes `length` bytes. Returns where they begin, or None if no free part is that long.
     pub fn take(&mut self, length: usize) -> Option<usize> {
         let &(found, start) = self.by_length.range((length, 0)..).next()?;
         self.drop(start, found);
@@ -46,7 +45,7 @@ impl Extents {
         Some(start)
     }
 
-    /// Gives back what was taken.
+    /// Frees a part that was taken.
     pub fn give(&mut self, mut start: usize, mut length: usize) {
         let before = self.by_start.range(..start).next_back().map(|(&at, &length)| (at, length));
         let after = self.by_start.range(start..).next().map(|(&at, &length)| (at, length));
@@ -66,7 +65,7 @@ impl Extents {
         self.add(start, length);
     }
 
-    /// The free parts, from the front: start and length.
+    /// The free parts in order: start and length.
     pub fn iter(&self) -> impl Iterator<Item = (usize, usize)> {
         self.by_start.iter().map(|(&start, &length)| (start, length))
     }
@@ -82,8 +81,8 @@ mod tests {
     const TO: usize = 1100;
 
     proptest! {
-        /// Against a map of bytes: parts in use never overlap, and free parts are as long as they
-        /// can be.
+        /// Against a map of bytes: parts in use never overlap, and free parts are as long as
+        /// possible.
         #[test]
         fn what_is_free_is_free(steps in prop::collection::vec((any::<bool>(), 1usize..200, any::<prop::sample::Index>()), 1..200)) {
             let mut extents = Extents::new(FROM, TO);

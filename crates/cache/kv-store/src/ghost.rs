@@ -1,7 +1,8 @@
-//! The keys that left the small queue unread: who comes back soon goes to the main queue at once.
+//! The keys that left the small queue unread: one that comes back soon goes straight to the main
+//! queue.
 //!
-//! Fingerprints of 16 bits in rows of one cache line, each row first in, first out. A row forgets
-//! by itself, so the whole remembers about as many keys as it has places. One miss in about two
+//! 16-bit fingerprints in rows of one cache line, each row first in, first out. Each row forgets by
+//! itself, so the whole remembers about as many keys as it has places. About one miss in two
 //! thousand is mistaken for a known key, which costs nothing but a place in the main queue.
 
 use farpool_units::exactly;
@@ -25,12 +26,12 @@ pub struct Ghost {
 }
 
 impl Ghost {
-    /// Makes room for about `keys`; all remembered keys are forgotten.
+    /// Makes room for about `keys` keys and forgets the present ones.
     pub fn resize(&mut self, keys: usize) {
         self.rows = vec![Row { hand: 0, keys: [0; ROW_KEYS] }; keys.div_ceil(ROW_KEYS)];
     }
 
-    /// How many keys it has places for.
+    /// The number of places for keys.
     #[must_use]
     pub const fn capacity(&self) -> usize {
         self.rows.len() * ROW_KEYS
@@ -42,7 +43,7 @@ impl Ghost {
     }
 
     fn place(&self, hash: u64) -> Option<(usize, u16)> {
-        // Other bits than those that choose shard and bucket are not needed: rows are wide.
+        // Bits other than those that choose shard and bucket are not needed: rows are wide.
         let row = (u128::from(hash.rotate_left(24)) * self.rows.len() as u128) >> 64;
         let key = exactly::<u16, _>(hash & 0xffff).max(1);
         (!self.rows.is_empty()).then_some((usize::try_from(row).ok()?, key))
@@ -57,7 +58,7 @@ impl Ghost {
         }
     }
 
-    /// Whether the key is remembered; if so it is forgotten.
+    /// Whether the key is remembered. If so, forgets it.
     pub fn take(&mut self, hash: u64) -> bool {
         let Some((row, key)) = self.place(hash) else { return false };
         let found = self.rows[row].keys.iter_mut().find(|known| **known == key);

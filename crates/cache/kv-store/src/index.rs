@@ -1,14 +1,14 @@
-//! Where every item is: one word of 8 bytes for each, in buckets of one cache line.
+//! Where every item is: an 8-byte word for each, in buckets of one cache line.
 //!
-//! An entry holds the item's place, its tier, how often it was hit, and the low 19 bits of the
-//! upper half of its key's hash. The index keeps no keys: who matches these bits is asked for its
-//! key.
+//! An entry holds the item's place, its tier, its hit count, and the low 19 bits of the upper half
+//! of its key's hash. The index keeps no keys: if these bits match, the item's key has to be
+//! compared.
 //!
-//! The hash space is cut into *regions*. Each is a table in which an item has two buckets: its
-//! home, which stands in the order of the hash, and another that home and tag give; either leads to
-//! the other, so entries move between them when both are full (cuckoo hashing). Bucket, tag and one
-//! bit that says which of the two it is tell the 32 bits of the hash that the index needs. So it
-//! grows without a look at the items, which may lie on flash: a region grows by quarters of its
+//! The hash space is divided into *regions*. Each is a table in which an item has two buckets: its
+//! home, in the order of the hash, and another, computed from home and tag; each leads to the
+//! other, so entries move between them when both are full (cuckoo hashing). Bucket, tag and one bit
+//! that says which of the two buckets it is give the 32 bits of the hash that the index needs. So
+//! it grows without reading the items, which may be on flash: a region grows by quarters of its
 //! first size, then splits into two. Growth by quarters keeps the tables at least about 72 % full.
 
 use farpool_units::exactly;
@@ -17,17 +17,16 @@ use super::mapping::{Mapping, prefetch};
 
 /// Entries of one bucket: one cache line.
 const BUCKET_ENTRIES: usize = 8;
-/// Buckets of the smallest region: 1 MiB. Fewer would leave bits of the hash untold.
+/// Buckets of the smallest region: 1 MiB. With fewer, bits of the hash would be lost.
 const REGION_BUCKETS: usize = 1 << 14;
 /// The steps in which a region grows, in quarters of [`REGION_BUCKETS`]; after the last it splits.
 const GROWTH_QUARTERS: std::ops::RangeInclusive<usize> = 4..=7;
-/// The most splits: 16,384 regions, about 3.5 thousand million items for one shard; then nothing
-/// new is taken.
+/// The most splits: 16,384 regions, about 3.5 billion items in one shard; then no item is added.
 const DEPTH_MAX: u32 = 14;
 
-/// How full a region gets before it grows, in percent; beyond, entries move too often.
+/// How full a region gets before it grows, in percent; above this, entries move too often.
 const LOAD_MAX_PERCENT: usize = 92;
-/// How many entries an insertion moves at most before the region grows.
+/// The most entries that an insertion moves before the region grows.
 const MOVES_MAX: usize = 32;
 
 const PLACE_BITS: u32 = 40;
@@ -35,14 +34,14 @@ const TIER_SHIFT: u32 = PLACE_BITS;
 const HITS_SHIFT: u32 = TIER_SHIFT + 2;
 const TAG_SHIFT: u32 = HITS_SHIFT + 2;
 const TAG_MASK: u32 = (1 << 19) - 1;
-/// The entry stands in the other bucket than its home.
+/// The entry is not in its home bucket but in its other one.
 const AWAY: u64 = 1 << 63;
-/// What the index itself keeps in an entry.
+/// The bits of an entry that belong to the index itself.
 const OURS: u64 = !((1 << TAG_SHIFT) - 1);
-/// The most hits an entry counts; S3-FIFO asks for no more.
+/// The most hits that an entry counts; S3-FIFO needs no more.
 pub const HITS_MAX: u8 = 3;
 
-/// Which tier holds an item.
+/// The tier that holds an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Tier {
     Memory = 1,
@@ -50,12 +49,12 @@ pub enum Tier {
     Flash = 3,
 }
 
-/// Where an item lies in its tier: 40 bits whose meaning is the tier's.
+/// Where an item is in its tier: 40 bits whose meaning the tier defines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Place(u64);
 
 impl Place {
-    /// None when `bits` does not fit into 40 bits.
+    /// None if `bits` does not fit into 40 bits.
     #[must_use]
     pub const fn new(bits: u64) -> Option<Self> {
         if bits >> PLACE_BITS == 0 { Some(Self(bits)) } else { None }
@@ -67,14 +66,14 @@ impl Place {
     }
 }
 
-/// Where an item lies.
+/// Where an item is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ItemAt {
     pub tier: Tier,
     pub place: Place,
 }
 
-/// What the index says of one item.
+/// The index word of one item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Entry(u64);
 
@@ -110,7 +109,7 @@ impl Entry {
         ((self.0 >> HITS_SHIFT) & 3) as u8
     }
 
-    /// The same entry with one hit more, if it counts that far.
+    /// The same entry with one more hit, up to the maximum.
     #[must_use]
     pub const fn hit(self) -> Self {
         if self.hits() < HITS_MAX { Self(self.0 + (1 << HITS_SHIFT)) } else { self }
@@ -129,15 +128,15 @@ impl Entry {
     }
 }
 
-/// Where an entry stands; true until the next insertion or removal.
+/// The position of an entry; valid until the next insertion or removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EntryAt {
     region: u32,
     word: u32,
 }
 
-/// The index cannot take the item: too many keys share a hash, memory is refused, or it is as large
-/// as it gets.
+/// The index cannot take the item: too many keys share a hash, memory is refused, or it has its
+/// largest size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the index of the shard is full")]
 pub struct IndexFull;
@@ -166,7 +165,8 @@ impl Region {
         ((within * self.buckets as u64) >> 32) as usize
     }
 
-    /// The other bucket of an entry with this tag: buckets and their others add up to the same sum.
+    /// The other bucket of an entry with this tag: for each tag, a bucket and its other add up to
+    /// the same sum.
     #[inline]
     const fn other_of(&self, bucket: usize, tag: u32) -> usize {
         let mixed = tag.wrapping_mul(0x9e37_79b1) as u64;
@@ -174,11 +174,11 @@ impl Region {
         if sum >= bucket { sum - bucket } else { sum + self.buckets - bucket }
     }
 
-    /// The upper half of the hash of an entry that stands in `bucket`.
+    /// The upper half of the hash of an entry in `bucket`.
     fn hash_of(&self, bucket: usize, entry: Entry) -> u32 {
         let home = if entry.is_away() { self.other_of(bucket, entry.tag()) } else { bucket };
         let units = (self.buckets as u64) << self.depth;
-        // The smallest hash of this home; its last is less than a tag's range away.
+        // The smallest hash of this home; the largest is less than a tag's range away.
         let first = self.prefix
             + u32::try_from(((home as u64) << 32).div_ceil(units)).expect("a hash of the region");
         first.wrapping_add(entry.tag().wrapping_sub(first) & TAG_MASK)
@@ -210,10 +210,9 @@ impl Region {
         Some(exactly(gap))
     }
 
-    /// Moves entries of a full bucket, and of those that they push, to their other buckets.
+    /// Moves entries of a full bucket, and those that they displace, to their other buckets.
     fn make_gap(&mut self, bucket: usize) -> Option<usize> {
-        // A chain of places: the entry of each goes to the place after it, the last of which is a
-        // gap.
+        // A chain of positions: the entry of each moves to the next one; the last is a gap.
         let mut chain = Vec::with_capacity(MOVES_MAX);
         let mut bucket = bucket;
         for step in 0..MOVES_MAX {
@@ -231,7 +230,7 @@ impl Region {
                 self.memory.words_mut()[chain[0]] = 0;
                 return Some(chain[0]);
             }
-            // Another victim at each step, and never a bucket that the chain has been to.
+            // A different victim at each step, and never a bucket that is already in the chain.
             let next = (0..BUCKET_ENTRIES).map(|i| (i + step) % BUCKET_ENTRIES).find(|&i| {
                 others[i] != bucket
                     && chain.iter().all(|&place| place / BUCKET_ENTRIES != others[i])
@@ -255,7 +254,7 @@ impl Region {
 #[derive(Debug)]
 pub struct Index {
     regions: Vec<Region>,
-    /// Which region has the hashes that begin with these bits.
+    /// The region of the hashes that begin with these bits.
     directory: Vec<u32>,
     depth: u32,
 }
@@ -272,7 +271,7 @@ impl Index {
         self.regions.iter().map(|region| region.entries).sum()
     }
 
-    /// The memory that the index takes, in bytes.
+    /// The memory of the index, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.regions.iter().map(|region| region.memory.len()).sum::<usize>()
@@ -289,7 +288,7 @@ impl Index {
         self.directory[((u64::from(hash) << self.depth) >> 32) as usize]
     }
 
-    /// Begins to load the bucket where `hash` is at home.
+    /// Begins to load the home bucket of `hash`.
     #[inline]
     pub fn prefetch(&self, hash: u64) {
         let hash = Self::upper(hash);
@@ -297,7 +296,7 @@ impl Index {
         prefetch(&region.memory, region.home_of(hash) * BUCKET_ENTRIES * 8);
     }
 
-    /// The first entry with this hash's tag of which `is_it` says yes.
+    /// The first entry with this hash's tag that `is_it` accepts.
     #[inline]
     pub fn find(
         &self,
@@ -323,7 +322,7 @@ impl Index {
         None
     }
 
-    /// The entry that stands at a place which may have changed, if it has this hash's tag.
+    /// The entry at a position that may have changed, if it has this hash's tag.
     #[inline]
     #[must_use]
     pub fn entry_with_tag(&self, at: EntryAt, hash: u64) -> Option<Entry> {
@@ -337,7 +336,7 @@ impl Index {
         Entry(self.regions[at.region as usize].memory.words()[at.word as usize])
     }
 
-    /// Changes tier, place and hits of an entry; its key stays the same.
+    /// Changes tier, place and hits of an entry, for the same key.
     #[inline]
     pub fn set(&mut self, at: EntryAt, entry: Entry) {
         let word = &mut self.regions[at.region as usize].memory.words_mut()[at.word as usize];
@@ -345,7 +344,7 @@ impl Index {
         *word = *word & OURS | entry.0 & !OURS;
     }
 
-    /// Adds an entry; the caller knows that the key has none.
+    /// Adds an entry. The caller knows that the key has none.
     pub fn insert(&mut self, hash: u64, entry: Entry) -> Result<EntryAt, IndexFull> {
         let hash = Self::upper(hash);
         loop {
@@ -364,9 +363,9 @@ impl Index {
         region.entries -= 1;
     }
 
-    /// Removes the entries of one region for which `goes` is true. Returns how many; None when
-    /// there is no such region. An entry never moves to a region before its own, so a walk over all
-    /// numbers meets every entry.
+    /// Removes the entries of one region that `goes` selects. Returns how many, or None if there is
+    /// no such region. An entry never moves to a region with a lower number than its own, so a walk
+    /// over all numbers meets every entry.
     pub fn remove_in(
         &mut self,
         number: usize,
@@ -384,18 +383,18 @@ impl Index {
         Some(removed)
     }
 
-    /// Shows the entries of one region; false when there is no such region.
+    /// Shows the entries of one region. False if there is no such region.
     pub fn see_in(&self, number: usize, mut see: impl FnMut(Entry)) -> bool {
         let Some(region) = self.regions.get(number) else { return false };
         region.memory.words().iter().filter(|&&word| word != 0).for_each(|&word| see(Entry(word)));
         true
     }
 
-    /// Makes region `number` larger by a quarter, or splits it.
+    /// Enlarges region `number` by a quarter, or splits it.
     fn grow(&mut self, number: u32) -> Result<(), IndexFull> {
         let old = &self.regions[number as usize];
-        // A table that is full in one place and empty elsewhere holds keys with one hash: larger
-        // would not help.
+        // A table that is full in one place and empty elsewhere holds keys with one hash: enlarging
+        // it would not help.
         if old.entries < old.buckets * BUCKET_ENTRIES / 2 {
             return Err(IndexFull);
         }
@@ -509,7 +508,7 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig { cases: 24, .. ProptestConfig::default() })]
-        /// Hashes crowd into a few buckets, so that displacement and closing gaps happen all the
+        /// Hashes crowd into a few buckets, so that entries are displaced and gaps closed all the
         /// time.
         #[test]
         fn it_behaves_like_a_map(

@@ -1,5 +1,4 @@
-//! How one item lies in memory: a header of 12 bytes, what only some items have, the key, the
-//! value.
+//! The layout of one item in memory: a header of 12 bytes, optional fields, the key, the value.
 //!
 //! ```text
 //!     0   u32  value length in bytes (30 bits)
@@ -18,17 +17,17 @@
 
 use farpool_units::{at_most, exactly};
 
-/// What every item has in front.
+/// The fixed part at the start of every item.
 pub const HEADER_BYTES: usize = 12;
 /// Items begin at multiples of this, so that a place in 8 TiB fits into 40 bits.
 pub const ALIGN_BYTES: usize = 8;
 /// memcached's longest key.
 pub const KEY_BYTES_MAX: usize = 250;
-/// The longest value that the header can say: 30 bits. memcached's `-I` ends there, too.
+/// The longest value that the header can express: 30 bits. memcached's `-I` has the same maximum.
 pub const VALUE_BYTES_MAX: usize = (1 << 30) - 1;
 
-/// What memcached counts an item as against `-I`: its header with CAS number, key, flags, value and
-/// the line end behind it.
+/// The size of an item as memcached counts it against `-I`: its header with CAS number, key, flags,
+/// value and the line end after it.
 #[must_use]
 pub const fn memcached_bytes(key_bytes: usize, client_flags: u32, value_bytes: usize) -> usize {
     let flags = if client_flags == 0 { 0 } else { 4 };
@@ -41,25 +40,26 @@ pub mod mark {
     pub const CLIENT_FLAGS: u8 = 1;
     /// An expiry is stored.
     pub const EXPIRES: u8 = 2;
-    /// The CAS number lies in full in the item: a client gave it (meta `E`), or it is very old.
+    /// The CAS number is stored in full in the item: a client gave it (meta `E`), or it is very
+    /// old.
     pub const WIDE_CAS: u8 = 4;
-    /// Was read at least once since it was stored (meta `h`).
+    /// Read at least once since it was stored (meta `h`).
     pub const FETCHED: u8 = 8;
-    /// Was read at least twice.
+    /// Read at least twice.
     pub const ACTIVE: u8 = 16;
     /// Marked stale by a delete (meta `I`).
     pub const STALE: u8 = 32;
     /// A client was told to renew it (meta `W`).
     pub const TOKEN_SENT: u8 = 64;
-    /// The key came in base64 and is shown so.
+    /// The key was sent in base64 and is shown that way.
     pub const KEY_BINARY: u8 = 128;
-    /// The marks that say what the item stores, not what happened to it.
+    /// The marks that describe the layout, not the item's history.
     pub const LAYOUT: u8 = CLIENT_FLAGS | EXPIRES | WIDE_CAS;
 }
 
 /// The time of an access in 16 bits, relative to the birth of the item's segment: seconds for the
-/// first nine hours, then units of 64 seconds, up to 24 days; later accesses look like the last.
-/// memcached itself moves this time only about once a minute.
+/// first nine hours, then units of 64 seconds, up to 24 days; later accesses are recorded as that
+/// maximum. memcached itself updates this time only about once a minute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AccessTime(pub u16);
 
@@ -67,7 +67,7 @@ impl AccessTime {
     const EXACT_S: u32 = 1 << 15;
     const COARSE_S: u32 = 64;
 
-    /// `since_birth_s`: seconds between the segment's birth and the access.
+    /// Encodes the seconds between the segment's birth and the access.
     #[must_use]
     pub fn from_seconds(since_birth_s: u32) -> Self {
         if since_birth_s < Self::EXACT_S {
@@ -96,12 +96,12 @@ pub struct Header {
     pub marks: u8,
     pub access: AccessTime,
     /// The number under which it was stored, relative to the segment's first. With
-    /// [`mark::WIDE_CAS`] clients see another.
+    /// [`mark::WIDE_CAS`] clients see a different one.
     pub cas: u32,
 }
 
 impl Header {
-    /// `bytes` begins where the item begins.
+    /// Reads the header; `bytes` begins with the item.
     #[inline]
     #[must_use]
     pub fn read(bytes: &[u8]) -> Self {
@@ -132,7 +132,7 @@ impl Header {
         self.marks & mark != 0
     }
 
-    /// Where the key begins.
+    /// The offset of the key.
     #[inline]
     #[must_use]
     pub const fn key_at(self) -> usize {
@@ -149,7 +149,7 @@ impl Header {
         self.key_at() + self.key_bytes as usize + self.value_bytes as usize
     }
 
-    /// What the item takes in its segment: its bytes, rounded up.
+    /// The item's space in its segment: its bytes, rounded up.
     #[inline]
     #[must_use]
     pub const fn footprint_bytes(self) -> usize {
@@ -165,7 +165,7 @@ impl Header {
     }
 }
 
-/// An item to be read.
+/// An item for reading.
 #[derive(Debug, Clone, Copy)]
 pub struct ItemView<'a> {
     bytes: &'a [u8],
@@ -173,14 +173,14 @@ pub struct ItemView<'a> {
 }
 
 impl<'a> ItemView<'a> {
-    /// `bytes` begins where the item begins and may go on after its end.
+    /// A view of the item at the start of `bytes`, which may extend beyond its end.
     #[inline]
     #[must_use]
     pub fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, header: Header::read(bytes) }
     }
 
-    /// All of the item, from its header to the end of its value.
+    /// The whole item, from its header to the end of its value.
     #[inline]
     #[must_use]
     pub fn bytes(&self) -> &'a [u8] {
@@ -213,21 +213,21 @@ impl<'a> ItemView<'a> {
         if self.header.has(mark::CLIENT_FLAGS) { self.u32_at(HEADER_BYTES) } else { 0 }
     }
 
-    /// Seconds of the server's clock; 0 = never.
+    /// Expiry in seconds of the server's clock; 0 = never.
     #[inline]
     #[must_use]
     pub fn expires_s(&self) -> u32 {
         if self.header.has(mark::EXPIRES) { self.u32_at(self.header.expiry_at()) } else { 0 }
     }
 
-    /// The number of the store that made the item, given the first one of its segment.
+    /// The number of the store that made the item, given its segment's first number.
     #[inline]
     #[must_use]
     pub fn stored_as(&self, segment_cas: u64) -> u64 {
         segment_cas + u64::from(self.header.cas)
     }
 
-    /// The CAS number that lies in the item, if one does.
+    /// The CAS number stored in the item, if there is one.
     #[must_use]
     pub fn wide_cas(&self) -> Option<u64> {
         self.header.has(mark::WIDE_CAS).then(|| self.cas(0))
@@ -250,7 +250,7 @@ impl<'a> ItemView<'a> {
     }
 }
 
-/// What a new item is made of.
+/// The parts of a new item.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct ItemParts<'a> {
     pub key: &'a [u8],
@@ -261,12 +261,12 @@ pub struct ItemParts<'a> {
     pub expires_s: u32,
     /// Marks of [`mark`] other than those of the layout.
     pub marks: u8,
-    /// A CAS number other than that of the store.
+    /// A CAS number different from the number of the store.
     pub wide_cas: Option<u64>,
 }
 
 impl ItemParts<'_> {
-    /// The header that stores these parts. The caller has checked both lengths.
+    /// The header for these parts. The caller has checked both lengths.
     #[must_use]
     pub fn header(&self, access: AccessTime, cas: u32) -> Header {
         let mut marks = self.marks & !mark::LAYOUT;

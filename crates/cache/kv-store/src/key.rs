@@ -1,4 +1,4 @@
-//! A key with its hash: what requests are dealt out and looked up by.
+//! A key with its hash, by which requests are distributed and looked up.
 
 use farpool_keyvault::owner::hash_key;
 

@@ -1,12 +1,12 @@
 //! Leases: clients on the same host read a value where it lies, instead of a copy of it.
 //!
-//! As long as a segment has a lease, nothing that lies in it changes its bytes, and it is neither
-//! freed nor used again. All else goes on: its items may be replaced, deleted, flushed, expire or
-//! be evicted, and a segment that holds nothing else any more is *held* until its last lease ends.
-//! So a lease shows the value as it was when it was given.
+//! While a segment has a lease, no bytes of its items change, and it is neither freed nor reused.
+//! Everything else goes on: its items may be replaced, deleted, flushed, expire or be evicted, and
+//! a segment with nothing else left is *held* until its last lease ends. So a lease shows the value
+//! as it was when the lease was granted.
 //!
-//! Leased values cannot make room. They are bounded by [`LEASED_PERCENT_MAX`], and eviction takes
-//! other segments first, so there is always one to take.
+//! Memory pinned by leases cannot make room. It is bounded by [`LEASED_PERCENT_MAX`], and eviction
+//! takes other segments first, so there is always one to take.
 
 use std::os::fd::BorrowedFd;
 
@@ -15,15 +15,15 @@ use super::item::ItemParts;
 use super::{Found, Store, StoreError, StoreSettings};
 
 /// The share of the memory for items that leased segments may take: enough for clients that read
-/// what they lease at once, and three quarters stay to make room in. Beyond it values are copied.
+/// what they lease at once, while three quarters remain for eviction. Beyond it values are copied.
 pub const LEASED_PERCENT_MAX: usize = 25;
 
-/// The right to read a value; it is given back with [`Store::release`].
+/// The right to read a value; released with [`Store::release`].
 #[derive(Debug, PartialEq, Eq)]
 #[must_use = "a lease that is not released pins its segment for ever"]
 pub struct Lease(SegmentId);
 
-/// A lease, and where its value lies in the memory that clients map.
+/// A lease, and the position of its value in the memory that clients map.
 #[derive(Debug)]
 pub struct LeasedValue {
     pub lease: Lease,
@@ -32,7 +32,7 @@ pub struct LeasedValue {
     pub bytes: usize,
 }
 
-/// How much of a shard is leased.
+/// The leases of a shard, and the memory that they pin.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct LeasesHeld {
     pub leases: usize,
@@ -42,13 +42,13 @@ pub struct LeasesHeld {
 }
 
 impl Store {
-    /// As [`Store::new`], with items in memory that other processes may read, so that leases can be
-    /// given.
+    /// As [`Store::new`], with items in memory that other processes may read, so that they can be
+    /// leased.
     pub fn leasing(settings: StoreSettings) -> Result<Self, StoreError> {
         Self::with_memory(settings, true)
     }
 
-    /// The file that clients map to read items, and its length in bytes. None without leases.
+    /// The descriptor with which clients map the items, and its size in bytes. None without leases.
     #[must_use]
     pub fn readable_by_others(&self) -> Option<(BorrowedFd<'_>, usize)> {
         self.arena.readable_by_others()
@@ -64,8 +64,8 @@ impl Store {
         self.settings.limit_bytes.saturating_sub(beside) / 100 * LEASED_PERCENT_MAX
     }
 
-    /// Leases an item's value. None if too much is leased already, or it lies where no other
-    /// process can read.
+    /// Leases an item's value. None if too much is leased already, or the item is not in shared
+    /// memory.
     #[must_use]
     pub fn lease(&mut self, found: Found) -> Option<LeasedValue> {
         let lease = self.try_lease(found);
@@ -76,7 +76,7 @@ impl Store {
         lease
     }
 
-    /// A lease was asked for, and a copy is given instead.
+    /// Counts a lease that was requested but replaced by a copy.
     pub const fn count_lease_refused(&mut self) {
         self.counts.leases_refused += 1;
     }
@@ -101,7 +101,7 @@ impl Store {
         Some(LeasedValue { lease: Lease(id), at, bytes: header.value_bytes as usize })
     }
 
-    /// Ends a lease: what nothing else keeps is freed.
+    /// Ends a lease, and frees the segment if nothing else keeps it.
     pub fn release(&mut self, Lease(id): Lease) {
         let segment = self.arena.segment_mut(id);
         assert!(segment.leases > 0 && self.leases.leases > 0, "a lease ends once");
@@ -120,13 +120,13 @@ impl Store {
         }
     }
 
-    /// Gives back what readers have the kernel put into the holes of shared memory. To be done now
-    /// and then.
+    /// Releases pages that readers made the kernel put into the holes of shared memory. To be
+    /// called now and then.
     pub fn cut_strays(&mut self) {
         self.arena.cut_strays(self.settings.limit_bytes);
     }
 
-    /// Frees a segment that stands in no queue any more once no client reads in it.
+    /// Frees a segment that was taken out of its queue, or holds it while it has leases.
     pub(super) fn free_or_hold(&mut self, id: SegmentId) {
         let segment = self.arena.segment_mut(id);
         assert!(!segment.is_held, "a segment is given up once");
@@ -152,7 +152,7 @@ impl Store {
         None
     }
 
-    /// Stores an item anew with another value, and everything else as it was but its number.
+    /// Stores an item anew with another value and CAS number; everything else stays as it was.
     pub(super) fn overwrite_elsewhere(
         &mut self,
         found: Found,

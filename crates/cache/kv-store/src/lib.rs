@@ -1,15 +1,15 @@
 //! The items of one shard: owned by one thread, without locks, clocks or I/O of its own; and what
 //! is observed of them ([`observe`]).
 //!
-//! Items lie in append-only segments ([`arena`]), one word of the [`index`] points to each. A
+//! Items are in append-only segments ([`arena`]); one word of the [`index`] points to each. A
 //! segment belongs to a class of lifetimes, so that expiry frees whole segments, and to one of
-//! S3-FIFO's two queues, so that eviction does ([`evict`]); under another policy items go one by
-//! one, and segments full of holes are emptied ([`ranked`]). Overwriting leaves a hole behind,
+//! S3-FIFO's two queues, so that eviction does ([`evict`]); under another policy items are evicted
+//! one by one, and segments full of holes are emptied ([`ranked`]). Overwriting leaves a hole,
 //! unless the new value fits exactly.
 //!
 //! Invariants: an entry of tier `Memory` points to an item whose segment counts it as live; the sum
-//! of all memory never passes the limit by more than what one insertion needs; time is passed in,
-//! never read.
+//! of all memory never exceeds the limit by more than what one insertion needs; time is set by the
+//! caller, never read.
 
 pub mod arena;
 pub mod clock;
@@ -41,7 +41,7 @@ use index::{Entry, EntryAt, Index, Place, Tier};
 use item::{AccessTime, ItemParts, ItemView, mark};
 use queue::SegmentQueue;
 
-/// Entries that were loaded ahead and are remembered: a few batches.
+/// How many entries loaded ahead are remembered: a few batches.
 const SEEN: usize = 128;
 /// Classes of lifetimes: none, then powers of two from 8 seconds on.
 const TTL_CLASSES: usize = 24;
@@ -50,10 +50,11 @@ const TTL_FIRST_LOG2: u32 = 3;
 /// The least memory of a shard: its index and a few segments.
 pub const SHARD_BYTES_MIN: usize = 4 << 20;
 
-/// How far `cache_memlimit` can raise the limit: this much address space is reserved at the start.
+/// How far `cache_memlimit` can raise the limit: this many times the limit of address space is
+/// reserved at the start.
 const LIMIT_GROWTH: usize = 4;
 
-/// Which class of lifetimes an item belongs to.
+/// The class of lifetimes that an item belongs to.
 #[must_use]
 pub fn ttl_class(expires_s: u32, now_s: u32) -> u8 {
     if expires_s == 0 {
@@ -81,38 +82,39 @@ pub enum StoreError {
 /// How a shard is set up.
 #[derive(Debug, Clone, Copy)]
 pub struct StoreSettings {
-    /// All memory of the shard: segments, index and what else it keeps.
+    /// All memory of the shard: segments, index and everything else it keeps.
     pub limit_bytes: usize,
-    /// The most that one item may take, `-I` of memcached.
+    /// The size limit of one item, `-I` of memcached.
     pub item_bytes_max: usize,
-    /// Whether old items make room for new ones; if not, new ones are refused (`-M`).
+    /// Whether old items are evicted to make room for new ones; if not, new ones are refused
+    /// (`-M`).
     pub evicts: bool,
 }
 
-/// What the shard did, counted from its start or from `stats reset`.
+/// The shard's counts since its start or `stats reset`.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct StoreCounts {
-    /// Live items that had to go to make room.
+    /// Live items that were evicted to make room.
     pub evictions: u64,
-    /// Of those, items that had not been read since they were stored.
+    /// How many of these had not been read since they were stored.
     pub evicted_unfetched: u64,
-    /// Items found expired by a request for them.
+    /// Items found expired when they were requested.
     pub get_expired: u64,
-    /// Items found flushed by a request for them.
+    /// Items found flushed when they were requested.
     pub get_flushed: u64,
-    /// Items whose room was taken back after they had expired.
+    /// Items whose room was reclaimed after they had expired.
     pub reclaimed: u64,
-    /// Items that were moved because they had earned another round, or to close holes.
+    /// Items that were moved, because they had earned another round or to close holes.
     pub moved: u64,
     /// Items ever stored.
     pub total_items: u64,
-    /// Leases given, and those that were asked for and could not be.
+    /// Leases granted, and leases requested but not granted.
     pub leases: u64,
     pub leases_refused: u64,
 }
 
-/// Which lists of open segments there are: one for each queue, and one for items that go on, whose
-/// segments inherit age and numbers.
+/// The lists of open segments: one for each queue, and one for items that move on, whose segments
+/// inherit age and numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Opening {
     Small,
@@ -120,7 +122,7 @@ enum Opening {
     GoingOn,
 }
 
-/// An item that is there. True until the next change of the store.
+/// An item that was found. Valid until the next change of the store.
 #[derive(Debug, Clone, Copy)]
 pub struct Found {
     at: EntryAt,
@@ -144,32 +146,32 @@ pub struct Store {
     now_s: u32,
     /// Items stored under this number or an earlier one were flushed.
     flushed_cas: u64,
-    /// From this segment on there may be flushed items that have not been removed yet.
+    /// The first segment that may still hold flushed items.
     flushed_from: Option<usize>,
-    /// When everything there is then is to be flushed.
+    /// When the items stored by then are to be flushed.
     flush_at_s: Option<u32>,
     counts: StoreCounts,
     outbox: Option<lower::Outbox>,
     lower_items: usize,
-    /// Of them, those on flash.
+    /// How many of these are on flash.
     flash_items: usize,
     sample: usize,
     looked_for_expired_s: u32,
     has_evicted: bool,
     quotas: quota::Quotas,
     leases: lease::LeasesHeld,
-    /// Where entries stood when they were loaded ahead, by their hashes.
+    /// Positions of entries loaded ahead, by their hashes.
     seen: [EntryAt; SEEN],
-    /// What another policy than the store's own knows.
+    /// The state of a policy other than the store's own.
     ranked: Option<Box<numbers::Ranked>>,
-    /// The memory that this takes.
+    /// The memory of that state.
     ranked_bytes: usize,
-    /// Events for watchers.
+    /// Events recorded for watchers.
     journal: Option<Box<Journal>>,
 }
 
 impl Store {
-    /// An empty shard. Fails when the kernel refuses the address space.
+    /// An empty shard. Fails if the kernel refuses the address space.
     pub fn new(settings: StoreSettings) -> Result<Self, StoreError> {
         Self::with_memory(settings, false)
     }
@@ -215,7 +217,7 @@ impl Store {
         })
     }
 
-    /// Tells the time, in seconds of the server's clock (never 0). Time does not go back.
+    /// Sets the time, in seconds of the server's clock (never 0). Time does not go back.
     pub fn set_now(&mut self, now_s: u32) {
         self.now_s = self.now_s.max(now_s);
         if self.flush_at_s.is_some_and(|at_s| at_s <= self.now_s) {
@@ -240,13 +242,13 @@ impl Store {
         self.counts = StoreCounts::default();
     }
 
-    /// Items in the index, including expired ones that have not been noticed.
+    /// Number of items, including expired ones that have not been noticed.
     #[must_use]
     pub const fn items(&self) -> usize {
         self.items
     }
 
-    /// Bytes of those items with their headers.
+    /// Bytes of those items, including headers.
     #[must_use]
     pub const fn item_bytes(&self) -> u64 {
         self.item_bytes
@@ -257,14 +259,13 @@ impl Store {
         self.index_bytes
     }
 
-    /// All memory that the shard takes.
+    /// All memory that the shard uses.
     #[must_use]
     pub const fn used_bytes(&self) -> usize {
         self.arena.in_use_bytes() + self.index_bytes + self.ghost.bytes() + self.ranked_bytes
     }
 
-    /// Memory that the shard has from the kernel: what it takes, and what it keeps for what comes
-    /// next.
+    /// Memory that the shard holds from the kernel: what it uses, and free segments kept for reuse.
     #[must_use]
     pub const fn resident_bytes(&self) -> usize {
         self.used_bytes() + self.arena.idle_bytes()
@@ -275,14 +276,14 @@ impl Store {
         &self.settings
     }
 
-    /// The next CAS number, as `flush_all` and a stale mark take one, too.
+    /// Returns the next CAS number; `flush_all` and a stale mark take one, too.
     pub const fn next_cas(&mut self) -> u64 {
         self.last_cas += 1;
         self.last_cas
     }
 
-    /// All items present at the second `at_s` are gone from then on; the present ones, if that
-    /// second has come. A later order replaces one that is still to come.
+    /// Flushes the items stored by the second `at_s`: now, if that has passed. A later call
+    /// replaces a flush that is still to come.
     pub fn flush_all(&mut self, at_s: u32) {
         if at_s <= self.now_s {
             self.flushed_cas = self.next_cas();
@@ -293,21 +294,21 @@ impl Store {
         }
     }
 
-    /// The last CAS number that was given out.
+    /// The last CAS number issued.
     #[must_use]
     pub const fn last_cas(&self) -> u64 {
         self.last_cas
     }
 
-    /// The number up to which everything was flushed, and the second of a flush that is still to
-    /// come (0 = none).
+    /// The number up to which everything was flushed, and the second of a flush still to come (0 =
+    /// none).
     #[must_use]
     pub fn flushes(&self) -> (u64, u32) {
         (self.flushed_cas, self.flush_at_s.unwrap_or(0))
     }
 
-    /// Goes on where an earlier store stopped: see [`Self::last_cas`] and [`Self::flushes`]. Only
-    /// for an empty one.
+    /// Continues where an earlier store stopped: see [`Self::last_cas`] and [`Self::flushes`]. Only
+    /// for an empty store.
     pub fn resume(&mut self, last_cas: u64, (flushed_cas, flush_at_s): (u64, u32)) {
         self.last_cas = last_cas;
         self.flushed_cas = flushed_cas;
@@ -320,7 +321,7 @@ impl Store {
         self.index.prefetch(hash);
     }
 
-    /// Begins to load the item of a key, whose index entry should have arrived.
+    /// Begins to load the item of a key whose index entry should have arrived by now.
     #[inline]
     pub fn prefetch_item(&mut self, hash: u64) {
         let is_it = |entry: Entry| {
@@ -334,8 +335,8 @@ impl Store {
         }
     }
 
-    /// The item of a key, if it is there, has not expired and was not flushed. Watchers are told of
-    /// the read.
+    /// The item of a key, if there is one that has not expired and was not flushed. Notes the
+    /// lookup for watchers.
     #[inline]
     pub fn find(&mut self, key: &[u8], hash: u64) -> Option<Found> {
         let found = self.find_untold(key, hash);
@@ -370,12 +371,12 @@ impl Store {
         }
     }
 
-    /// From now on events are written down there, or nowhere.
+    /// Sets the journal that records events from now on; None for no recording.
     pub fn set_journal(&mut self, journal: Option<Box<Journal>>) {
         self.journal = journal;
     }
 
-    /// Where events are recorded while there are watchers.
+    /// The journal, if there are watchers.
     #[inline]
     pub fn journal_mut(&mut self) -> Option<&mut Journal> {
         self.journal.as_deref_mut()
@@ -430,8 +431,8 @@ impl Store {
     pub fn note_read(&mut self, found: Found) {
         let entry = self.index.entry(found.at);
         if entry.hits() < index::HITS_MAX {
-            // Another policy's items never have the most hits, so hot items of S3-FIFO do not even
-            // ask.
+            // Under another policy items never have the most hits, so S3-FIFO's hot items skip this
+            // test.
             match self.ranked {
                 None => self.index.set(found.at, entry.hit()),
                 Some(_) => self.note_ranked_read(found, entry),
@@ -460,15 +461,15 @@ impl Store {
         AccessTime::from_seconds(self.now_s - self.arena.segment(id).birth_s)
     }
 
-    /// Sets and clears marks that are not of the layout.
+    /// Sets and clears marks that do not describe the layout.
     pub fn set_marks(&mut self, found: Found, set: u8, clear: u8) {
         let mut header = self.view(found).header();
         header.marks = (header.marks & !(clear & !mark::LAYOUT)) | (set & !mark::LAYOUT);
         header.write(self.arena.item_mut(found.place));
     }
 
-    /// Changes the expiry. An item without room for one is stored anew, so the item may be
-    /// elsewhere afterwards; the marks, the CAS number and the time of the last access stay.
+    /// Changes the expiry. An item without a field for it is stored anew, so it may have moved
+    /// afterwards; its marks, CAS number and time of last access stay.
     pub fn set_expiry(
         &mut self,
         found: Found,
@@ -495,7 +496,7 @@ impl Store {
         })
     }
 
-    /// Gives the item a new CAS number; as [`Self::set_expiry`], it may be elsewhere afterwards.
+    /// Gives the item a new CAS number. As with [`Self::set_expiry`], it may have moved afterwards.
     pub fn set_cas(&mut self, found: Found, hash: u64, cas: u64) -> Result<Found, StoreError> {
         let first_cas = self.arena.segment(SegmentId::of(found.place)).first_cas;
         let mut header = self.view(found).header();
@@ -510,7 +511,7 @@ impl Store {
         }
     }
 
-    /// Stores the item anew, with `cas` and what `change` changes.
+    /// Stores the item anew, with `cas` and the changes that `change` makes.
     fn rebuild(
         &mut self,
         found: Found,
@@ -551,14 +552,14 @@ impl Store {
         Ok(found)
     }
 
-    /// Takes an item out.
+    /// Removes an item.
     pub fn remove(&mut self, found: Found) {
         self.index.remove(found.at);
         self.unrank(found.place);
         self.forget(found.place);
     }
 
-    /// Accounts for an item whose entry is gone or points elsewhere now.
+    /// Updates the counts for an item whose entry is gone or now points elsewhere.
     fn forget(&mut self, place: Place) {
         let footprint = self.arena.item(place).header().footprint_bytes();
         self.items -= 1;

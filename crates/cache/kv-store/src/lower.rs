@@ -1,24 +1,24 @@
-//! What the store knows of items in the tiers below: entries without keys, and what leaves memory
-//! for them.
+//! The store's view of the tiers below: entries of their items, without keys, and the items that
+//! leave memory for them.
 //!
 //! Invariant: a key with an item in memory has no entry of a lower tier. So storing a new item
-//! takes out every lower entry that could be the key's; one that was another key's (their tags are
-//! equal) becomes a miss, never a wrong value.
+//! removes every lower entry that could be the key's; an entry of another key with the same tag
+//! becomes a miss, never a wrong value.
 
 use super::index::{Entry, EntryAt, IndexFull, ItemAt, Place, Tier};
 use super::item::{ItemParts, ItemView, mark};
 use super::{Found, Store, StoreError};
 use crate::record::{self, Record};
 
-/// How much of its memory a shard gives to pointing at items of lower tiers; beyond, items that
+/// How much of its memory a shard uses to point at items of lower tiers; beyond it, items that
 /// leave memory are dropped.
 const LOWER_INDEX_PERCENT_MAX: usize = 60;
-/// What one such entry takes at most: 8 bytes in tables that are at least about 70 % full.
+/// The most that such an entry takes: 8 bytes in tables that are at least about 70 % full.
 const LOWER_ENTRY_BYTES: usize = 12;
 
-/// No tier keeps longer records: see the media's limits.
+/// No tier keeps longer records: see the limits of the media.
 const RECORD_BYTES_MAX: usize = (1 << 20) + (4 << 10);
-/// What an outbox keeps of its memory when it is empty: a burst must not count for ever.
+/// The memory that an empty outbox keeps, so that a burst does not cost memory for ever.
 const OUTBOX_KEPT_BYTES: usize = 1 << 20;
 
 /// Items that had to leave memory, as records for a lower tier.
@@ -38,7 +38,7 @@ impl Outbox {
         self.victims.push((hash, self.bytes.len()));
     }
 
-    /// Takes a record as another tier had it.
+    /// Adds a record as another tier held it.
     pub fn push_record(&mut self, record: &Record<'_>) {
         self.bytes.extend_from_slice(record.bytes);
         self.victims.push((record.hash, self.bytes.len()));
@@ -50,20 +50,20 @@ impl Outbox {
         self.victims.is_empty() && self.forgotten.is_empty()
     }
 
-    /// Places on flash that no entry points to any more, because something newer was stored or the
-    /// item deleted. A later process must not find them either.
+    /// Places on flash that no entry points to any more, because a newer item was stored or the
+    /// item was deleted. A later process must not find them either.
     #[must_use]
     pub fn forgotten(&self) -> &[Place] {
         &self.forgotten
     }
 
-    /// Hash and record of each, in the order in which they left.
+    /// Hash and record of each item, in the order in which they left.
     pub fn iter(&self) -> impl Iterator<Item = (u64, &[u8])> {
         let starts = std::iter::once(0).chain(self.victims.iter().map(|&(_, end)| end));
         self.victims.iter().zip(starts).map(|(&(hash, end), start)| (hash, &self.bytes[start..end]))
     }
 
-    /// Forgets all, and keeps some memory for the next.
+    /// Empties the outbox, and keeps some memory for its next use.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.bytes.shrink_to(OUTBOX_KEPT_BYTES);
@@ -73,7 +73,7 @@ impl Outbox {
 }
 
 impl Store {
-    /// From now on what has to leave memory is kept in the outbox.
+    /// From now on keeps evicted items in the outbox.
     pub fn keep_victims(&mut self) {
         self.outbox = Some(Outbox::default());
     }
@@ -84,8 +84,7 @@ impl Store {
         self.outbox.as_ref().is_some_and(|outbox| !outbox.is_empty())
     }
 
-    /// Items that have left memory since the last call. To be put back with
-    /// [`Self::return_outbox`].
+    /// Takes the items that left memory since the last call. Put back with [`Self::return_outbox`].
     pub fn take_outbox(&mut self) -> Option<Outbox> {
         self.outbox.take()
     }
@@ -110,7 +109,7 @@ impl Store {
         self.entry_of(key, hash).is_some()
     }
 
-    /// The entry of a lower tier that may be the key's, of those that `accept` takes.
+    /// The first lower-tier entry that may be the key's and that `accept` accepts.
     #[must_use]
     pub fn lower_entry(&self, hash: u64, mut accept: impl FnMut(ItemAt) -> bool) -> Option<Entry> {
         let found = self.index.find(hash, |it| it.tier() != Tier::Memory && accept(it.item_at()));
@@ -121,14 +120,15 @@ impl Store {
         self.index.find(hash, |it| it.tier() == tier && it.place() == place)
     }
 
-    /// Whether the index may point to more items of lower tiers: it lies in memory, too.
+    /// Whether the index, which is in memory, may point to more items of lower tiers.
     #[must_use]
     pub const fn has_room_for_lower(&self) -> bool {
         let most = self.settings.limit_bytes / 100 * LOWER_INDEX_PERCENT_MAX / LOWER_ENTRY_BYTES;
         self.lower_items < most
     }
 
-    /// Points to an item of a lower tier. The caller knows that memory has none of its key.
+    /// Adds an entry for an item of a lower tier. The caller knows that memory has no item of its
+    /// key.
     pub fn insert_lower(
         &mut self,
         hash: u64,
@@ -146,7 +146,7 @@ impl Store {
         Ok(())
     }
 
-    /// Forgets an item of a lower tier. Returns whether it was known.
+    /// Removes the entry of an item in a lower tier. True if there was one.
     pub fn remove_lower(&mut self, hash: u64, tier: Tier, place: Place) -> bool {
         let Some((at, _)) = self.lower_at(hash, tier, place) else { return false };
         self.index.remove(at);
@@ -155,28 +155,29 @@ impl Store {
         true
     }
 
-    /// The hits of an item of a lower tier before this one; None if it is not known.
+    /// Counts a hit on an item of a lower tier. Returns its hits before this one, or None if it has
+    /// no entry.
     pub fn hit_lower(&mut self, hash: u64, tier: Tier, place: Place) -> Option<u8> {
         let (at, entry) = self.lower_at(hash, tier, place)?;
         self.index.set(at, entry.hit());
         Some(entry.hits())
     }
 
-    /// Hits counted for an item of a lower tier.
+    /// The hits of an item of a lower tier.
     #[must_use]
     pub fn lower_hits(&self, hash: u64, tier: Tier, place: Place) -> Option<u8> {
         self.lower_at(hash, tier, place).map(|(_, entry)| entry.hits())
     }
 
-    /// An item of a lower tier has moved there; its hits count anew.
+    /// Changes the place of an item within a lower tier, and resets its hits.
     pub fn move_lower(&mut self, hash: u64, tier: Tier, from: Place, to: Place) {
         if let Some((at, _)) = self.lower_at(hash, tier, from) {
             self.index.set(at, Entry::new(tier, to, 0));
         }
     }
 
-    /// Forgets the items of far memory of whose places `is_gone` says so, in one part of the index:
-    /// false when there is no such part, and all were looked at.
+    /// Removes the entries of far items whose places `is_gone` selects, in one part of the index.
+    /// False if there is no such part: then all have been visited.
     pub fn forget_far_in(&mut self, part: usize, mut is_gone: impl FnMut(Place) -> bool) -> bool {
         let goes = |it: Entry| it.tier() == Tier::Far && is_gone(it.place());
         let Some(removed) = self.index.remove_in(part, goes) else { return false };
@@ -184,7 +185,7 @@ impl Store {
         true
     }
 
-    /// Shows where in far memory items lie that were hit, in one part of the index: false as for
+    /// Shows the places of hit items in far memory, in one part of the index. False as for
     /// [`Self::forget_far_in`].
     pub fn see_hit_in_far(&self, part: usize, mut see: impl FnMut(Place)) -> bool {
         self.index.see_in(part, |it| {
@@ -194,27 +195,27 @@ impl Store {
         })
     }
 
-    /// Items in lower tiers.
+    /// Number of items in lower tiers.
     #[inline]
     #[must_use]
     pub const fn lower_items(&self) -> usize {
         self.lower_items
     }
 
-    /// Whether a record is still to be given out: neither expired nor flushed.
+    /// Whether a record is still valid: neither expired nor flushed.
     #[must_use]
     pub fn is_live(&self, record: &Record<'_>) -> bool {
         let expires_s = record.item.expires_s();
         (expires_s == 0 || expires_s > self.now_s) && record.stored_as > self.flushed_cas
     }
 
-    /// Of them, items on flash.
+    /// How many of the items in lower tiers are on flash.
     #[must_use]
     pub const fn flash_items(&self) -> usize {
         self.flash_items
     }
 
-    /// Brings a record back into memory as it was: with its numbers and marks.
+    /// Stores a record in memory again, with its numbers and marks.
     pub fn promote(&mut self, record: &Record<'_>) -> Result<Found, StoreError> {
         let item = record.item;
         let parts = ItemParts {
@@ -228,7 +229,7 @@ impl Store {
         self.put(&parts, record.hash, Some(record.stored_as))
     }
 
-    /// Takes out every lower entry that may be the key's, if there are any at all.
+    /// Removes every lower entry that may be the key's, if there are lower entries at all.
     #[inline]
     pub fn forget_lower(&mut self, hash: u64) {
         if self.lower_items > 0 {
@@ -236,7 +237,7 @@ impl Store {
         }
     }
 
-    /// Takes out every lower entry that may be the key's.
+    /// Removes every lower entry that may be the key's.
     pub(super) fn drop_lower(&mut self, hash: u64) {
         while let Some((at, entry)) = self.index.find(hash, |it| it.tier() != Tier::Memory) {
             self.index.remove(at);

@@ -1,12 +1,11 @@
-//! Memory straight from the kernel: zeroed, in whole pages, given back at once when dropped.
+//! Memory straight from the kernel: zeroed, in whole pages, returned at once when dropped.
 //!
-//! The allocator is not used for what is large, because what it keeps would be memory that the
-//! limit does not see.
+//! The allocator is not used for large memory, because what it keeps would be outside the limit.
 //!
-//! Memory that other processes read is a file in memory ([`Mapping::readable_by_others`]). It is
-//! not sealed against future writers: the kernel refuses to take pages out of such a file
-//! (`MADV_REMOVE` is EPERM). Other processes cannot write because they get a read-only descriptor,
-//! and a mode with which no process can open the file anew.
+//! Memory that other processes may read is a memory file ([`Mapping::readable_by_others`]). It is
+//! not sealed against future writers: the kernel refuses to release pages of such a file
+//! (`MADV_REMOVE` is EPERM). Others cannot write because they get a read-only descriptor, and the
+//! file's mode prevents them from opening it anew.
 
 use std::ops::{Deref, DerefMut, Range};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -19,7 +18,7 @@ use rustix::mm::Advice;
 /// Only the owner, who has it already, may open the file of shared memory again, and only to read.
 const FILE_MODE: Mode = Mode::RUSR;
 
-/// A mapping that this process alone writes; no memory is behind a page before it is written.
+/// A mapping that only this process writes; a page has no memory before it is first written.
 #[derive(Debug)]
 pub struct Mapping {
     memory: MappedMemory,
@@ -28,14 +27,14 @@ pub struct Mapping {
 }
 
 impl Mapping {
-    /// `bytes` of zeros. None when the kernel refuses.
+    /// Maps `bytes` of zeros. None if the kernel refuses.
     pub fn zeroed(bytes: usize) -> Option<Self> {
         let memory = MappedMemory::anonymous(bytes.max(1)).ok()?;
         Some(Self { memory, is_shared: false })
     }
 
-    /// `bytes` of zeros that others can map with the descriptor that comes back, to read them. The
-    /// size stays.
+    /// Maps `bytes` of zeros that others can map for reading, with the returned descriptor. The
+    /// size is fixed.
     pub fn readable_by_others(bytes: usize) -> Result<(Self, OwnedFd), Errno> {
         let bytes = bytes.max(1);
         let file = memfd_of("farpool-kv-items", bytes as u64)?;
@@ -48,12 +47,12 @@ impl Mapping {
         Ok((Self { memory, is_shared: true }, reader))
     }
 
-    /// Asks for huge pages: far fewer misses of the address translation. A wish, not a promise.
+    /// Asks for huge pages, which cause far fewer TLB misses. A hint, not a guarantee.
     pub fn wish_huge_pages(&mut self, range: Range<usize>) {
         self.advise(range, Advice::LinuxHugepage);
     }
 
-    /// Asks for none: what is taken and given back in small pieces must not take whole ones.
+    /// Asks for no huge pages: memory used and released in small pieces must not take whole ones.
     pub fn refuse_huge_pages(&mut self, range: Range<usize>) {
         self.advise(range, Advice::LinuxNoHugepage);
     }
@@ -65,8 +64,8 @@ impl Mapping {
         let _ = unsafe { self.memory.advise(range, advice) };
     }
 
-    /// Takes that wish back: what is touched from now on gets small pages, huge ones that are there
-    /// stay.
+    /// Withdraws the request for huge pages: newly touched memory gets small pages, existing huge
+    /// ones stay.
     pub fn forgo_huge_pages(&mut self) {
         self.advise(0..self.memory.bytes(), Advice::LinuxNoHugepage);
     }
@@ -92,10 +91,11 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts_mut(self.start().cast(), self.memory.bytes() / 8) }
     }
 
-    /// Gives the memory behind `range` back; it reads as zeros afterwards. The range is of whole
+    /// Returns the memory of `range` to the kernel; it then reads as zeros. The range is whole
     /// pages.
     pub fn release(&mut self, range: Range<usize>) {
-        // A shared file keeps what is only not needed; it has to be cut out.
+        // A shared file keeps pages that are only marked as not needed; they have to be punched
+        // out.
         let advice = if self.is_shared { Advice::LinuxRemove } else { Advice::LinuxDontNeed };
         self.advise(range, advice);
     }

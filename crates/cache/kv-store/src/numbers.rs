@@ -1,29 +1,29 @@
-//! Which item goes, asked of a policy of `farpool_policy`: keys get numbers for it.
+//! Asks a policy of `farpool_policy` which item to evict; keys get numbers for that.
 //!
-//! Policies know items by dense numbers, as long as they are there and as long as the policy
-//! remembers them afterwards. A second index leads from a key's hash to its number, a table from
-//! the number back to the hash. When a number is free, the last one takes its place, so all tables
-//! are as long as what is known, and shrink with it. It takes 8 bytes of table and about 10 of
-//! index for each known key, and the policy's own.
+//! Policies know items by dense numbers, while they are there and while the policy remembers them
+//! afterwards. A second index maps a key's hash to its number, a table maps the number back to the
+//! hash. When a number is freed, the last one takes its place, so all tables are as long as the
+//! number of known keys, and shrink with it. This costs 8 bytes of table and about 10 of index for
+//! each known key, plus the policy's own memory.
 //!
-//! Two keys with one hash of 64 bits are one to the policy: they come and go together.
+//! Two keys with the same 64-bit hash are one to the policy: they come and go together.
 
 use farpool_policy::{CacheKind, RANKED_PAGES_MAX, Ranking};
 use farpool_units::exactly;
 
 use super::index::{Entry, EntryAt, Index, IndexFull, Place, Tier};
 
-/// The tables grow by this share of what is known, in steps no smaller than [`STEP_NUMBERS_MIN`].
+/// The tables grow by this share of the known keys, in steps of at least [`STEP_NUMBERS_MIN`].
 const GROWTH_SHARE: usize = 8;
-/// The smallest step, in numbers: 30 KiB or so.
+/// The smallest step, in numbers: about 30 KiB.
 const STEP_NUMBERS_MIN: usize = 1024;
 /// Tables that would be less than half full shrink.
 const SHRINK_SHARE: usize = 2;
-/// An index that takes more bytes than this for each known key is made anew ...
+/// An index that takes more bytes than this for each known key is rebuilt ...
 const INDEX_BYTES_PER_KEY_MAX: usize = 64;
 /// ... unless it is this small: one region.
 const INDEX_BYTES_MIN: usize = 1 << 20;
-/// Any will do: guessing which item goes next gains nothing.
+/// Any seed will do: there is nothing to gain by guessing which item is evicted next.
 const RANDOM_SEED: u64 = 0x6661_7270_6f6f_6c21;
 
 /// The keys that a policy knows.
@@ -31,13 +31,13 @@ const RANDOM_SEED: u64 = 0x6661_7270_6f6f_6c21;
 pub(super) struct Ranked {
     policy: Box<dyn Ranking>,
     kind: CacheKind,
-    /// From the hash of a key to its number, which stands where other indexes have a place.
+    /// Maps the hash of a key to its number, which is stored in the entry's place.
     numbers: Index,
-    /// From the number to the hash.
+    /// Maps a number to its hash.
     hashes: Vec<u64>,
-    /// Numbers that the policy's tables have room for.
+    /// How many numbers the policy's tables have room for.
     room: usize,
-    /// Numbers that are free.
+    /// Numbers to be freed.
     forgotten: Vec<u32>,
 }
 
@@ -57,12 +57,12 @@ impl Ranked {
         self.kind
     }
 
-    /// All memory that it takes.
+    /// The memory of all tables and of the policy.
     pub(super) fn bytes(&self) -> usize {
         self.numbers.bytes() + self.hashes.capacity() * 8 + self.policy.bytes()
     }
 
-    /// Items that are there; of those whose keys have one hash, one.
+    /// Number of items; those whose keys share one hash count as one.
     pub(super) fn len(&self) -> usize {
         self.policy.len()
     }
@@ -73,7 +73,7 @@ impl Ranked {
         self.numbers.find(hash, is_it).map(|(at, entry)| (at, number(entry)))
     }
 
-    /// An item was read.
+    /// Notes that an item was read.
     pub(super) fn touch(&mut self, hash: u64) {
         if let Some((_, number)) = self.find(hash) {
             self.policy.touch(number, &mut self.forgotten);
@@ -81,8 +81,8 @@ impl Ranked {
         }
     }
 
-    /// An item was stored: a new one, or in place of another, which counts as a read. Fails when
-    /// keys cannot be told apart any more or memory is refused; then the policy does not know the
+    /// Notes that an item was stored: a new one, or a replacement, which counts as a read. Fails if
+    /// keys can no longer be told apart or memory is refused; the policy then does not know the
     /// item.
     pub(super) fn store(&mut self, hash: u64) -> Result<(), IndexFull> {
         let number = match self.find(hash) {
@@ -99,7 +99,7 @@ impl Ranked {
         Ok(())
     }
 
-    /// An item is gone that the policy has not chosen.
+    /// Notes that an item is gone without the policy having chosen it.
     pub(super) fn remove(&mut self, hash: u64) {
         if let Some((_, number)) = self.find(hash) {
             self.policy.remove(number, &mut self.forgotten);
@@ -108,13 +108,13 @@ impl Ranked {
         }
     }
 
-    /// Items are about to leave because no more fit.
+    /// Notes that the store is full: items are about to be evicted.
     pub(super) fn is_full(&mut self) {
         self.policy.set_capacity(exactly(self.policy.len()), &mut self.forgotten);
         self.free_forgotten();
     }
 
-    /// The hash of the item that goes next.
+    /// Chooses the next item to evict. Returns its hash.
     pub(super) fn victim(&mut self) -> Option<u64> {
         let number = self.policy.victim(&mut self.forgotten)?;
         let hash = self.hashes[number as usize];
@@ -125,7 +125,7 @@ impl Ranked {
         Some(hash)
     }
 
-    /// Makes the tables longer if one more key needs it. Returns whether it did.
+    /// Enlarges the tables if one more key needs it. True if it did.
     pub(super) fn prepare(&mut self) -> bool {
         let is_full = self.hashes.len() == self.room;
         if is_full {
@@ -147,7 +147,7 @@ impl Ranked {
         Ok(exactly(number))
     }
 
-    /// Makes the tables fit for this many numbers and some more.
+    /// Sizes the tables for `numbers` numbers and some more.
     fn resize(&mut self, numbers: usize) {
         let step = (numbers / GROWTH_SHARE).max(STEP_NUMBERS_MIN);
         self.room = (numbers + step).min(RANKED_PAGES_MAX);
@@ -163,7 +163,7 @@ impl Ranked {
         if self.forgotten.is_empty() {
             return;
         }
-        // From the highest on, so that none of them is the last one that takes another's place.
+        // The highest first, so that none of them is the last number that takes another's place.
         self.forgotten.sort_unstable();
         while let Some(number) = self.forgotten.pop() {
             self.free(number);
@@ -191,7 +191,7 @@ impl Ranked {
         self.hashes.pop();
     }
 
-    /// Gives back what the index took when there was more to know.
+    /// Rebuilds the index if it is too large for the known keys.
     fn shrink_index(&mut self) {
         let most = INDEX_BYTES_MIN.max(self.hashes.len() * INDEX_BYTES_PER_KEY_MAX);
         if self.numbers.bytes() <= most {
@@ -220,8 +220,7 @@ mod tests {
         farpool_keyvault::owner::hash_key(&key.to_le_bytes())
     }
 
-    /// Every number leads to its hash and back, and no key has a number that the policy does not
-    /// know.
+    /// Every number leads to its hash and back, and the policy knows every number.
     fn check(ranked: &Ranked) {
         assert_eq!(ranked.numbers.entries(), ranked.hashes.len());
         for (number, &hash) in (0..).zip(&ranked.hashes) {

@@ -1,5 +1,4 @@
-//! Storing: in place where the new item fits exactly, else behind what lies in an open segment of
-//! its kind.
+//! Storing: in place if the new item fits exactly, else at the end of an open segment of its kind.
 
 use farpool_policy::cache::S3_FIFO_SMALL_PERCENT;
 
@@ -8,8 +7,8 @@ use super::index::{self, Entry, EntryAt, Place, Tier};
 use super::item::{AccessTime, ItemParts, KEY_BYTES_MAX, VALUE_BYTES_MAX, mark, memcached_bytes};
 use super::{Found, Opening, Store, StoreError, expiry_or_never, ttl_class};
 
-/// How far behind the last CAS number a new segment begins to count, so that older items that
-/// are stored anew (touched, say) find room in it.
+/// How far below the last CAS number a new segment's numbers begin, so that older items that are
+/// stored anew (after a touch, say) fit into it.
 const CAS_BEHIND: u64 = 1 << 31;
 
 impl Store {
@@ -25,7 +24,7 @@ impl Store {
         Ok(())
     }
 
-    /// Stores an item under a new CAS number, in place of what the key had.
+    /// Stores an item under a new CAS number, replacing the key's item.
     pub fn insert(&mut self, parts: &ItemParts<'_>, hash: u64) -> Result<Found, StoreError> {
         self.counts.total_items += 1;
         self.put(parts, hash, None)
@@ -39,7 +38,7 @@ impl Store {
     ) -> Result<Found, StoreError> {
         self.check_size(parts)?;
         let kept = cas.is_some();
-        // Eight bytes more, in case the CAS number turns out too old for the segment.
+        // Eight more bytes, in case the CAS number is too old for the segment.
         let footprint = parts.header(AccessTime(0), 0).footprint_bytes() + if kept { 8 } else { 0 };
         self.make_quota_room(parts.key, hash, footprint)?;
         self.prepare_ranked()?;
@@ -71,10 +70,10 @@ impl Store {
         self.item_bytes += header.footprint_bytes() as u64;
         self.quotas.born(parts.key, header.footprint_bytes());
         if self.arena.segment(id).is_lone() {
-            // At once, so that it is freed if the index has no room.
+            // Immediately, so that the segment is freed if the index has no room.
             self.queues[queue as usize].push(&mut self.arena, id);
         }
-        // Making room may have moved or evicted what the key had.
+        // Making room may have moved or evicted the key's old item.
         let at = match self.entry_of(parts.key, hash) {
             Some((at, entry)) => {
                 self.index.set(at, Entry::new(Tier::Memory, place, entry.hits()));
@@ -106,7 +105,8 @@ impl Store {
         Ok(at)
     }
 
-    /// Overwrites what the key had, if the new item has exactly its layout and the numbers reach.
+    /// Overwrites the key's item if the new one has exactly its layout and its number fits the
+    /// segment.
     fn put_in_place(&mut self, parts: &ItemParts<'_>, place: Place, cas: u64) -> bool {
         let old = self.arena.item(place).header();
         let id = SegmentId::of(place);
@@ -150,7 +150,7 @@ impl Store {
             * S3_FIFO_SMALL_PERCENT as usize
     }
 
-    /// An open segment with room for the item, in whose reach `cas` is, if it is not too old for
+    /// An open segment with room for the item, and with `cas` in range unless it is too old for
     /// any.
     fn segment_for(
         &mut self,
@@ -180,14 +180,14 @@ impl Store {
         Ok(id)
     }
 
-    /// Makes `id` the open segment of its kind and seals the one before.
+    /// Makes `id` the open segment of its kind and seals the previous one.
     pub(super) fn open_instead(&mut self, opening: Opening, class: u8, id: SegmentId) {
         if let Some(full) = self.open[opening as usize][usize::from(class)].replace(id) {
             self.seal(full);
         }
     }
 
-    /// Closes a segment that is open.
+    /// Closes an open segment.
     pub(super) fn close(&mut self, id: SegmentId) {
         let open = self.open.iter_mut().flatten().find(|open| **open == Some(id));
         if let Some(id) = open.and_then(Option::take) {
@@ -195,7 +195,7 @@ impl Store {
         }
     }
 
-    /// Closes a segment that no list has open any more.
+    /// Closes a segment that is no longer in any list of open ones.
     pub(super) fn seal(&mut self, id: SegmentId) {
         let queue = self.arena.segment(id).queue as usize;
         self.queues[queue].push(&mut self.arena, id);

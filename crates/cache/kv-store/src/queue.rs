@@ -1,9 +1,9 @@
 //! A queue of sealed segments, oldest first, linked through the segments themselves so that one can
-//! leave from the middle.
+//! be removed from the middle.
 
 use super::arena::{Arena, SegmentId};
 
-/// First in, first out, of sealed segments.
+/// A FIFO queue of sealed segments.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct SegmentQueue {
     oldest: Option<SegmentId>,
@@ -30,7 +30,7 @@ impl SegmentQueue {
         self.newest = Some(id);
     }
 
-    /// Takes a sealed segment out, wherever it stands.
+    /// Removes a sealed segment from any position.
     pub fn remove(&mut self, arena: &mut Arena, id: SegmentId) {
         let segment = arena.segment_mut(id);
         assert!(segment.is_sealed, "only sealed segments stand in a queue");

@@ -1,8 +1,8 @@
 //! Quotas: how much memory the items of a prefix may take together.
 //!
-//! A prefix that would exceed its quota makes room among its own items: its oldest go, those that
-//! were read since get another round. Others are not touched, and a quota guarantees no memory: it
-//! only bounds.
+//! A store that would exceed its quota makes room among the items of its own prefix: the oldest are
+//! evicted, those read since get another round. Other items are not touched, and a quota guarantees
+//! no memory: it is only a limit.
 //!
 //! Invariant: `used_bytes` of a quota is the sum of its items' footprints in memory.
 
@@ -14,28 +14,27 @@ use super::index::{Entry, Place, Tier};
 use super::key::HashedKey;
 use super::{Found, Store, StoreError};
 
-/// Items that get another round before one must go whatever was read: it bounds the work for one
-/// insertion.
+/// The most items that get another round before one is evicted whether it was read or not: this
+/// bounds the work for one insertion.
 const ROUNDS_MAX: usize = 32;
-/// Hashes of items that are gone are let be until they are more than those that are there, and
-/// these.
+/// Hashes of items that are gone are cleaned up once there are more of them than items, plus this.
 const STALE_MIN: usize = 64;
 
-/// How much one prefix may take of a shard.
+/// The use that one prefix makes of a shard.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct QuotaReport {
     pub prefix: Vec<u8>,
     pub limit_bytes: u64,
     pub used_bytes: u64,
     pub items: u64,
-    /// Items that had to go for it.
+    /// Items evicted because of it.
     pub evictions: u64,
 }
 
 #[derive(Debug)]
 struct Quota {
     report: QuotaReport,
-    /// Hashes of its keys, oldest first; of some that are gone, too.
+    /// Hashes of its keys, oldest first, including some whose items are gone.
     order: VecDeque<u64>,
 }
 
@@ -44,12 +43,12 @@ struct Quota {
 pub(super) struct Quotas(Vec<Quota>);
 
 impl Quotas {
-    /// The quota that holds for a key: that of the longest prefix.
+    /// The quota that applies to a key: that of the longest prefix.
     fn number_of(&self, key: &[u8]) -> Option<usize> {
         self.0.iter().position(|it| key.starts_with(&it.report.prefix))
     }
 
-    /// An item of this key and size is there.
+    /// Counts a new item of this key and size.
     #[inline]
     pub(super) fn born(&mut self, key: &[u8], footprint: usize) {
         if !self.0.is_empty()
@@ -61,7 +60,7 @@ impl Quotas {
         }
     }
 
-    /// It is not any more.
+    /// Counts an item of this key and size as gone.
     #[inline]
     pub(super) fn died(&mut self, key: &[u8], footprint: usize) {
         if !self.0.is_empty()
@@ -79,7 +78,7 @@ impl Quotas {
 }
 
 impl Store {
-    /// Bounds the memory of items by their prefixes, in this shard. Only for an empty store.
+    /// Limits the memory of items by their prefixes, in this shard. Only for an empty store.
     pub fn set_quotas(&mut self, limits: impl IntoIterator<Item = (Vec<u8>, u64)>) {
         let quota = |(prefix, limit_bytes)| Quota {
             report: QuotaReport { prefix, limit_bytes, used_bytes: 0, items: 0, evictions: 0 },
@@ -90,14 +89,14 @@ impl Store {
         self.quotas = Quotas(quotas);
     }
 
-    /// What the quotas bound, longest prefix first.
+    /// The use of the quotas, longest prefix first.
     #[must_use]
     pub fn quotas(&self) -> Vec<QuotaReport> {
         self.quotas.0.iter().map(|it| it.report.clone()).collect()
     }
 
-    /// Makes room under the key's quota, if it has one, for an item of this size in place of what
-    /// the key has.
+    /// Makes room under the key's quota, if it has one, for an item of this size that replaces the
+    /// key's item.
     #[inline]
     pub(super) fn make_quota_room(
         &mut self,
@@ -127,7 +126,8 @@ impl Store {
         if footprint > limit_bytes {
             return Err(StoreError::OutOfMemory);
         }
-        // Everything once, and what goes on a second time: then there is nothing left to take.
+        // Every item once, and those that get another round a second time: then none is left to
+        // evict.
         let mut looks_left = self.quotas.0[number].order.len() + ROUNDS_MAX + 1;
         let mut rounds = 0;
         while self.quotas.0[number].report.used_bytes - old_bytes + footprint > limit_bytes {
@@ -138,7 +138,7 @@ impl Store {
             let oldest = self.quotas.0[number].order.pop_front();
             let oldest = oldest.ok_or(StoreError::OutOfMemory)?;
             if oldest == hash && old.is_some() {
-                // It is replaced, which makes room by itself.
+                // The key's own item is replaced, which makes room by itself.
                 self.quotas.0[number].order.push_back(oldest);
             } else {
                 rounds += usize::from(self.let_go(number, oldest, rounds < ROUNDS_MAX));
@@ -151,7 +151,8 @@ impl Store {
         Ok(())
     }
 
-    /// Evicts the item of this hash, if it is there; true if it was read and goes on instead.
+    /// Evicts the item of this hash, if there is one. True if it was read and is kept for another
+    /// round.
     fn let_go(&mut self, number: usize, hash: u64, may_go_on: bool) -> bool {
         let (quotas, arena) = (&self.quotas, &self.arena);
         let is_ours = |place: Place| {
@@ -174,7 +175,7 @@ impl Store {
         false
     }
 
-    /// Takes hashes out that nothing belongs to any more, or twice, once they are too many.
+    /// Removes hashes that are duplicates or have no item, once there are too many.
     fn forget_stale(&mut self, number: usize) {
         let Quota { report, order } = &self.quotas.0[number];
         let items: usize = exactly(report.items);
@@ -190,7 +191,7 @@ impl Store {
                 |place: Place| farpool_keyvault::owner::hash_key(arena.item(place).key()) == hash;
             index.find(hash, |it| it.tier() == Tier::Memory && same(it.place())).is_some()
         };
-        // The newest is the one that is being stored.
+        // The newest is the one being stored.
         let kept = order
             .into_iter()
             .filter(|&hash| (Some(hash) == newest || is_there(hash)) && seen.insert(hash))

@@ -1,10 +1,9 @@
-//! Making room as a policy of `farpool_policy` says: it chooses items one by one, wherever they
-//! lie.
+//! Making room by a policy of `farpool_policy`, which chooses items one by one, wherever they are.
 //!
-//! An item that goes leaves a hole. Once holes take their share of the memory, segments with many
-//! of them are emptied: their items go on into other segments as they are, and what is free becomes
+//! An evicted item leaves a hole. Once holes take their share of the memory, segments with many of
+//! them are emptied: their items move into other segments as they are, and the free memory becomes
 //! one piece again. The fewer holes are allowed, the more items fit and the more are moved for each
-//! that is stored.
+//! one stored.
 
 use farpool_keyvault::owner::hash_key;
 use farpool_policy::CacheKind;
@@ -15,27 +14,26 @@ use super::index::{Entry, HITS_MAX, Place, Tier};
 use super::numbers::Ranked;
 use super::{Found, Store, StoreError};
 
-/// Items go until holes take this share of the segments. At 8 % about five items move for each that
-/// is stored where those that go lie anywhere (`random`), about one under `lru`, and hardly any
-/// where they go in the order in which they came.
+/// Items are evicted until holes take this share of the segments. At 8 % about five items move for
+/// each one stored if evicted items are anywhere (`random`), about one under `lru`, and hardly any
+/// if items are evicted in the order in which they were stored.
 const HOLES_PERCENT: usize = 8;
-/// How many segments are looked at to find the one with the most holes.
+/// How many segments are sampled to find the one with the most holes.
 const SAMPLES: usize = 64;
 /// A sealed segment with fewer holes is not worth emptying ...
 const HOLLOW_PERCENT: usize = 5;
 /// ... nor is one that is still being filled.
 const HOLLOW_OPEN_PERCENT: usize = 50;
-/// For each segment that was emptied without making room, holes may take this much of a segment
-/// more.
+/// For each segment emptied without making room, this share of a segment more is allowed for holes.
 const IN_VAIN_SHARE: usize = 8;
-/// Segments for items that go on are born no longer ago than twelve days, so that another twelve
-/// fit into an [`super::item::AccessTime`]; an item that was not read for longer looks as if it had
-/// been read then.
+/// Segments for items that move are born no longer ago than twelve days, so that another twelve fit
+/// into an [`super::item::AccessTime`]; an item that was not read for longer appears to have been
+/// read then.
 const MOVED_AGE_MAX_S: u32 = 1 << 20;
 
 impl Store {
-    /// Items go as this policy says; [`CacheKind::S3Fifo`], the store's own, if nothing is said.
-    /// Only for an empty store. A store that does not evict needs none.
+    /// Sets the eviction policy; without a call it is [`CacheKind::S3Fifo`], the store's own. Only
+    /// for an empty store. A store that does not evict needs none.
     pub fn set_policy(&mut self, kind: CacheKind) -> Result<(), StoreError> {
         self.ranked = None;
         if kind != CacheKind::S3Fifo && self.settings.evicts {
@@ -45,20 +43,20 @@ impl Store {
         Ok(())
     }
 
-    /// The policy by which items go.
+    /// The eviction policy.
     #[must_use]
     pub fn policy(&self) -> CacheKind {
         self.ranked.as_ref().map_or(CacheKind::S3Fifo, |ranked| ranked.kind())
     }
 
-    /// The memory in which the policy keeps what it knows; S3-FIFO's is in the index.
+    /// The memory of the policy's own state; S3-FIFO's is in the index.
     #[must_use]
     pub const fn policy_bytes(&self) -> usize {
         self.ranked_bytes
     }
 
-    /// Items that the policy can choose from, if it is not the store's own: all, but of those whose
-    /// keys have one hash, one.
+    /// Number of items that the policy can choose from, if it is not the store's own: all, but keys
+    /// that share one hash count as one.
     #[must_use]
     pub fn ranked_items(&self) -> Option<usize> {
         self.ranked.as_ref().map(|ranked| ranked.len())
@@ -68,8 +66,8 @@ impl Store {
         self.ranked_bytes = self.ranked.as_ref().map_or(0, |ranked| ranked.bytes());
     }
 
-    /// Tells the policy of a read. The index counts too, for quotas, but never so far that it would
-    /// stop to ask.
+    /// Reports a read to the policy. The index counts hits too, for quotas, but stays below the
+    /// maximum, so that every read is reported.
     #[cold]
     #[inline(never)]
     pub(super) fn note_ranked_read(&mut self, found: Found, entry: Entry) {
@@ -82,8 +80,7 @@ impl Store {
         }
     }
 
-    /// When the policy's tables have to grow for one more item, they do so before room is made for
-    /// the item.
+    /// Grows the policy's tables if one more item needs it, before room is made for the item.
     pub(super) fn prepare_ranked(&mut self) -> Result<(), StoreError> {
         if self.ranked.as_mut().is_some_and(|ranked| ranked.prepare()) {
             self.measure_ranked();
@@ -92,15 +89,15 @@ impl Store {
         Ok(())
     }
 
-    /// From when a segment for items that go on counts the times of access, given the birth of the
-    /// segment that they come from. Segments are emptied in any order, so the next has to be as old
-    /// as the one before, or it would often have to be closed half full.
+    /// The birth of a segment for items that move, to which their access times are relative, given
+    /// the birth of the segment that they leave. Segments are emptied in any order, so the next has
+    /// to be as old as the one before, or it would often have to be closed half full.
     pub(super) fn moved_birth_s(&self, from_s: u32, before_s: Option<u32>) -> u32 {
         let oldest_s = self.now_s.saturating_sub(MOVED_AGE_MAX_S);
         before_s.unwrap_or(from_s).min(from_s).max(oldest_s)
     }
 
-    /// Tells the policy, if there is one, of an item that was stored.
+    /// Reports a stored item to the policy, if there is one.
     pub(super) fn rank(&mut self, hash: u64) -> Result<(), StoreError> {
         let Some(ranked) = &mut self.ranked else { return Ok(()) };
         let known = ranked.store(hash);
@@ -108,7 +105,7 @@ impl Store {
         known.map_err(|_| StoreError::OutOfMemory)
     }
 
-    /// Tells the policy, if there is one, that an item whose entry is gone is no more.
+    /// Reports to the policy, if there is one, that an item whose entry is gone no longer exists.
     pub(super) fn unrank(&mut self, place: Place) {
         if self.ranked.is_none() {
             return;
@@ -146,7 +143,7 @@ impl Store {
                 continue;
             }
             if let Some(id) = self.hollow_segment() {
-                // Closing an open one may have freed it already.
+                // Closing an open segment may have freed it already.
                 if self.arena.segment(id).is_sealed {
                     self.empty(id, Why::Holes, 0);
                 }
@@ -159,7 +156,7 @@ impl Store {
         Ok(())
     }
 
-    /// Evicts what the policy chooses; false when there is nothing.
+    /// Evicts the item that the policy chooses. False if there is none.
     fn evict_one(&mut self) -> bool {
         let Some(hash) = self.ranked.as_mut().and_then(|ranked| ranked.victim()) else {
             return false;
@@ -178,8 +175,7 @@ impl Store {
         true
     }
 
-    /// A segment that is worth emptying, closed: of some that are looked at the one with the most
-    /// holes.
+    /// A segment worth emptying, closed: the one with the most holes among some samples.
     fn hollow_segment(&mut self) -> Option<SegmentId> {
         let mut hollowest: Option<(usize, SegmentId)> = None;
         for _ in 0..SAMPLES {

@@ -1,4 +1,4 @@
-//! An item on its way through a tier: its bytes as in memory, with what its segment knew, under a
+//! An item in a lower tier: its bytes as in memory, with the data its segment held, under a
 //! checksum.
 //!
 //! ```text
@@ -9,8 +9,8 @@
 //!     24   the item: header, what it has, key, value
 //! ```
 //!
-//! The seal tells one use of a zone from every other. It is not stored: who reads knows it, and a
-//! record that an earlier use left behind has another checksum.
+//! The seal distinguishes one use of a zone from every other. It is not stored: the reader knows
+//! it, and a record left by an earlier use has a different checksum.
 
 use farpool_units::exactly;
 
@@ -21,13 +21,13 @@ pub const HEAD_BYTES: usize = 24;
 /// Records begin at multiples of this.
 pub const ALIGN_BYTES: usize = 16;
 
-/// A record that was found in order.
+/// A record that is valid.
 #[derive(Debug, Clone, Copy)]
 pub struct Record<'a> {
     pub hash: u64,
     pub stored_as: u64,
     pub item: ItemView<'a>,
-    /// All of it, as it can be appended again.
+    /// The whole record, to be appended elsewhere.
     pub bytes: &'a [u8],
 }
 
@@ -44,13 +44,13 @@ pub fn push(out: &mut Vec<u8>, hash: u64, stored_as: u64, item: &[u8]) {
     out.extend_from_slice(item);
 }
 
-/// Writes the checksum of a record.
+/// Writes a record's checksum.
 pub fn seal(bytes: &mut [u8], seal: u32) {
     let sum = checksum(seal, bytes);
     bytes[..4].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// The length of the record that begins here; None where there is none.
+/// The length of the record that begins here. None if there is none.
 #[must_use]
 pub fn length(bytes: &[u8]) -> Option<usize> {
     let length: [u8; 4] = bytes.get(4..8)?.try_into().ok()?;
@@ -64,7 +64,7 @@ pub fn key_of(bytes: &[u8]) -> Option<&[u8]> {
     read_unchecked(bytes).map(|record| record.item.key())
 }
 
-/// The record that `bytes` begins with, if everything about it is right.
+/// The record at the start of `bytes`, if it is valid in every respect.
 #[must_use]
 pub fn read(bytes: &[u8], seal: u32) -> Option<Record<'_>> {
     let bytes = bytes.get(..length(bytes)?)?;
@@ -75,7 +75,7 @@ pub fn read(bytes: &[u8], seal: u32) -> Option<Record<'_>> {
     read_unchecked(bytes)
 }
 
-/// A record whose checksum was looked at before, or that never left memory.
+/// A record whose checksum was checked before, or that never left memory.
 #[must_use]
 pub fn read_unchecked(bytes: &[u8]) -> Option<Record<'_>> {
     let bytes = bytes.get(..length(bytes)?)?;

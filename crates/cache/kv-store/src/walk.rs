@@ -1,14 +1,14 @@
-//! Walking through all items in memory, one segment at a time.
+//! Walking over all items in memory, one segment at a time.
 //!
 //! Between two segments the store may change: items that move meanwhile may be met twice or not at
-//! all, items that stay are met once. A segment is walked at once, so no place has to stay right
-//! for longer.
+//! all, items that stay are met once. A segment is walked in one call, so no place has to stay
+//! valid for longer.
 
 use super::index::Tier;
 use super::item::ItemView;
 use super::{Found, Store};
 
-/// An item that was met.
+/// An item met on the walk.
 #[derive(Debug)]
 pub struct Walked<'a> {
     pub view: ItemView<'a>,
@@ -18,8 +18,8 @@ pub struct Walked<'a> {
 }
 
 impl Store {
-    /// Shows `each` the live items of the first segment in use from number `from` on, until it says
-    /// false. The number to go on from; None when there is no segment any more.
+    /// Shows `each` the live items of the first segment in use numbered at least `from`, until it
+    /// returns false. Returns the number to continue from, or None if there is no further segment.
     pub fn walk_segment(
         &self,
         from: usize,

@@ -1,4 +1,4 @@
-//! The store under each policy: it misses what the pure policy misses, whatever else goes on.
+//! The store under each policy: it has the misses of the pure policy, whatever else happens.
 
 use std::collections::HashSet;
 
@@ -26,13 +26,13 @@ fn insert(store: &mut Store, key: &str, bytes: usize, expires_s: u32) -> Result<
     store.insert(&parts, hash_key(key.as_bytes())).map(|_| ())
 }
 
-/// Whether it is there; if so it is read.
+/// Reads a key. True if it is there.
 fn read(store: &mut Store, key: &str) -> bool {
     let found = store.find(key.as_bytes(), hash_key(key.as_bytes()));
     found.map(|found| store.note_read(found)).is_some()
 }
 
-/// A heavy-tailed popularity; a scan over all keys takes every fifth part of it.
+/// A heavy-tailed popularity; every fifth part is a scan over all keys.
 fn trace(requests: usize) -> Vec<u32> {
     let mut rng = Rng::new(7);
     let mut scan = 0;
@@ -58,7 +58,7 @@ impl CacheVisitor for Misses<'_> {
     }
 }
 
-/// Misses, and items that were there on average in the second half.
+/// Misses, and the average number of items in the second half.
 fn misses(kind: CacheKind, trace: &[u32]) -> (usize, usize) {
     let mut store = store(8 << 20, kind, true);
     let (mut misses, mut items) = (0, 0);
@@ -73,10 +73,10 @@ fn misses(kind: CacheKind, trace: &[u32]) -> (usize, usize) {
     (misses, items / (trace.len() - trace.len() / 2))
 }
 
-/// Items of one size: then the memory is a number of items, and the store must miss as often as a
-/// cache of that many. It differs by evicting batches of a segment (0.5 % of the items here), and
-/// by the policies' small differences on demand (`farpool_policy::ranking`): half a point. S3-FIFO,
-/// whose queues are of segments, may differ by one.
+/// With items of one size, the memory is a number of items, and the store must have the misses of a
+/// cache of that many. It differs because items are evicted in batches of a segment (0.5 % of the
+/// items here), and by the policies' small differences on demand (`farpool_policy::ranking`): half
+/// a point. S3-FIFO, whose queues consist of segments, may differ by one.
 #[test]
 fn the_store_misses_what_the_pure_policy_misses() {
     let trace = trace(400_000);
@@ -90,8 +90,7 @@ fn the_store_misses_what_the_pure_policy_misses() {
     }
 }
 
-/// Items evicted for want of room go to the lower tier, each once and only if it is gone from
-/// memory.
+/// Items evicted for lack of room go to the lower tier, each once and only those gone from memory.
 #[test]
 fn what_leaves_goes_to_the_lower_tier() {
     for kind in CacheKind::ALL {
@@ -116,8 +115,8 @@ fn what_leaves_goes_to_the_lower_tier() {
     }
 }
 
-/// Items of a class of lifetimes expire together; their room is taken back before anybody has to go
-/// for it.
+/// Items of a class of lifetimes expire together; their room is reclaimed before any item has to be
+/// evicted for it.
 #[test]
 fn what_has_expired_goes_first() {
     for kind in CacheKind::ALL {
@@ -137,7 +136,7 @@ fn what_has_expired_goes_first() {
     }
 }
 
-/// However often flushed items were read, and with -M, too.
+/// However often the flushed items were read, and with -M as well.
 #[test]
 fn what_was_flushed_makes_room_first() {
     for (kind, evicts) in CacheKind::ALL.into_iter().flat_map(|kind| [(kind, true), (kind, false)])
@@ -194,7 +193,7 @@ fn a_limit_that_changes_is_kept() {
     }
 }
 
-/// The item that was read, touched or stored anew stays where the least recently used goes.
+/// An item that was read, touched or stored anew stays under least recently used.
 #[test]
 fn what_was_used_last_stays_under_lru() {
     let mut store = store(4 << 20, CacheKind::Lru, true);
@@ -214,8 +213,8 @@ fn what_was_used_last_stays_under_lru() {
     assert_eq!(store.items() as u64 + evictions, 50_003);
 }
 
-/// Where what goes lies anywhere, items move to close the holes: not too many, and what is known of
-/// them moves along.
+/// If evicted items are anywhere, items move to close the holes: not too many, and their metadata
+/// moves with them.
 #[test]
 fn items_that_move_stay_what_they_are() {
     let mut store = store(4 << 20, CacheKind::Random, true);

@@ -1,5 +1,4 @@
-//! Quotas against a recount: what a prefix takes is what its items take, and never more than it
-//! may.
+//! Quotas against a recount: a prefix's use is the sum of its items, and never more than its limit.
 
 use farpool_keyvault::owner::hash_key;
 use farpool_kv_store::item::ItemParts;
@@ -28,7 +27,7 @@ fn is_there(store: &mut Store, key: &str) -> bool {
     store.find(key.as_bytes(), hash_key(key.as_bytes())).is_some()
 }
 
-/// What the items in memory take by their quota, counted one by one.
+/// Memory of the items by quota, counted one by one.
 fn recount(store: &Store) -> Vec<(u64, u64)> {
     let quotas = store.quotas();
     let mut counted = vec![(0, 0); quotas.len()];
@@ -98,7 +97,7 @@ proptest! {
                 }
             }
             if fill {
-                // Everybody's eviction goes on beside the quotas'.
+                // General eviction happens beside that of the quotas.
                 insert(&mut store, &format!("fill{number}"), 60_000).unwrap();
             }
             let reports = store.quotas();

@@ -1,5 +1,5 @@
 //! Leases against what they must show: the value as it was when it was leased, read through a
-//! mapping as a client has it, whatever becomes of the item; and nothing is left behind when they
+//! mapping as a client has it, whatever happens to the item; and nothing is left behind when they
 //! end.
 
 use std::collections::HashMap;
@@ -33,7 +33,7 @@ enum Step {
     CutStrays,
 }
 
-/// Few sizes, so that new values often fit where old ones lie; some get a segment of their own.
+/// Few sizes, so that new values often fit in place of old ones; some get a segment of their own.
 fn steps(changes_limit: bool) -> impl Strategy<Value = Vec<Step>> {
     let key = 0u16..150;
     let bytes = prop_oneof![
@@ -101,13 +101,13 @@ struct Run {
     memory: ItemMemory,
     model: HashMap<u16, Vec<u8>>,
     leases: Vec<(LeasedValue, Vec<u8>)>,
-    /// The limit, or what could not be given back when it was lowered.
+    /// The limit, or what could not be freed when it was lowered.
     used_bytes_max: usize,
     was_lowered: bool,
 }
 
 impl Run {
-    /// The item, if it is there; then it is the last that was stored.
+    /// The item, if it is there; it must then be the one stored last.
     fn find(&mut self, key: u16) -> Result<Option<farpool_kv_store::Found>, TestCaseError> {
         let name = name(key);
         let found = self.store.find(name.as_bytes(), hash_key(name.as_bytes()));
@@ -135,8 +135,8 @@ impl Run {
                     Ok(_) => {
                         self.model.insert(key, value);
                     }
-                    // Leased values never keep others from being stored, unless the limit was
-                    // lowered onto them.
+                    // Leases never keep others from storing, unless the limit was lowered below
+                    // what they pin.
                     Err(error) => prop_assert!(self.was_lowered, "{}", error),
                 }
                 self.find(key)?;
@@ -219,21 +219,21 @@ impl Run {
         Ok(())
     }
 
-    /// All leases end: everything that they pinned can be filled again.
+    /// Ends all leases: everything that they pinned can be filled again.
     fn finish(mut self) -> Result<(), TestCaseError> {
         for (leased, _) in self.leases.drain(..) {
             self.store.release(leased.lease);
         }
         prop_assert_eq!(self.store.leases_held(), LeasesHeld::default());
         prop_assert!(self.store.set_limit(LIMIT_BYTES).is_ok());
-        // Segments of all the lifetimes that are open take their share.
+        // The open segments of all the lifetimes take their share.
         let share = filled(&mut self.store);
         prop_assert!(share > 0.7, "items fill {:.2} of the memory", share);
         Ok(())
     }
 }
 
-/// The share of the memory that items take when more than fits is stored.
+/// The share of the memory that items take after more than fits was stored.
 fn filled(store: &mut Store) -> f64 {
     for number in 0..2 * LIMIT_BYTES / 1000 {
         insert(store, &format!("fill{number}"), &[b'f'; 1000]).unwrap();
@@ -278,7 +278,7 @@ fn only_so_much_memory_can_be_leased_and_others_make_room() {
     let (mut store, memory) = leasing_store();
     let mut leased = Vec::new();
     let mut refused = 0;
-    // All of memory, several times over, and everything is to be leased.
+    // All of the memory, several times over, with a lease asked for every item.
     for number in 0..30_000 {
         let name = format!("key{number}");
         insert(&mut store, &name, &[7; 1000]).unwrap();
@@ -294,7 +294,7 @@ fn only_so_much_memory_can_be_leased_and_others_make_room() {
         (leased.len() as u64, refused)
     );
     assert!(store.counts().evictions > 10_000);
-    // Gone, but for who reads them.
+    // Removed, but still readable under their leases.
     for (name, it) in &leased {
         let found = store.find(name.as_bytes(), hash_key(name.as_bytes())).unwrap();
         store.remove(found);
@@ -311,7 +311,7 @@ fn only_so_much_memory_can_be_leased_and_others_make_room() {
     store.release(leased.lease);
 }
 
-/// What a client maps it may read and nothing else.
+/// A client may read what it maps and nothing else.
 #[test]
 fn clients_cannot_write() {
     let (mut store, _) = leasing_store();
@@ -335,7 +335,8 @@ fn clients_cannot_write() {
     assert_eq!(status.st_mode & 0o777, 0o400, "nobody else can open it anew");
 }
 
-/// Lone items' memory goes back at once, and so does what a reader has the kernel put into holes.
+/// The memory of lone items is released at once, and so are pages that a reader makes the kernel
+/// put into holes.
 #[test]
 fn memory_behind_what_is_gone_goes_back_to_the_kernel() {
     let (mut store, memory) = leasing_store();
@@ -364,8 +365,8 @@ fn memory_behind_what_is_gone_goes_back_to_the_kernel() {
     store.set_limit(SHARD_BYTES_MIN).unwrap();
 }
 
-/// When no hole in the shared memory is long enough, a large item is kept all the same, where
-/// others cannot read it.
+/// If no hole in the shared memory is long enough, a large item is kept nevertheless, where others
+/// cannot read it.
 #[test]
 fn large_items_beyond_the_address_space_are_not_shared() {
     let mut arena = Arena::new(SHARD_BYTES_MIN, SHARD_BYTES_MIN, true).unwrap();

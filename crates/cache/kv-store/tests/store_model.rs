@@ -1,5 +1,5 @@
-//! The store against a plain map: what it gives is what was stored last, or nothing; nothing is
-//! lost while there is room; memory stays below the limit whatever the sizes do.
+//! The store against a plain map: it returns the value stored last, or nothing; nothing is lost
+//! while there is room; memory stays below the limit whatever the sizes.
 
 use std::collections::HashMap;
 
@@ -19,7 +19,7 @@ enum Step {
     Read {
         key: u16,
     },
-    /// What the model remembers of it may be wrong later.
+    /// The position that this remembers may be wrong later.
     LoadAhead {
         key: u16,
     },
@@ -255,7 +255,7 @@ proptest! {
     }
 }
 
-/// Sizes shift again and again; the memory that was good for one size is good for the next.
+/// Sizes shift repeatedly; memory used for one size can be reused for the next.
 #[test]
 fn shifting_sizes_leave_no_memory_behind() {
     for kind in CacheKind::ALL {
@@ -266,7 +266,7 @@ fn shifting_sizes_leave_no_memory_behind() {
 fn shift_sizes(kind: CacheKind) {
     let limit_bytes = if kind == CacheKind::S3Fifo { 32 << 20 } else { 16 << 20 };
     let mut store = store(limit_bytes, kind);
-    // Other policies than the store's own leave holes, and keep what they know apart.
+    // Policies other than the store's own leave holes, and keep their state apart.
     let least = if kind == CacheKind::S3Fifo { 0.9 } else { 0.85 };
     for (round, bytes) in [100usize, 5000, 64, 200_000, 900, 64].into_iter().enumerate() {
         let mut stored = 0;
@@ -288,7 +288,7 @@ fn shift_sizes(kind: CacheKind) {
         let tables_bytes = store.index_bytes() + store.policy_bytes();
         let share = store.item_bytes() as f64 / (limit_bytes - tables_bytes) as f64;
         assert!(share > least, "{kind}: items of {bytes} bytes fill {share:.2} of the memory");
-        // What the policy knows shrinks with the items; LIRS knows the most.
+        // The policy's state shrinks with the items; LIRS has the largest.
         let most = (2 << 20) + 150 * store.items();
         assert!(store.policy_bytes() < most, "{kind}: {} bytes", store.policy_bytes());
     }
@@ -337,7 +337,8 @@ fn an_item_costs_at_most_105_bytes() {
     }
 }
 
-/// Keys with one hash are bounded; a refused one must leave no memory behind, however large.
+/// The number of keys with one hash is bounded; an item refused for that must leave no memory
+/// behind, however large.
 #[test]
 fn what_the_index_has_no_room_for_takes_no_memory() {
     for kind in [CacheKind::S3Fifo, CacheKind::Lru] {
@@ -359,7 +360,7 @@ fn what_the_index_has_no_room_for_takes_no_memory() {
     }
 }
 
-/// Two keys whose hashes agree in all that the index keeps: what was loaded ahead for one may be
+/// Two keys whose hashes agree in all that the index keeps: an entry loaded ahead for one may be
 /// the other's.
 #[test]
 fn keys_that_look_alike_are_told_apart() {

@@ -1,28 +1,28 @@
 //! The miss ratio at every size of memory, live: reuse distances of a sample of the keys.
 //!
-//! SHARDS (Waldspurger et al., FAST 2015): keys whose hash lies below a threshold are followed;
-//! among them, the bytes of the different keys read since a key's last read, divided by the share
-//! of keys that is followed, tell how much memory an LRU cache needs to have it still. Followed
-//! keys are bounded: when there are too many the threshold sinks, keys above it are let go, and
-//! what was counted before is scaled down. Farpool evicts by S3-FIFO, which mostly does better than
-//! LRU: the curve says how the working set lies, not what this server will do to the last hit.
+//! SHARDS (Waldspurger et al., FAST 2015): keys whose hash is below a threshold are followed. Among
+//! them, the bytes of the different keys read since a key's last read, divided by the share of keys
+//! that is followed, give the memory that an LRU cache needs to still hold the key. The number of
+//! followed keys is bounded: when there are too many, the threshold is lowered, keys above it are
+//! dropped, and earlier counts are scaled down. Farpool evicts by S3-FIFO, which mostly does better
+//! than LRU: the curve shows the size of the working set, not this server's exact hit ratio.
 
 use std::collections::HashMap;
 
-/// The hash space that the threshold cuts: 24 bits of the hash that neither shard nor bucket use
+/// The hash space that the threshold divides: 24 bits of the hash that neither shard nor bucket use
 /// alone.
 const SPACE: u32 = 1 << 24;
-/// Steps of the curve to each doubling of the size.
+/// Steps of the curve per doubling of the size.
 const STEPS: usize = 4;
 /// Log2 of the smallest size of the curve: 64 KiB.
 const SIZE_MIN_LOG2: u32 = 16;
-/// Doublings that the curve spans: up to 64 TiB.
+/// Number of doublings that the curve spans: up to 64 TiB.
 const DOUBLINGS: usize = 30;
 const BUCKETS: usize = STEPS * DOUBLINGS;
 
 #[derive(Debug, Clone, Copy)]
 struct Followed {
-    /// Its place on the time line.
+    /// Its slot on the time line.
     slot: usize,
     bytes: u64,
 }
@@ -31,7 +31,7 @@ struct Followed {
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Point {
     pub memory_bytes: u64,
-    /// Of the reads, the share that an LRU cache of this size would have missed.
+    /// The share of the reads that an LRU cache of this size would have missed.
     pub miss_ratio: f64,
 }
 
@@ -41,19 +41,19 @@ pub struct MissCurve {
     keys_max: usize,
     threshold: u32,
     followed: HashMap<u64, Followed>,
-    /// The key that a slot belongs to, newest last; 0 for a slot that is free again.
+    /// The key of each slot, newest last; 0 = the slot is free.
     line: Vec<u64>,
     /// Bytes of each slot's key, summed as a Fenwick tree.
     sums: Vec<u64>,
     /// Reads by distance, in sampled units.
     reads: Vec<f64>,
     cold: f64,
-    /// All reads, of followed keys and others.
+    /// All reads, including those of keys that are not followed.
     all: u64,
 }
 
 impl MissCurve {
-    /// Follows at most about `keys_max` keys: 30 bytes and more for each.
+    /// Follows at most about `keys_max` keys, at 30 bytes or more each.
     #[must_use]
     pub fn new(keys_max: usize) -> Self {
         let slots = keys_max.max(16) * 4;
@@ -71,7 +71,7 @@ impl MissCurve {
 
     #[expect(clippy::cast_possible_truncation, reason = "24 bits are left")]
     const fn sample_of(hash: u64) -> u32 {
-        // The bits in the middle: the lower ones choose the shard, the upper ones the bucket.
+        // The middle bits: the lower ones choose the shard, the upper ones the bucket.
         ((hash >> 20) & (SPACE as u64 - 1)) as u32
     }
 
@@ -82,13 +82,13 @@ impl MissCurve {
         Self::sample_of(hash) < self.threshold
     }
 
-    /// The share of all keys that is followed.
+    /// The share of all keys that are followed.
     #[must_use]
     pub fn rate(&self) -> f64 {
         f64::from(self.threshold) / f64::from(SPACE)
     }
 
-    /// Notes that a key was read; `bytes` is what its item takes, or would take.
+    /// Notes that a key was read; `bytes` is the size of its item, or 0 if there is none.
     pub fn read(&mut self, hash: u64, bytes: u64) {
         self.all += 1;
         if !self.follows(hash) {
@@ -109,7 +109,7 @@ impl MissCurve {
         }
     }
 
-    /// Notes that a key's item changed its size or is gone (0).
+    /// Notes that a key's item changed its size, or is gone (0).
     pub fn resize(&mut self, hash: u64, bytes: u64) {
         if let Some(old) = self.followed.get(&hash).copied() {
             self.add(old.slot, bytes.wrapping_sub(old.bytes));
@@ -133,7 +133,7 @@ impl MissCurve {
         self.followed.remove(&hash);
     }
 
-    /// Lets go of the keys nearest to the threshold, which sinks by an eighth.
+    /// Lowers the threshold by an eighth, and drops the keys above it.
     fn lower_threshold(&mut self) {
         let before = self.threshold;
         self.threshold -= (self.threshold / 8).max(1);
@@ -149,7 +149,7 @@ impl MissCurve {
         self.cold *= scale;
     }
 
-    /// Numbers the slots anew, without the free ones.
+    /// Renumbers the slots, without the free ones.
     fn close_ranks(&mut self) {
         let live: Vec<u64> =
             self.line.iter().copied().filter(|hash| self.followed.contains_key(hash)).collect();
@@ -174,7 +174,7 @@ impl MissCurve {
         }
     }
 
-    /// Bytes of the first `slots` slots.
+    /// Sum of the bytes of the first `slots` slots.
     fn sum(&self, slots: usize) -> u64 {
         let mut at = slots;
         let mut sum = 0u64;
@@ -185,7 +185,7 @@ impl MissCurve {
         sum
     }
 
-    /// Reads that the curve rests on.
+    /// Number of reads that the curve is based on.
     #[must_use]
     pub const fn reads(&self) -> u64 {
         self.all
@@ -193,9 +193,9 @@ impl MissCurve {
 
     /// The miss ratio with this much memory. None before anything was read.
     ///
-    /// How many reads were sampled differs from the sampling rate only by chance: a hot key is
-    /// followed or is not. The difference is taken for reads of hot keys, which any memory holds
-    /// (SHARDS-adj).
+    /// The number of sampled reads differs from what the sampling rate predicts, depending on
+    /// whether a hot key is followed. The difference is taken for reads of hot keys, which any
+    /// memory holds (SHARDS-adj).
     #[must_use]
     pub fn miss_ratio(&self, memory_bytes: u64) -> Option<f64> {
         let sampled = self.reads.iter().sum::<f64>() + self.cold;
@@ -253,7 +253,7 @@ mod tests {
         hash_key(&key.to_le_bytes())
     }
 
-    /// Reads in a circle: an LRU cache has all of it or nothing.
+    /// Reads in a cycle: an LRU cache hits all of it or nothing.
     #[test]
     fn a_circle_needs_all_of_its_memory() {
         let mut curve = MissCurve::new(1 << 20);
@@ -310,7 +310,7 @@ mod tests {
         }
         (0..100).for_each(|key| curve.resize(hash(key), 0));
         curve.read(hash(0), 10);
-        // Nothing lies between any more.
+        // No other key is between its reads any more.
         assert!(curve.reads[0] >= 1.0);
     }
 }

@@ -1,16 +1,16 @@
 //! The hottest keys: Space-Saving (Metwally et al., ICDT 2005) on a sample of the reads.
 //!
-//! A fixed number of counters. A key without one takes the smallest and inherits its count, so a
-//! key that makes up more of the reads than one counter's share is always among them, and no count
-//! is too small.
+//! A fixed number of counters. A key without one takes over the smallest and inherits its count, so
+//! a key that gets a larger share of the reads than one counter's share always has a counter, and
+//! no count is too small.
 
 /// One of the hottest keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HotKey {
     pub key: Vec<u8>,
-    /// Reads of it among those sampled, at most.
+    /// Upper bound of its reads among those sampled.
     pub reads: u64,
-    /// By how much `reads` may be too large.
+    /// The most by which `reads` may be too large.
     pub error: u64,
 }
 
@@ -25,7 +25,7 @@ pub struct HotKeys {
 }
 
 impl HotKeys {
-    /// `counters_max` keys are counted on every `sample_every`th read.
+    /// Counts `counters_max` keys on every `sample_every`th read.
     #[must_use]
     pub fn new(counters_max: usize, sample_every: u32) -> Self {
         let sample_every = sample_every.max(1);
@@ -66,13 +66,13 @@ impl HotKeys {
         }
     }
 
-    /// Reads that were sampled since the start or the last [`Self::halve`].
+    /// Reads sampled since the start or the last [`Self::halve`].
     #[must_use]
     pub const fn sampled(&self) -> u64 {
         self.sampled
     }
 
-    /// Forgets half of everything, so that what is hot now comes before what was hot long ago.
+    /// Halves all counts, so that keys that are hot now come before those that were hot long ago.
     pub fn halve(&mut self) {
         self.sampled /= 2;
         for (_, hot) in &mut self.counters {
@@ -82,7 +82,7 @@ impl HotKeys {
         self.counters.retain(|(_, hot)| hot.reads > 0);
     }
 
-    /// The keys that are surely hotter than chance, hottest first.
+    /// The keys that are certainly hotter than chance, hottest first.
     #[must_use]
     pub fn hottest(&self, most: usize) -> Vec<HotKey> {
         let mut keys: Vec<HotKey> = self

@@ -1,7 +1,7 @@
-//! Lines for watchers: one for each event, in the words of memcached's `watch`.
+//! Events for watchers: a line for each, in the words of memcached's `watch`.
 //!
-//! Events are recorded only while there is a watcher of their kind. A journal is bounded: lines
-//! that do not fit until it is taken are dropped and counted. Time is passed in, never read.
+//! Events are recorded only while their kind is watched. A journal is bounded: events that do not
+//! fit until it is taken are dropped and counted. Time is set by the caller, never read.
 
 use std::fmt::{self, Write};
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, PercentEncode, percent_encode};
 
-/// The most a journal keeps until it is taken; later lines are dropped.
+/// The most bytes that a journal keeps until it is taken; further events are dropped.
 const BYTES_MAX: usize = 256 << 10;
-/// What memcached leaves as it is in keys that it shows.
+/// The characters that memcached does not encode when it shows a key.
 const SHOWN_AS_THEY_ARE: &AsciiSet =
     &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// A key as one word, whatever its bytes are.
+/// A key as one word, whatever its bytes.
 #[must_use]
 pub fn shown_key(key: &[u8]) -> PercentEncode<'_> {
     percent_encode(key, SHOWN_AS_THEY_ARE)
@@ -31,8 +31,8 @@ impl Kinds {
     pub const EVICTIONS: Self = Self(4);
     pub const CONNECTIONS: Self = Self(8);
 
-    /// The kind of this name; those of which memcached's text protocol never tells anything are
-    /// none.
+    /// The kind with this name. For those about which memcached's text protocol never reports
+    /// anything it is empty.
     #[must_use]
     pub fn named(name: &[u8]) -> Option<Self> {
         Some(match name {
@@ -56,7 +56,7 @@ impl Kinds {
     }
 }
 
-/// Lines, each of one kind.
+/// Journal lines, each of one kind.
 #[derive(Debug, Default)]
 pub struct Lines {
     text: String,
@@ -64,14 +64,14 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Every line with its end.
+    /// All lines, including their ends.
     pub fn iter(&self) -> impl Iterator<Item = (Kinds, &str)> {
         let starts = std::iter::once(0).chain(self.ends.iter().map(|&(_, end)| end));
         self.ends.iter().zip(starts).map(|(&(kind, end), start)| (kind, &self.text[start..end]))
     }
 }
 
-/// What a read met.
+/// The result of a read.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub enum ReadStatus {
     Found,
@@ -92,7 +92,7 @@ pub struct Leaving<'a> {
     pub value_bytes: usize,
 }
 
-/// A client that came or went.
+/// A client that connects or disconnects.
 #[derive(Debug, Clone)]
 pub struct Peer {
     pub address: String,
@@ -102,7 +102,7 @@ pub struct Peer {
     pub number: i32,
 }
 
-/// Events of one thread.
+/// The events of one thread.
 #[derive(Debug)]
 pub struct Journal {
     kinds: Kinds,
@@ -110,7 +110,7 @@ pub struct Journal {
     unix_s: u64,
     unix_us: u32,
     client: i32,
-    /// Numbers all events of the server.
+    /// The counter for all events of the server.
     numbers: Arc<AtomicU64>,
     written: u64,
     dropped: u64,
@@ -123,18 +123,18 @@ impl Journal {
         Self { kinds, lines, unix_s: 0, unix_us: 0, client: 0, numbers, written: 0, dropped: 0 }
     }
 
-    /// Sets the kinds that have watchers.
+    /// Sets the kinds that are watched.
     pub const fn set_kinds(&mut self, kinds: Kinds) {
         self.kinds = kinds;
     }
 
-    /// Tells the time: seconds and microseconds since 1970.
+    /// Sets the time: seconds and microseconds since 1970.
     pub const fn set_now(&mut self, unix_s: u64, unix_us: u32) {
         (self.unix_s, self.unix_us) = (unix_s, unix_us);
     }
 
-    /// Tells whose requests come now, by the number of the descriptor; 0 for those that another
-    /// thread passed on.
+    /// Sets the client whose requests follow, by the number of its descriptor; 0 for requests that
+    /// another thread passed on.
     pub const fn set_client(&mut self, number: i32) {
         self.client = number;
     }
@@ -155,7 +155,7 @@ impl Journal {
         self.written += 1;
     }
 
-    /// A key was looked for.
+    /// Records that a key was read.
     pub fn read(&mut self, key: &[u8], status: ReadStatus, value_bytes: usize) {
         let (name, class) = match status {
             ReadStatus::Found => ("found", 1),
@@ -172,7 +172,7 @@ impl Journal {
         );
     }
 
-    /// Somebody wanted to store something; `ttl_s` is 0 if it never expires.
+    /// Records a storage command; `ttl_s` is 0 if the item never expires.
     pub fn stored(
         &mut self,
         key: &[u8],
@@ -190,7 +190,7 @@ impl Journal {
         );
     }
 
-    /// An item had to make room: for good, or it went to a lower tier.
+    /// Records that an item was evicted: dropped, or moved to a lower tier.
     pub fn left(&mut self, item: Leaving<'_>, for_lower_tier: bool) {
         let key = shown_key(item.key);
         let fetched = if item.was_fetched { "yes" } else { "no" };
@@ -205,18 +205,18 @@ impl Journal {
         }
     }
 
-    /// A client came.
+    /// Records that a client connected.
     pub fn opened(&mut self, peer: &Peer) {
         self.note(Kinds::CONNECTIONS, format_args!("conn_new {}", shown_peer(peer, None)));
     }
 
-    /// A client went.
+    /// Records that a client disconnected.
     pub fn closed(&mut self, peer: &Peer, reason: &str) {
         let event = format_args!("conn_close {}", shown_peer(peer, Some(reason)));
         self.note(Kinds::CONNECTIONS, event);
     }
 
-    /// Takes the lines since the last call, and how many did not fit meanwhile.
+    /// Takes the lines recorded since the last call, and the number of those that did not fit.
     pub fn take(&mut self) -> Option<(Lines, u64)> {
         if self.written + self.dropped == 0 {
             return None;

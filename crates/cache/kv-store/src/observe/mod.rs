@@ -1,6 +1,6 @@
-//! Observations of keys for operators: which are hot, and what more memory would gain.
+//! What operators want to know about the keys: which are hot, and what more memory would gain.
 //!
-//! All of it works on samples, so that asking costs next to nothing. Pure.
+//! All of it works on samples, so that observing costs next to nothing. Pure.
 
 pub mod curve;
 pub mod hot;
@@ -13,17 +13,17 @@ use prefix::{PrefixReport, Prefixes};
 
 use crate::quota::QuotaReport;
 
-/// Keys that the curve of a shard follows.
+/// Keys that a shard's curve follows.
 const CURVE_KEYS: usize = 8192;
-/// Counters for hot keys of a shard.
+/// Counters for a shard's hot keys.
 const HOT_COUNTERS: usize = 64;
-/// One in this many reads is sampled for hot keys.
+/// One read in this many is sampled for hot keys.
 const HOT_SAMPLE_EVERY: u32 = 61;
 /// Hot keys that a shard reports.
 const HOT_REPORTED: usize = 20;
 /// After this many sampled reads the counts are halved.
 const HOT_MEMORY: u64 = 100_000;
-/// The sizes that are told, in times of the memory that there is.
+/// The sizes that are reported, as multiples of the present memory.
 pub const TIMES: [f64; 9] = [0.125, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0];
 
 /// Samples the reads of one shard.
@@ -33,31 +33,31 @@ struct Sample {
     hot: HotKeys,
 }
 
-/// Watches what is asked of one shard.
+/// Observes the requests to one shard.
 #[derive(Debug, Default)]
 pub struct Observer {
     sample: Option<Sample>,
     prefixes: Option<Prefixes>,
-    /// Prefixes are known, but not counted at the moment.
+    /// Prefixes are kept, but counting is paused.
     prefixes_rest: bool,
 }
 
-/// What an observer tells of its shard.
+/// What an observer reports about its shard.
 #[derive(Debug, Default, Clone)]
 pub struct Observed {
     pub reads: u64,
     /// The miss ratio at each of [`TIMES`] the shard's memory, if anything was read.
     pub miss_ratios: Option<[f64; TIMES.len()]>,
     pub hot: Vec<HotKey>,
-    /// Reads among which the hot keys were counted.
+    /// Number of reads among which the hot keys were counted.
     pub sampled: u64,
     pub prefixes: Vec<PrefixReport>,
-    /// What the store says of its quotas.
+    /// The state of the store's quotas.
     pub quotas: Vec<QuotaReport>,
 }
 
 impl Observer {
-    /// One that samples the reads.
+    /// An observer that samples the reads.
     #[must_use]
     pub fn sampling() -> Self {
         let curve = MissCurve::new(CURVE_KEYS);
@@ -65,19 +65,19 @@ impl Observer {
         Self { sample: Some(Sample { curve, hot }), ..Self::default() }
     }
 
-    /// Begins to count by prefix, or goes on.
+    /// Starts or resumes counting by prefix.
     pub fn count_prefixes(&mut self, delimiter: u8) {
         let draws_curves = self.sample.is_some();
         self.prefixes.get_or_insert_with(|| Prefixes::new(delimiter, draws_curves));
         self.prefixes_rest = false;
     }
 
-    /// Stops counting by prefix; the counts stay.
+    /// Pauses counting by prefix; the counts stay.
     pub const fn rest_prefixes(&mut self) {
         self.prefixes_rest = true;
     }
 
-    /// Counts anew by prefix.
+    /// Resets the counts by prefix.
     pub fn reset(&mut self) {
         self.prefixes.iter_mut().for_each(Prefixes::reset);
     }
@@ -86,7 +86,7 @@ impl Observer {
         self.prefixes.as_mut().filter(|_| !self.prefixes_rest)
     }
 
-    /// Notes a read; `bytes` is what the item takes, if there is one.
+    /// Notes a read; `bytes` is the size of the item, if there is one.
     pub fn read(&mut self, hash: u64, key: &[u8], bytes: Option<u64>) {
         if let Some(sample) = &mut self.sample {
             sample.curve.read(hash, bytes.unwrap_or(0));
@@ -97,7 +97,7 @@ impl Observer {
         }
     }
 
-    /// Notes that a key has an item of this size now: what a miss was followed by.
+    /// Notes that a key now has an item of this size, as after a miss.
     pub fn stored(&mut self, hash: u64, key: &[u8], bytes: u64) {
         if let Some(Sample { curve, .. }) = &mut self.sample
             && curve.follows(hash)
@@ -109,21 +109,21 @@ impl Observer {
         }
     }
 
-    /// Notes a request to store, whatever its result.
+    /// Notes a storage command, whatever its result.
     pub fn set(&mut self, key: &[u8]) {
         if let Some(prefixes) = self.counted_prefixes() {
             prefixes.set(key);
         }
     }
 
-    /// Notes a request to delete, whether the item was there or not.
+    /// Notes a delete command, whether the key was there or not.
     pub fn delete(&mut self, key: &[u8]) {
         if let Some(prefixes) = self.counted_prefixes() {
             prefixes.delete(key);
         }
     }
 
-    /// The observations so far of a shard with this much memory.
+    /// Returns what was observed so far; `memory_bytes` is the shard's memory.
     pub fn tell(&mut self, memory_bytes: u64) -> Observed {
         let prefixes = self.prefixes.as_ref().map(|it| it.tell(memory_bytes)).unwrap_or_default();
         let Some(Sample { curve, hot }) = &mut self.sample else {
@@ -155,7 +155,7 @@ fn ratios(curve: &MissCurve, memory_bytes: u64) -> Option<[f64; TIMES.len()]> {
     Some(TIMES.map(|times| curve.miss_ratio(at(times)).unwrap_or(1.0)))
 }
 
-/// The expected miss ratios of all shards together: each weighs as much as it is read.
+/// The expected miss ratios of all shards together, weighted by their reads.
 #[must_use]
 pub fn join_ratios(
     shards: impl Iterator<Item = (u64, [f64; TIMES.len()])>,

@@ -1,25 +1,26 @@
-//! Requests by prefix of the keys: `user:17` and `user:18` are both of `user`.
+//! Requests by prefix of the key: `user:17` and `user:18` both have the prefix `user`.
 //!
 //! As in memcached, a prefix ends before the first delimiter, and keys without one are not counted.
-//! Prefixes are bounded: those that come after there are [`PREFIXES_MAX`] are counted together.
+//! The number of prefixes is bounded: further ones beyond [`PREFIXES_MAX`] are counted together.
 
 use std::collections::HashMap;
 
 use super::TIMES;
 use super::curve::MissCurve;
 
-/// Prefixes that a shard tells apart: a few megabytes. Later ones are counted as [`OTHERS`].
+/// The most prefixes that a shard distinguishes: a few megabytes. Later ones are counted as
+/// [`OTHERS`].
 pub const PREFIXES_MAX: usize = 4096;
-/// What the prefixes beyond the limit are called; no prefix can contain the space.
+/// The name for the prefixes beyond the limit; no prefix can contain the space.
 pub const OTHERS: &[u8] = b"(all other)";
 /// Reads after which a prefix gets a curve.
 const CURVE_READS_MIN: u64 = 1000;
-/// Prefixes of a shard that have a curve: about 17 KiB each.
+/// The most prefixes of a shard that have a curve: about 17 KiB each.
 const CURVES_MAX: usize = 64;
-/// Keys that the curve of a prefix follows.
+/// Keys that a prefix's curve follows.
 const CURVE_KEYS: usize = 512;
 
-/// The requests for a prefix, by the names of `stats detail dump`.
+/// Commands for a prefix, by their names in `stats detail dump`.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct PrefixCounts {
     pub gets: u64,
@@ -28,12 +29,12 @@ pub struct PrefixCounts {
     pub deletes: u64,
 }
 
-/// What a shard tells of one prefix.
+/// A shard's figures for one prefix.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PrefixReport {
     pub prefix: Vec<u8>,
     pub counts: PrefixCounts,
-    /// The reads that `miss_ratios` rest on.
+    /// The reads that `miss_ratios` is based on.
     pub reads: u64,
     /// The miss ratio if each of [`TIMES`] the shard's memory held this prefix alone.
     pub miss_ratios: Option<[f64; TIMES.len()]>,
@@ -56,15 +57,15 @@ pub struct Prefixes {
 }
 
 impl Prefixes {
-    /// Counts by what stands before `delimiter`, and follows how much memory the busiest prefixes
-    /// need if `draws_curves`.
+    /// Counts by the part of the key before `delimiter`. If `draws_curves`, also follows how much
+    /// memory the busiest prefixes need.
     #[must_use]
     pub fn new(delimiter: u8, draws_curves: bool) -> Self {
         let (known, others) = (HashMap::new(), Prefix::default());
         Self { delimiter, draws_curves, curves: 0, known, others }
     }
 
-    /// Counts anew.
+    /// Resets the counts.
     pub fn reset(&mut self) {
         *self = Self::new(self.delimiter, self.draws_curves);
     }
@@ -80,7 +81,7 @@ impl Prefixes {
         self.known.get_mut(prefix)
     }
 
-    /// Notes a read; `bytes` is what the item takes, if there is one.
+    /// Notes a read; `bytes` is the size of the item, if there is one.
     pub fn read(&mut self, hash: u64, key: &[u8], bytes: Option<u64>) {
         let may_draw = self.draws_curves && self.curves < CURVES_MAX;
         let Some(prefix) = self.of(key) else { return };
@@ -94,7 +95,7 @@ impl Prefixes {
         }
     }
 
-    /// Notes that a key has an item of this size now.
+    /// Notes that a key now has an item of this size.
     pub fn stored(&mut self, hash: u64, key: &[u8], bytes: u64) {
         if self.curves > 0
             && let Some(Prefix { curve: Some(curve), .. }) = self.of(key)
@@ -103,21 +104,21 @@ impl Prefixes {
         }
     }
 
-    /// Notes a request to store.
+    /// Notes a storage command.
     pub fn set(&mut self, key: &[u8]) {
         if let Some(prefix) = self.of(key) {
             prefix.counts.sets += 1;
         }
     }
 
-    /// Notes a request to delete.
+    /// Notes a delete command.
     pub fn delete(&mut self, key: &[u8]) {
         if let Some(prefix) = self.of(key) {
             prefix.counts.deletes += 1;
         }
     }
 
-    /// All observations of a shard with this much memory.
+    /// All figures of a shard with this much memory.
     #[must_use]
     pub fn tell(&self, memory_bytes: u64) -> Vec<PrefixReport> {
         let others =
@@ -135,7 +136,7 @@ impl Prefixes {
     }
 }
 
-/// What all shards tell of each prefix, those with most commands first.
+/// Joins the reports of all shards by prefix, busiest first.
 #[must_use]
 pub fn join<'a>(shards: impl Iterator<Item = &'a PrefixReport>) -> Vec<PrefixReport> {
     let mut parts: HashMap<&[u8], Vec<&PrefixReport>> = HashMap::new();
@@ -203,7 +204,7 @@ mod tests {
         assert_eq!(prefixes.tell(1 << 20).len(), PREFIXES_MAX + 1);
     }
 
-    /// Two prefixes in circles of different lengths: each curve falls where its own circle fits.
+    /// Two prefixes read in cycles of different lengths: each curve falls where its own cycle fits.
     #[test]
     fn each_prefix_has_its_own_curve() {
         let mut prefixes = Prefixes::new(b':', true);
@@ -218,7 +219,7 @@ mod tests {
                 }
             }
         }
-        // 0.5 and 2 MB are needed; TIMES of 1 MB are looked at.
+        // 0.5 and 2 MB are needed; the ratios are for TIMES of 1 MB.
         let told = join(prefixes.tell(1_000_000).iter());
         let ratio = |prefix: &[u8], times: f64| {
             let at = TIMES.iter().position(|&it| (it - times).abs() < 1e-9).unwrap();
