@@ -1,4 +1,4 @@
-//! Far memory as a medium: zones in memory of blades that is granted piece by piece, read by pages.
+//! Far memory as a medium: zones in blade memory that is granted piece by piece and read by pages.
 
 use std::collections::HashMap;
 use std::os::fd::BorrowedFd;
@@ -24,7 +24,7 @@ pub struct Share {
     pub pool: Arc<Pool>,
     pub lane: Lane,
     pub segment: SegmentHandle,
-    /// Those of the segment's superpages that are the shard's; all allocated.
+    /// The shard's part of the segment's superpages; all are allocated.
     pub superpages: Vec<u32>,
 }
 
@@ -32,11 +32,11 @@ pub struct Share {
 struct Held {
     share: Share,
     zones: Vec<usize>,
-    /// Reads and writes that have not ended.
+    /// Reads and writes under way.
     under_way: usize,
 }
 
-/// Where a zone lies.
+/// The position of a zone.
 #[derive(Debug, Clone, Copy)]
 struct Seat {
     grant: GrantNumber,
@@ -47,11 +47,11 @@ struct Seat {
 #[derive(Debug, Default)]
 pub struct FarMemory {
     held: Vec<Held>,
-    /// By the zone's number.
+    /// By zone number.
     seats: Vec<Option<Seat>>,
     lent: HashMap<u64, (GrantNumber, Lent)>,
     done: Vec<Completion>,
-    /// Reads from memory that is not there any more.
+    /// Requests on memory that is gone.
     refused: Vec<Ended>,
 }
 
@@ -81,26 +81,26 @@ impl Far {
         self.medium_mut().held.push(Held { share, zones, under_way: 0 });
     }
 
-    /// The share of this memory has to be given back: its zones are emptied one after the other.
+    /// Begins to give a share back: its zones are emptied one after the other.
     pub fn leave_share(&mut self, grant: GrantNumber) {
         for zone in self.medium().zones_of(grant) {
             self.leave_zone(zone);
         }
     }
 
-    /// The share is given back at once, or is lost.
+    /// Gives a share up at once, or as lost.
     pub fn drop_share(&mut self, grant: GrantNumber, is_lost: bool) {
         for zone in self.medium().zones_of(grant) {
             self.drop_zone(zone, is_lost);
         }
     }
 
-    /// Gives up the way to a share in which nothing is left and nothing under way; false while
-    /// there is. One that is not there is given up already.
+    /// Closes the connection of a share if it holds nothing and nothing is under way. False while
+    /// there is something; true also if the share is closed already.
     pub fn end_share(&mut self, grant: GrantNumber) -> bool {
         let held = &self.medium().held;
         let Some(at) = held.iter().position(|it| it.share.grant == grant) else { return true };
-        // Numbers of zones that were forgotten may be another share's by now.
+        // The numbers of forgotten zones may belong to another share by now.
         let has_left = || self.medium().zones_of(grant).into_iter().all(|zone| self.has_gone(zone));
         if held[at].under_way > 0 || !has_left() {
             return false;
@@ -124,7 +124,7 @@ impl FarMemory {
         self.held.iter_mut().find(|it| it.share.grant == grant)
     }
 
-    /// Begins what `begin` does with the page of a zone.
+    /// Starts the request `begin` at a page of a zone.
     fn start(
         &mut self,
         pages: Pages,
@@ -146,13 +146,13 @@ impl FarMemory {
         assert!(before.is_none(), "a token names one request");
     }
 
-    /// What to wait for while something is under way. The set changes.
+    /// Descriptors to wait for while requests are under way. The set changes.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.held.iter().flat_map(|it| it.share.lane.descriptors())
     }
 
-    /// Goes on with what the lane has done with, and takes back memory when all of it has
-    /// travelled.
+    /// Continues a request that the lane has completed, and takes its memory back once all of it
+    /// has been transferred.
     fn settle(&mut self, token: u64, ended: &mut Vec<Ended>) {
         let Some((grant, lent)) = self.lent.get_mut(&token) else { return };
         let Some(held) = self.held.iter_mut().find(|it| it.share.grant == *grant) else { return };
@@ -171,15 +171,15 @@ impl FarMemory {
 }
 
 impl Medium for FarMemory {
-    /// As on flash, so that items of any usual size fit; they travel in shorter pieces.
+    /// As on flash, so that items of any usual size fit; zones are transferred in shorter pieces.
     const ZONE_PAGES: usize = ZONE_PAGES_U32 as usize;
     const ALIGN_BYTES: usize = farpool_kv_store::record::ALIGN_BYTES;
-    /// memcached's largest item by default, and what a record adds.
+    /// memcached's largest item by default, plus the record's overhead.
     const RECORD_BYTES_MAX: usize = (1 << 20) + (4 << 10);
     const TAIL_BYTES: usize = 0;
     const TAIL_RECORD_BYTES: usize = 0;
-    /// A superpage has eight zones, and a small share should not be spent on what is free; each is
-    /// a buffer, too.
+    /// A superpage has eight zones, and a small share should not spend them on free ones; each is a
+    /// buffer, too.
     const FREE_ZONES: usize = 2;
     const WRITING_MAX: usize = 2;
 
@@ -218,7 +218,7 @@ impl Medium for FarMemory {
             self.settle(completion.token, ended);
         }
         self.done = done;
-        // What the lane refused at once has no completions.
+        // Requests that the lane refused at once have no completions.
         if now.is_some() {
             let refused: Vec<u64> =
                 self.lent.iter().filter(|(_, it)| it.1.is_done()).map(|it| *it.0).collect();
@@ -231,7 +231,7 @@ impl Medium for FarMemory {
     fn wait(&self, limit: Duration) {
         let mut fds: smallvec::SmallVec<[PollFd<'_>; 8]> =
             self.descriptors().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        // Interrupted or not, completions are collected.
+        // Interrupted or not, completions are checked.
         let _ = rustix::event::poll(&mut fds, Timespec::try_from(limit).ok().as_ref());
     }
 

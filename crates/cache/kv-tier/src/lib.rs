@@ -1,7 +1,7 @@
-//! Lower tiers, for items that memory has no room for: larger, and slower to answer.
+//! The tiers below memory, for items that memory has no room for: larger, but slower.
 //!
 //! A tier keeps [`record`](farpool_kv_store::record)s in zones that are written once and reused in
-//! turn ([`log`]). Only the index knows what is in it; what a tier returns is believed only if
+//! turn ([`log`]). Only the index knows what is in it; a record from a tier is accepted only if
 //! checksum, seal and hash are right.
 
 pub mod far;

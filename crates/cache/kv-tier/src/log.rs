@@ -1,18 +1,18 @@
 //! The log of a tier: records in zones that are written once, in bulk, and reused in turn.
 //!
 //! Each shard has its own log; nothing blocks. Records gather in a zone in memory; a full zone is
-//! written in one go and answers reads from memory until it has arrived. Before a zone is used
-//! again it is read back, so that the index forgets its records and those with hits get another
-//! round. The storage below, the pool's blades or a flash device, is a [`Medium`].
+//! written in one request and answers reads from memory until it is written. Before a zone is
+//! reused it is read back, so that the index forgets its items and those that were hit get another
+//! round. Below the log, the pool's blades or a flash device are a [`Medium`].
 //!
-//! Zones come and go while it runs. One that has to leave is emptied ahead of its turn: what is
-//! worth it moves to others, the rest is dropped as at any reuse. When there is no time for that,
-//! or the memory is gone, it is *gone* at once, and its number is used again only when the index
-//! has forgotten what was in it.
+//! Zones come and go at run time. One that has to leave is emptied ahead of its turn: items worth
+//! keeping move to others, the rest is dropped as at any reuse. If there is no time for that, or
+//! the memory is gone, the zone is *gone* at once, and its number is reused only when the index has
+//! forgotten its items.
 //!
-//! Invariants: zones are used in the order of their numbers; a record's checksum holds the seal of
-//! its zone's use, so that what an earlier use left behind is never taken for a record; nothing is
-//! under way in a zone that is absent, and nothing begins in one that is gone.
+//! Invariants: zones are used in the order of their numbers; a record's checksum includes the seal
+//! of its zone's use, so that data of an earlier use is never taken for a record; nothing is under
+//! way in a zone that is absent, and no request starts in one that is gone.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -26,27 +26,28 @@ use farpool_units::PAGE_BYTES;
 use zones::Leave;
 pub use zones::{Zone, ZoneState};
 
-/// The fewest zones that make a tier: some are always being written, read back or kept free.
+/// The fewest zones of a tier: some are always being written, read back or kept free.
 pub const ZONES_MIN: usize = 16;
-/// Reads under way at a time; the others wait their turn.
+/// The most reads under way at a time; others wait their turn.
 const READS_MAX: usize = 512;
-/// How long storing waits for room.
+/// The longest that storing waits for room.
 const ROOM_WAIT: Duration = Duration::from_millis(50);
-/// How long one look for room lasts while storing waits for it.
+/// How long one check for room lasts while storing waits for it.
 const ROOM_LOOK: Duration = Duration::from_micros(200);
-/// How long no request waits after one waited in vain; items that leave memory are lost meanwhile.
+/// After a wait in vain, storing does not wait for this long; items that leave memory are lost
+/// meanwhile.
 const STUCK_PAUSE: Duration = Duration::from_millis(200);
-/// Zones in a row that could not be written: then nothing more is given to the medium.
+/// After this many failed zone writes in a row nothing more is written to the medium.
 const LOST_IN_ROW_MAX: u32 = 8;
-/// Pages of the buffers that most reads use; longer reads get memory of their own.
+/// Pages of the buffers for most reads; longer reads get memory of their own.
 const READ_PAGES: usize = 2;
 
-/// Bits of a place: pages to read (0 = more than the hint can say), then the offset in units of the
-/// medium's alignment.
+/// Layout of a place: pages to read (0 = more than the hint can express), then the offset in units
+/// of the medium's alignment.
 const OFFSET_BITS: u32 = 34;
 const HINT_MAX: usize = 63;
 
-/// What a medium has done: the memory it was lent, and whether all went well.
+/// A completed request: the memory that was lent, and whether it succeeded.
 #[derive(Debug)]
 pub struct Ended {
     pub token: u64,
@@ -54,72 +55,72 @@ pub struct Ended {
     pub is_ok: bool,
 }
 
-/// Where a log's zones lie. Reads and writes lend it memory, which comes back when they have ended.
+/// Where a log's zones are. Reads and writes lend it memory, which is returned on completion.
 pub trait Medium {
     /// Pages of a zone: large enough that writing it is worth a request, small enough that losing
-    /// it is no loss.
+    /// it matters little.
     const ZONE_PAGES: usize;
     /// Records begin at multiples of this.
     const ALIGN_BYTES: usize;
     /// The longest record.
     const RECORD_BYTES_MAX: usize;
-    /// Room that the medium takes at a zone's end: for the zone, and for each of its records.
+    /// Space that the medium needs at a zone's end: for the zone, and for each of its records.
     const TAIL_BYTES: usize;
     const TAIL_RECORD_BYTES: usize;
-    /// Zones kept free for what comes next.
+    /// Zones kept free in advance.
     const FREE_ZONES: usize = 4;
-    /// Zones that may be on their way at a time; then nothing more is taken.
+    /// The most zones being written at a time; at this limit no record is taken.
     const WRITING_MAX: usize = 4;
 
     fn zones(&self) -> usize;
-    /// Begins to fetch the `count` pages of a zone from `first` on.
+    /// Starts a read of `count` pages of a zone, from `first`.
     fn start_read(&mut self, pages: Pages, at: (usize, usize), count: usize, token: u64);
-    /// Begins to store a whole zone.
+    /// Starts a write of a whole zone.
     fn start_write(&mut self, pages: Pages, zone: usize, token: u64);
-    /// The pages that are being written under `token`.
+    /// The bytes being written under `token`.
     fn written(&self, token: u64) -> Option<&[u8]>;
-    /// Takes what has ended. Never blocks. `now` is given now and then, so that what takes too long
-    /// fails.
+    /// Takes completed requests. Never blocks. `now` is given from time to time, so that requests
+    /// that take too long fail.
     fn poll(&mut self, now: Option<Instant>, ended: &mut Vec<Ended>);
-    /// Sleeps until an operation has ended, for at most this long.
+    /// Sleeps until a request has completed, for at most `limit`.
     fn wait(&self, limit: Duration);
 
-    /// True if this many bytes may be written now.
+    /// Whether this many bytes may be written now.
     fn admits(&mut self, _bytes: usize) -> bool {
         true
     }
-    /// Distinguishes the records of a use of a zone from those of every other use.
+    /// Makes the records of one use of a zone different from those of every other use.
     fn seal_of(&self, _zone: usize, sequence: u32) -> u32 {
         sequence
     }
-    /// A zone is filled from now on; its old records are gone.
+    /// A zone begins to be filled; its earlier content is gone.
     fn zone_opens(&mut self, _zone: usize, _sequence: u32) {}
-    /// A zone is about to be written: the medium may write behind the records.
+    /// A zone is about to be written: the medium may write after the records.
     fn zone_closes(&mut self, _zone: usize, _used_bytes: usize, _bytes: &mut [u8]) {}
-    /// A zone has arrived.
+    /// A zone has been written.
     fn zone_sealed(&mut self, _zone: usize) {}
-    /// Nobody asks any more for what a zone held.
+    /// No record of a zone is needed any more.
     fn zone_freed(&mut self, _zone: usize) {}
-    /// The record that begins here is not to be found again.
+    /// The record that begins here must not be found again.
     fn forget(&mut self, _zone: usize, _offset: usize) {}
-    /// Whether a zone's memory is gone for good.
+    /// Whether a zone's memory is lost for good.
     fn is_lost(&self, _zone: usize) -> bool {
         false
     }
 }
 
-/// What became of a read.
+/// The result of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// The record ends here in the buffer of records; it begins where the one before ends.
+    /// The record ends here in the buffer of records; it begins where the previous one ends.
     Found { end: usize },
-    /// The zone was used again, or what came back is not what was written.
+    /// The zone was reused, or the bytes read are not those written.
     Gone,
     /// The medium could not read it.
     Failed,
 }
 
-/// Reads that ended: their tokens and places, and the records that were found.
+/// Completed reads: their tokens and places, and the records found.
 #[derive(Debug, Default)]
 pub struct Outcomes {
     pub reads: Vec<(u64, Place, Outcome)>,
@@ -141,24 +142,24 @@ impl Outcomes {
     }
 }
 
-/// What a log counts.
+/// A log's counts.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct LogCounts {
     pub records_written: u64,
     pub bytes_written: u64,
     pub reads: u64,
-    /// The most reads that were under way at a time.
+    /// The most reads under way at a time so far.
     pub reads_at_once: u64,
     pub reads_failed: u64,
-    /// Reads whose bytes were not what was written, or of zones used again.
+    /// Reads whose bytes were not those written, or whose zone had been reused.
     pub reads_gone: u64,
     /// Records that were refused because zones could not be written fast enough.
     pub refused: u64,
-    /// Records that were refused because the medium is written no faster on purpose.
+    /// Records refused by the limit on the write rate.
     pub over_budget: u64,
     /// Records that were hit and got another round.
     pub kept: u64,
-    /// Records that went with their zone.
+    /// Records dropped with their zone.
     pub dropped: u64,
     pub zones_lost: u64,
     /// Records that moved to other zones because theirs had to leave.
@@ -172,24 +173,24 @@ enum Operation {
     Reclaim { zone: usize },
 }
 
-/// A read that waits for its turn or for its zone.
+/// A read that waits its turn or for its zone.
 #[derive(Debug, Clone, Copy)]
 struct Wanted {
     place: Place,
     token: u64,
 }
 
-/// The fate of the records of a zone that is used again.
+/// Decides what happens to the records of a zone that is reused.
 pub trait Judge {
     /// Whether the index still points here and the record was hit: then it is appended again.
     fn keeps(&mut self, hash: u64, place: Place) -> bool;
     /// Whether the index still points here.
     fn knows(&mut self, hash: u64, place: Place) -> bool;
-    /// It was appended again.
+    /// The record was appended again.
     fn moved(&mut self, hash: u64, from: Place, to: Place);
-    /// It goes.
+    /// The record is dropped.
     fn dropped(&mut self, record: &Record<'_>, place: Place);
-    /// It goes because its zone has to leave.
+    /// The record is dropped because its zone has to leave.
     fn emptied(&mut self, record: &Record<'_>, place: Place) {
         self.dropped(record, place);
     }
@@ -200,7 +201,7 @@ pub trait Judge {
 pub struct Log<M> {
     medium: M,
     zones: Vec<Zone>,
-    /// The zone that is filled, if `buffer` is there; else the one before the next.
+    /// The zone being filled, if `buffer` is set; else the last one that was.
     open: usize,
     last_sequence: u32,
     buffer: Option<Pages>,
@@ -210,18 +211,18 @@ pub struct Log<M> {
     next_operation: u64,
     reading: usize,
     wanted: VecDeque<Wanted>,
-    /// Reads that memory could answer, still to be handed out.
+    /// Reads that memory can answer, not yet handed out.
     at_hand: Vec<Wanted>,
     reclaimed: VecDeque<(usize, Pages, bool)>,
-    /// Zones that have to leave and were not looked at yet.
+    /// Zones that have to leave and have not been read back yet.
     leaving: VecDeque<usize>,
-    /// Zones that stay.
+    /// Number of zones that stay.
     usable: usize,
-    /// Zones that are gone.
+    /// Number of zones that are gone.
     gone: usize,
     ended: Vec<Ended>,
     outcomes: Outcomes,
-    /// Nobody waits for room before then: the last who did waited in vain.
+    /// Until when storing does not wait for room, because the last wait was in vain.
     stuck_until: Option<Instant>,
     lost_in_row: u32,
     counts: LogCounts,
@@ -234,7 +235,7 @@ pub(crate) const fn zones_max(align_bytes: usize, zone_bytes: usize) -> usize {
 
 impl<M: Medium> Log<M> {
     const ZONE_BYTES: usize = M::ZONE_PAGES * PAGE_BYTES;
-    /// Pages that the longest record touches.
+    /// The most pages that a record spans.
     const RECORD_PAGES_MAX: usize = M::RECORD_BYTES_MAX.div_ceil(PAGE_BYTES) + 1;
     /// Zones that places can name. A medium with more is refused before a log is made of it.
     const ZONES_MAX: usize = zones_max(M::ALIGN_BYTES, Self::ZONE_BYTES);
@@ -254,7 +255,7 @@ impl<M: Medium> Log<M> {
         Some(log)
     }
 
-    /// A log without zones; they come with [`Self::add_zone`].
+    /// A log without zones; add them with [`Self::add_zone`].
     pub fn growing(medium: M) -> Self {
         Self::over(medium, Vec::new())
     }
@@ -266,7 +267,7 @@ impl<M: Medium> Log<M> {
         Self {
             medium,
             open: last.unwrap_or(zones.len().saturating_sub(1)),
-            // Also of zones that were not whole: their uses' seals must not come again.
+            // Including zones that were not complete: the seals of their uses must not recur.
             last_sequence: zones.iter().map(|zone| zone.sequence).max().unwrap_or(0),
             usable: zones.len(),
             gone: 0,
@@ -303,19 +304,19 @@ impl<M: Medium> Log<M> {
         &mut self.medium
     }
 
-    /// What the tier can hold.
+    /// The capacity of the tier.
     #[must_use]
     pub fn capacity_bytes(&self) -> u64 {
         (self.usable * Self::ZONE_BYTES) as u64
     }
 
-    /// Whether there is a zone that stays.
+    /// Whether any zone stays.
     #[must_use]
     pub const fn has_zones(&self) -> bool {
         self.usable > 0
     }
 
-    /// Nothing more is written: the medium failed too often. Reads go on.
+    /// Whether writing has stopped because the medium failed too often. Reads go on.
     #[must_use]
     pub const fn is_broken(&self) -> bool {
         self.lost_in_row >= LOST_IN_ROW_MAX
@@ -325,7 +326,7 @@ impl<M: Medium> Log<M> {
         self.medium.seal_of(zone, self.zones[zone].sequence)
     }
 
-    /// Takes a record (without its checksum); None when it is too long or nothing can be taken now.
+    /// Appends a record (without its checksum). None if it is too long or there is no room now.
     pub fn append(&mut self, bytes: &[u8]) -> Option<Place> {
         let footprint = bytes.len().next_multiple_of(M::ALIGN_BYTES);
         if bytes.len() > M::RECORD_BYTES_MAX || !self.has_room(footprint) {
@@ -347,9 +348,9 @@ impl<M: Medium> Log<M> {
         Self::place_of(self.open, offset, bytes.len())
     }
 
-    /// As [`Self::append`], but waits a moment for zones in flight, so that a client that stores
-    /// faster than the medium takes it is slowed down instead of losing items. A medium that hangs
-    /// is waited for once in a while; a budget is not waited for.
+    /// As [`Self::append`], but waits a moment for zones being written, so that storing faster than
+    /// the medium accepts slows the client down instead of losing items. A medium that hangs is
+    /// waited for only once in a while; a budget is not waited for.
     pub fn append_or_wait(&mut self, bytes: &[u8], judge: &mut dyn Judge) -> Option<Place> {
         if self.is_broken() || bytes.len() > M::RECORD_BYTES_MAX {
             self.counts.refused += 1;
@@ -378,7 +379,7 @@ impl<M: Medium> Log<M> {
         None
     }
 
-    /// Makes sure that the open zone has room, by closing it and opening the next.
+    /// Ensures that the open zone has room, by closing it and opening the next if necessary.
     fn has_room(&mut self, footprint: usize) -> bool {
         let Some(&Zone { used_bytes, records, .. }) = self.zones.get(self.open) else {
             return false;
@@ -411,13 +412,13 @@ impl<M: Medium> Log<M> {
         self.operations.values().filter(|it| matches!(it, Operation::Write { .. })).count()
     }
 
-    /// Begins to write the open zone, if there is one.
+    /// Starts to write the open zone, if there is one.
     pub fn close(&mut self) {
         let Some(mut full) = self.buffer.take() else { return };
         let zone = self.open;
         assert!(self.zones[zone].state == ZoneState::Open, "the zone that has the buffer is open");
         let used_bytes = self.zones[zone].used_bytes;
-        // What an earlier use left behind the last record is no record.
+        // Clears data of earlier uses after the last record.
         full.bytes_mut()[used_bytes..].fill(0);
         self.medium.zone_closes(zone, used_bytes, full.bytes_mut());
         self.zones[zone].state = ZoneState::Writing;
@@ -432,7 +433,7 @@ impl<M: Medium> Log<M> {
         self.next_operation
     }
 
-    /// Begins to read a record; it comes among the outcomes, with `token`.
+    /// Starts to read a record; it will be among the outcomes, with `token`.
     pub fn read(&mut self, place: Place, token: u64) {
         self.counts.reads += 1;
         self.wanted.push_back(Wanted { place, token });
@@ -449,7 +450,8 @@ impl<M: Medium> Log<M> {
                 continue;
             }
             let first = offset / PAGE_BYTES;
-            // A record ends where its zone's records end, and is no longer than records are.
+            // A record ends at the end of its zone's used part at the latest, and has at most the
+            // longest record's length.
             let end =
                 self.zones[zone].used_bytes.div_ceil(PAGE_BYTES).clamp(first + 1, M::ZONE_PAGES);
             let left = (end - first).min(Self::RECORD_PAGES_MAX);
@@ -467,7 +469,7 @@ impl<M: Medium> Log<M> {
         }
     }
 
-    /// The record here is not to be found again, even by a later process.
+    /// Marks the record here as never to be found again, even by a later process.
     pub fn forget(&mut self, place: Place) {
         let (zone, offset, _) = Self::parts_of(place);
         if zone < self.zones.len() {
@@ -475,7 +477,7 @@ impl<M: Medium> Log<M> {
         }
     }
 
-    /// Whether anything is under way or to be handed out.
+    /// Whether any request is under way or any outcome to be handed out.
     #[must_use]
     pub fn is_busy(&self) -> bool {
         !self.operations.is_empty()
@@ -485,24 +487,24 @@ impl<M: Medium> Log<M> {
             || self.has_at_hand()
     }
 
-    /// Whether zones are still on their way.
+    /// Whether zones are still being written.
     #[must_use]
     pub fn is_writing(&self) -> bool {
         self.writing() > 0
     }
 
-    /// Whether [`Self::poll`] has something to do without anything coming.
+    /// Whether [`Self::poll`] has work to do without waiting for the medium.
     #[must_use]
     pub fn has_at_hand(&self) -> bool {
         !self.at_hand.is_empty() || !self.reclaimed.is_empty() || !self.outcomes.reads.is_empty()
     }
 
-    /// The reads that ended. To be given back with [`Self::return_outcomes`].
+    /// Takes the completed reads. Put back with [`Self::return_outcomes`].
     pub fn take_outcomes(&mut self) -> Outcomes {
         std::mem::take(&mut self.outcomes)
     }
 
-    /// Keeps the memory for the next; records that came meanwhile stay.
+    /// Keeps the memory for the next outcomes, unless there are some already.
     pub fn return_outcomes(&mut self, mut outcomes: Outcomes) {
         if self.outcomes.reads.is_empty() {
             outcomes.clear();
@@ -510,9 +512,9 @@ impl<M: Medium> Log<M> {
         }
     }
 
-    /// Takes what has come: reads that ended are among the outcomes then, records of zones that are
-    /// used again go to `judge`. Never blocks. `now` is given now and then, so that what takes too
-    /// long fails.
+    /// Takes completed requests: completed reads become outcomes, records of zones being reused go
+    /// to `judge`. Never blocks. `now` is given from time to time, so that requests that take too
+    /// long fail.
     pub fn poll(&mut self, now: Option<Instant>, judge: &mut dyn Judge) {
         let mut ended = std::mem::take(&mut self.ended);
         self.medium.poll(now, &mut ended);
@@ -555,7 +557,7 @@ impl<M: Medium> Log<M> {
             self.zones[zone].state == ZoneState::Writing,
             "nothing else becomes of a zone while it is on its way"
         );
-        // A zone that did not arrive is used again in its turn; until then its reads fail.
+        // A zone whose write failed is reused in its turn; until then its reads fail.
         self.zones[zone].state = ZoneState::Sealed;
         if is_ok {
             self.medium.zone_sealed(zone);
@@ -564,7 +566,7 @@ impl<M: Medium> Log<M> {
             self.counts.zones_lost += 1;
         }
         match self.zones[zone].leave {
-            // Its records are still in memory.
+            // Its content is still in memory.
             Leave::Empties => {
                 self.zones[zone].state = ZoneState::Reclaiming;
                 return self.reclaimed.push_back((zone, pages, true));
@@ -578,7 +580,7 @@ impl<M: Medium> Log<M> {
         self.reclaim_ahead();
     }
 
-    /// Answers a read out of memory: its zone is open or on its way.
+    /// Answers a read from memory: its zone is open or being written.
     fn answer_at_hand(&mut self, Wanted { place, token }: Wanted) {
         let (zone, offset, _) = Self::parts_of(place);
         let seal = self.zones.get(zone).map_or(0, |it| self.medium.seal_of(zone, it.sequence));
@@ -595,7 +597,7 @@ impl<M: Medium> Log<M> {
         if let Some(record) = record {
             outcomes.push(token, place, Some(record.bytes), Outcome::Gone);
         } else if self.zones.get(zone).is_some_and(|zone| zone.state == ZoneState::Sealed) {
-            // It arrived in the meantime.
+            // The zone was written in the meantime.
             self.wanted.push_back(Wanted { place, token });
         } else {
             self.counts.reads_gone += 1;
@@ -603,7 +605,7 @@ impl<M: Medium> Log<M> {
         }
     }
 
-    /// The place of a record; None beyond what a place can name.
+    /// The place of a record. None if it is beyond what a place can name.
     #[must_use]
     pub fn place_of(zone: usize, offset: usize, bytes: usize) -> Option<Place> {
         let pages = (offset % PAGE_BYTES + bytes).div_ceil(PAGE_BYTES);

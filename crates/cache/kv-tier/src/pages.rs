@@ -1,4 +1,4 @@
-//! Whole pages of memory, aligned to a page, that are lent to a medium and come back.
+//! Whole, page-aligned pages of memory that are lent to a medium and returned.
 
 use farpool_units::PAGE_BYTES;
 
@@ -9,7 +9,7 @@ use farpool_kv_store::mapping::Mapping;
 pub struct Pages(Mapping);
 
 impl Pages {
-    /// Room for this many pages; None when the kernel refuses.
+    /// Allocates `pages` pages. None if the kernel refuses.
     #[must_use]
     pub fn new(pages: usize) -> Option<Self> {
         Mapping::zeroed(pages * PAGE_BYTES).map(Self)

@@ -1,13 +1,14 @@
-//! Memory that is lent to the lane while pages travel, and the only calls that lend it.
+//! Memory that is lent to the lane during transfers, and the only calls that lend it.
 
 use farpool_pool::{Lane, PageRead, PageWrite, SegmentHandle, SegmentPage};
 use farpool_units::PAGE_BYTES;
 
 use super::pages::Pages;
 
-/// Whole zones travel in pieces of this many pages: a read meanwhile waits behind no more than one.
+/// Whole zones are transferred in pieces of this many pages: other reads wait for no more than one
+/// piece.
 const SLICE_PAGES: usize = 64;
-/// A batch of this many is a whole zone; a smaller one is waited for.
+/// A request of this many pages is a whole zone; a shorter one is being waited for.
 pub(super) const WHOLE_PAGES: usize = 512;
 
 #[derive(Debug, Clone, Copy)]
@@ -16,23 +17,23 @@ enum Way {
     Write,
 }
 
-/// Pages of memory that are lent to a lane: no other code can touch them until they are given back.
+/// Pages of memory lent to a lane: inaccessible until they are returned.
 #[derive(Debug)]
 pub(super) struct Lent {
-    /// None once they were given back.
+    /// None once they have been returned.
     pages: Option<Pages>,
     at: SegmentPage,
     count: usize,
     way: Way,
-    /// Pages that were given to the lane.
+    /// Pages given to the lane so far.
     sent: usize,
-    /// Completions still to come.
+    /// Outstanding completions.
     left: usize,
     failed: bool,
 }
 
 impl Lent {
-    /// Fetches `count` pages from `at` on. Each completion carries `token`.
+    /// Reads `count` pages from `at`. Each completion carries `token`.
     pub(super) fn read(
         pages: Pages,
         lane: &mut Lane,
@@ -43,7 +44,7 @@ impl Lent {
         Self::begin(pages, lane, (at, count), Way::Read, token)
     }
 
-    /// Stores the first `count` pages from `at` on, likewise.
+    /// Writes the first `count` pages to `at`, likewise.
     pub(super) fn write(
         pages: Pages,
         lane: &mut Lane,
@@ -71,7 +72,7 @@ impl Lent {
         lent
     }
 
-    /// Gives the lane the next pages when it has done with those before.
+    /// Gives the lane the next pages once it has completed the previous ones.
     pub(super) fn go_on(&mut self, lane: &mut Lane, token: u64) {
         let Some(pages) = self.pages.as_mut().filter(|_| self.left == 0 && !self.failed) else {
             return;
@@ -90,9 +91,8 @@ impl Lent {
                         token,
                     })
                     .collect();
-                // SAFETY: the pages lie in a mapping that this value owns and lends to nothing else
-                // until all completions have come; a value dropped before that leaks it (see
-                // `Drop`).
+                // SAFETY: the pages lie in a mapping that this value owns and does not expose until
+                // all completions have arrived; a value dropped before that leaks it (see `Drop`).
                 unsafe { lane.read(&reads) }
             }
             Way::Write => {
@@ -105,7 +105,7 @@ impl Lent {
                         token,
                     })
                     .collect();
-                // SAFETY: as for reading; pages lent for writing are only lent for reading
+                // SAFETY: as for reading; memory lent for writing is only exposed for reading
                 // meanwhile.
                 unsafe { lane.write(&writes) }
             }
@@ -121,17 +121,17 @@ impl Lent {
         self.failed |= !is_ok;
     }
 
-    /// Whether all pages have travelled, or some have failed and no more will.
+    /// Whether all pages have been transferred, or some have failed and no more will be.
     pub(super) const fn is_done(&self) -> bool {
         self.left == 0 && (self.failed || self.sent == self.count)
     }
 
-    /// The bytes that are being written: they do not change meanwhile.
+    /// The bytes being written: they do not change meanwhile.
     pub(super) fn written(&self) -> &[u8] {
         self.pages.as_ref().map_or(&[], Pages::bytes)
     }
 
-    /// The memory back, and whether all went well. Only when done.
+    /// Returns the memory, and whether all transfers succeeded. Only when done.
     pub(super) fn give_back(mut self) -> (Pages, bool) {
         assert!(self.is_done(), "memory comes back when all pages have");
         let pages = self.pages.take().expect("it is given back once: `self` is gone then");
@@ -142,7 +142,7 @@ impl Lent {
 impl Drop for Lent {
     fn drop(&mut self) {
         if self.left > 0 {
-            // The lane may still write here: better lost than used twice.
+            // The lane may still write here: a leak is better than reuse.
             std::mem::forget(self.pages.take());
         }
     }

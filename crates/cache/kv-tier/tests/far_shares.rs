@@ -1,5 +1,5 @@
-//! Shares of far memory over a real blade: what is said of one hits no other, though they have used
-//! the same numbers of zones.
+//! Shares of far memory over a real blade: operations on one do not affect another that has reused
+//! its zone numbers.
 
 use std::time::{Duration, Instant};
 
@@ -11,10 +11,10 @@ use farpool_kv_tier::far::{Far, FarMemory, GrantNumber, Share};
 use farpool_kv_tier::log::{Judge, Medium};
 use farpool_pool::{Address, BladeSpec, Pool, PoolConfig, fresh_client};
 
-/// What one superpage has.
+/// The layout of one superpage.
 const ZONE_BYTES: u64 = 2 << 20;
 const ZONES: u64 = 8;
-/// An event that has not come by then never will.
+/// After this long without an event, a test fails.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn blade(folder: &tempfile::TempDir) -> Serving {
@@ -23,7 +23,7 @@ fn blade(folder: &tempfile::TempDir) -> Serving {
     Blade::bind(std::slice::from_ref(&address), config).unwrap().serve().unwrap()
 }
 
-/// A piece of memory with one superpage.
+/// A share with one superpage.
 fn share(number: u64, blade: &Serving) -> Share {
     let pool = Pool::connect(PoolConfig {
         blades: vec![BladeSpec::from(blade.addresses()[0].clone())],
@@ -41,7 +41,7 @@ fn share(number: u64, blade: &Serving) -> Share {
     Share { grant: GrantNumber(number), pool: pool.into(), lane, segment, superpages: vec![0] }
 }
 
-/// Nobody wants anything that is emptied.
+/// A judge that wants no item of an emptied zone.
 struct Nobody;
 
 impl Judge for Nobody {
@@ -79,7 +79,7 @@ fn poll_until(far: &mut Far, what: &str, mut is_so: impl FnMut(&mut Far) -> bool
 }
 
 /// Two shares; the first is being given back: one of its zones is still used, the numbers of the
-/// others are the second's.
+/// others have been reused for the second.
 fn with_numbers_used_again(blade: &Serving) -> Far {
     let mut far = Far::growing(FarMemory::default());
     far.take_share(share(1, blade));
@@ -100,7 +100,7 @@ fn a_share_whose_zones_numbers_are_used_again_takes_none_of_the_next_with_it() {
     let blade = blade(&folder);
     for is_lost in [false, true] {
         let mut far = with_numbers_used_again(&blade);
-        // Asked for again, then its deadline comes.
+        // Told to leave again, then its deadline passes.
         far.leave_share(GrantNumber(1));
         assert_eq!(far.capacity_bytes(), ZONES * ZONE_BYTES, "the second share stays");
         far.drop_share(GrantNumber(1), is_lost);
@@ -114,7 +114,7 @@ fn a_share_whose_zones_numbers_are_used_again_takes_none_of_the_next_with_it() {
         poll_until(&mut far, "the record comes back", |far| far.has_at_hand());
         let outcomes = far.take_outcomes();
         assert_eq!(outcomes.records[4..], record_of(1)[4..]);
-        // It is the second share's life that ends now, and no other's.
+        // Now the second share ends, and no other.
         far.drop_share(GrantNumber(2), false);
         assert!(!far.has_zones() && far.end_share(GrantNumber(2)));
     }

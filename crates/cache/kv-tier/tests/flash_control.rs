@@ -1,4 +1,4 @@
-//! Which book-keeping is believed, and that a forget bit which is gone is noticed.
+//! Which bookkeeping is trusted, and that a lost forget bit is noticed.
 
 use farpool_kv_tier::flash::control::Control;
 use farpool_kv_tier::flash::layout::{Geometry, Promises, TableEntry, UNIT_BYTES, Use, ZONE_BYTES};
@@ -18,10 +18,10 @@ fn nothing_is_believed_that_could_be_older_than_the_zones() {
             let wanted = match (state, is_same_boot, side) {
                 (Use::Clean, ..) => Ok(Source::Closed),
                 (Use::GivenUp, ..) => Ok(Source::Nothing(Some(Dropped::DeviceFailed))),
-                // A file in memory does not outlive the machine, whatever it looks like.
+                // Memory does not outlive the machine, whatever state it appears to be in.
                 (_, false, _) => Ok(Source::Nothing(Some(Dropped::MachineDown))),
                 (Use::InUse, true, _) => Ok(Source::Pages),
-                // The pages of a flash whose book-keeping is in memory are as old as its start:
+                // If the bookkeeping is in memory, the flash's own pages are as old as its start:
                 // never those.
                 (_, _, Side::Absent) => Ok(Source::Nothing(Some(Dropped::MemoryGone))),
                 (_, _, Side::Damaged) => Ok(Source::Nothing(Some(Dropped::MemoryDamaged))),
@@ -42,7 +42,7 @@ fn over(memory: &[u8]) -> Control<Vec<u8>> {
     Control::new(memory.to_vec(), GEOMETRY, 77)
 }
 
-/// Book-keeping in which these units of zone 3 are forgotten.
+/// Bookkeeping in which these units of zone 3 are forgotten.
 fn forgotten(units: &[usize]) -> (Control<Vec<u8>>, Vec<u8>) {
     let mut control = fresh();
     control.open_zone(3, 9);
@@ -55,7 +55,7 @@ fn memory_of(control: &Control<Vec<u8>>) -> Vec<u8> {
     control.memory().to_vec()
 }
 
-/// Where a unit of zone 3 has its bit.
+/// The position of the bit of a unit of zone 3.
 fn bit_of(unit: usize) -> (usize, u8) {
     (GEOMETRY.forget_bits_at() + 3 * UNITS / 8 + unit / 8, 1 << (unit % 8))
 }
@@ -94,7 +94,7 @@ proptest! {
         let mut control = over(&memory);
         prop_assert!(control.are_forgets_whole(3, 9), "the sum lacks the last");
         prop_assert!(control.is_forgotten(3, u32::try_from(last).unwrap()));
-        // It goes on from there: the sum has it now, and would be missed.
+        // It continues from there: the sum includes the bit now, so its loss would be noticed.
         control.forget(3, more);
         prop_assert!(control.are_forgets_whole(3, 9));
         let mut memory = memory_of(&control);
@@ -124,7 +124,7 @@ fn numbers_of_uses_do_not_come_again_after_damage() {
     let entry = damaged.table_entry(7).unwrap();
     assert!(!entry.is_sealed && entry.sequence > 1_000_000, "{entry:?}");
     assert_eq!(damaged.table_entry(6), Some(sealed(106)), "the others stay");
-    // Begun anew, too.
+    // Also after beginning empty.
     damaged.begin_empty(3);
     let entries: Vec<TableEntry> = (0..16).filter_map(|zone| damaged.table_entry(zone)).collect();
     assert!(entries.iter().all(|it| !it.is_sealed && it.sequence > entry.sequence), "{entries:?}");

@@ -1,5 +1,4 @@
-//! The bytes of a flash file: what was written is read, and any other bytes are refused, never
-//! believed.
+//! The layout of a flash file: what was written can be read, and any other bytes are refused.
 
 use farpool_kv_tier::flash::layout::{
     self, ClosingSum, Geometry, Nonce, Promises, SummaryEntry, Superblock, TableEntry, Use,
@@ -71,7 +70,7 @@ proptest! {
         let old = Promises { last_cas, flushed_cas, flush_at_s, now_s, generation };
         let new = Promises { now_s: !now_s, generation: generation + 1, ..old };
         let whole = new.encode();
-        // What did not get written may be what was there: then nothing is torn.
+        // The bytes not written may equal those already there: then nothing is torn.
         prop_assume!(whole[torn..].iter().any(|byte| *byte != 0));
         let mut bytes = [0; 2 * Promises::BYTES];
         bytes[old.slot()..][..Promises::BYTES].copy_from_slice(&old.encode());

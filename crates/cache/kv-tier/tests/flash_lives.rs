@@ -1,6 +1,6 @@
 //! Lives of a flash that end at every step of opening and closing it, by a kill or with the
-//! machine: what is found again is what was there, nothing that was forgotten is, and no file is
-//! left in memory.
+//! machine: what is found again was there before, nothing forgotten is found, and no file is left
+//! in memory.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt;
@@ -19,10 +19,10 @@ use farpool_kv_tier::log::Judge;
 use tempfile::TempDir;
 
 const NOW_UNIX_S: i64 = 1_700_000_000;
-/// Twenty records fill a zone.
+/// Size at which twenty records fill a zone.
 const VALUE_BYTES: usize = 100_000;
 
-/// Nothing is read again or moved.
+/// A judge under which nothing is read back or moved.
 struct Nobody;
 
 impl Judge for Nobody {
@@ -48,15 +48,15 @@ fn record_of(hash: u64) -> Vec<u8> {
     out
 }
 
-/// A flash, and a folder in memory for its book-keeping.
+/// A flash, and a folder in memory for its bookkeeping.
 struct World {
     disk: TempDir,
     memory: TempDir,
-    /// Whether the book-keeping is to lie there.
+    /// Whether the bookkeeping is to be there.
     is_in_memory: bool,
 }
 
-/// The contents of an opened flash.
+/// The findings in an opened flash.
 struct Life {
     file: FlashFile,
     log: Flash,
@@ -82,7 +82,7 @@ impl Life {
         }
     }
 
-    /// Waits for the zones, and leaves the file.
+    /// Waits for the zones to be written, and returns the file.
     fn finish(mut self) -> FlashFile {
         assert!(flash::close(&mut self.log, &mut Nobody), "the device answers");
         self.file
@@ -104,7 +104,7 @@ impl World {
         let books = if self.is_in_memory {
             Bookkeeping::Only(self.memory.path().to_owned())
         } else {
-            // This one is not in memory.
+            // This directory is not in memory.
             Bookkeeping::Preferably(vec![self.disk.path().to_owned()])
         };
         let path = path.to_owned();
@@ -140,7 +140,7 @@ impl World {
         assert!(catch_unwind(AssertUnwindSafe(run)).is_err(), "it comes to {step:?}");
     }
 
-    /// A closed flash with 40 items; the first ten are forgotten.
+    /// A closed flash with 40 items, the first ten of which are forgotten.
     fn filled(is_in_memory: bool) -> Self {
         let world = Self::new(is_in_memory);
         let mut life = world.open();
@@ -165,7 +165,7 @@ impl World {
         Superblock::decode(&std::fs::read(self.path()).unwrap()).unwrap()
     }
 
-    /// The machine goes down: memory is gone, the device has these bytes.
+    /// Simulates a crash of the machine: memory is gone, the device has these bytes.
     fn machine_goes_down(&self, device: &[u8]) {
         for entry in std::fs::read_dir(self.memory.path()).unwrap() {
             std::fs::remove_file(entry.unwrap().path()).unwrap();
@@ -176,8 +176,8 @@ impl World {
         std::fs::write(self.path(), &bytes).unwrap();
     }
 
-    /// Opens it, wants exactly these, and closes it in order; then it must be the same once more,
-    /// and nothing left behind.
+    /// Opens it, expects exactly these items, and closes it cleanly; then the same once more, with
+    /// nothing left behind.
     fn expect(&self, wanted: &BTreeSet<u64>, why: &str) {
         for round in 0..2 {
             let life = self.open();
@@ -222,7 +222,7 @@ fn the_machine_may_go_down_while_a_flash_is_opened() {
     }
 }
 
-/// A life that forgets and appends, and ends by a kill: while it runs, or at a step of closing.
+/// A life that forgets and appends, and is killed: while it runs, or at a step of closing.
 fn second_life(world: &World, end: Option<Step>) {
     let mut life = world.open();
     assert_eq!(life.hashes(), set(11..41));
@@ -245,7 +245,7 @@ fn a_kill_while_it_runs_or_is_closed_forgets_and_loses_nothing() {
     for (is_in_memory, end) in ends.into_iter().flat_map(|it| [(true, it), (false, it)]) {
         let world = World::filled(is_in_memory);
         second_life(&world, end);
-        // Its successor is killed while it starts, at each step.
+        // Its successor is killed at each step of opening.
         OPENING.iter().for_each(|&step| world.open_until(step));
         world.expect(&set(21..51), &format!("killed at {end:?}"));
     }
@@ -272,7 +272,7 @@ fn when_the_machine_goes_down_nothing_forgotten_comes_back() {
 
 #[test]
 fn book_keeping_that_failed_its_sums_is_never_believed_later() {
-    // Behind the superblock and before the zones.
+    // After the superblock and before the zones.
     const BOOK: std::ops::Range<usize> = 4096..2 << 20;
     for (is_in_memory, step) in OPENING.iter().flat_map(|it| [(true, it), (false, it)]) {
         let world = World::filled(is_in_memory);
@@ -280,7 +280,7 @@ fn book_keeping_that_failed_its_sums_is_never_believed_later() {
         let mut life = world.open();
         life.forget(11..21);
         life.finish().close().unwrap();
-        // The device has lost what was forgotten since.
+        // The device has lost the forget bits set since then.
         let mut bytes = std::fs::read(world.path()).unwrap();
         bytes[BOOK].copy_from_slice(&before[BOOK]);
         std::fs::write(world.path(), &bytes).unwrap();
@@ -339,7 +339,7 @@ fn a_file_in_memory_is_believed_only_whole_and_for_its_flash() {
     }
     std::fs::write(world.path(), &flash).unwrap();
     std::fs::write(&name, &book).unwrap();
-    // It was not touched, so it is believed.
+    // It was not modified, so it is trusted.
     world.expect(&set(21..51), "brought back");
 }
 
@@ -348,7 +348,7 @@ fn a_forget_bit_that_is_gone_costs_its_zone() {
     let world = World::filled(true);
     drop(world.open());
     let mut book = std::fs::read(world.the_file()).unwrap();
-    // Behind superblock, control page, table and sums, one page each.
+    // After superblock, control page, table and sums, one page each.
     let bits = 4096 * 4;
     let at = (bits..book.len()).find(|&at| book[at] != 0).expect("something is forgotten");
     book[at] &= book[at] - 1;
@@ -370,7 +370,8 @@ fn a_copy_of_a_flash_in_use_does_not_take_its_book_keeping() {
     assert_eq!((other.file.dropped(), other.found.len()), (Some(Dropped::MemoryGone), 0));
     assert_eq!(world.files(), 2, "each has its own");
     assert_eq!(life.hashes(), set(11..41));
-    // The first is killed, and the copy's server starts again: it leaves the first one's alone.
+    // The first server is killed, and the copy's server starts again: it leaves the first one's
+    // file alone.
     drop(life);
     other.finish().close().unwrap();
     world.open_path(&copy).unwrap().finish().close().unwrap();
@@ -420,7 +421,7 @@ fn book_keeping_moves_into_memory_and_out_of_it_between_two_lives() {
     life.finish().close().unwrap();
     world.is_in_memory = false;
     world.expect(&set(21..51), "back in the flash");
-    // After a kill it cannot move: what is in the flash is old.
+    // After a kill it cannot move: the bookkeeping in the flash is outdated.
     world.is_in_memory = true;
     drop(world.open());
     world.is_in_memory = false;

@@ -1,5 +1,5 @@
-//! Zones that come and go under a log: whatever happens, a read gives what was written or nothing,
-//! no memory is touched after it was given back, and what was forgotten is forgotten.
+//! Zones that come and go under a log: in every case a read returns what was written or nothing, no
+//! memory is touched after it was given back, and what was forgotten stays forgotten.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -20,14 +20,14 @@ enum Under {
     Write { zone: usize },
 }
 
-/// Memory whose requests end when the test says so.
+/// A medium in memory whose requests complete when the test says so.
 #[derive(Debug, Default)]
 struct Memory {
-    /// By zone; None where there is none.
+    /// By zone number; None if there is no memory.
     zones: Vec<Option<Vec<u8>>>,
     lost: HashSet<usize>,
     under_way: VecDeque<(u64, Pages, Under)>,
-    /// How many end at the next look.
+    /// How many requests complete at the next poll.
     ends: usize,
 }
 
@@ -80,7 +80,7 @@ impl Medium for Memory {
     }
 }
 
-/// What the index would know: where each record is, and whether it was hit.
+/// A model of the index: where each record is, and whether it was hit.
 #[derive(Debug, Default)]
 struct Known(HashMap<u64, (Place, bool)>);
 
@@ -151,7 +151,7 @@ struct Story {
     log: Log<Memory>,
     known: Known,
     next: u64,
-    /// Zones that were told to go, and may still be used.
+    /// Zones that were told to leave and may still be in use.
     going: HashSet<usize>,
 }
 
@@ -218,7 +218,7 @@ impl Story {
         }
     }
 
-    /// Takes what ended; every record that was found is the right one.
+    /// Takes completed reads; every record found must be the right one.
     fn look(&mut self) {
         self.log.poll(None, &mut self.known);
         let outcomes = self.log.take_outcomes();
@@ -231,7 +231,7 @@ impl Story {
             }
         }
         self.log.return_outcomes(outcomes);
-        // Memory of zones that have gone is given back as soon as nothing is under way there.
+        // Memory of zones that are gone is given back as soon as no request is under way there.
         let Self { log, going, .. } = self;
         let is_used = |memory: &Memory, zone: usize| {
             let of = |it: &Under| match it {
@@ -276,7 +276,7 @@ proptest! {
         }
         story.settle();
         prop_assert!(story.going.is_empty(), "what was told to go has gone: {:?}", story.going);
-        // All that is left is found, or was in memory that failed.
+        // Every record that is left is found, or was in memory that failed.
         let left: Vec<(u64, Place)> = story.known.0.iter().map(|(hash, it)| (*hash, it.0)).collect();
         for (hash, place) in left {
             prop_assert!(story.log.gone_at(place).is_none(), "record {} is forgotten", hash);
@@ -285,7 +285,7 @@ proptest! {
         let reads_gone = story.log.counts().reads_gone;
         story.settle();
         prop_assert_eq!(story.log.counts().reads_gone, reads_gone, "what stays is still there");
-        // Everything goes.
+        // All zones leave.
         let zones = story.log.medium().zones.len();
         for zone in 0..zones {
             if story.log.medium().zones[zone].is_some() {
@@ -303,7 +303,7 @@ proptest! {
 
 const ZONES: usize = 8;
 
-/// A log of which several zones are written, and nothing is under way.
+/// A log with several written zones and no request under way.
 fn written() -> Story {
     let log = Log::growing(Memory::default());
     let mut story = Story { log, known: Known::default(), next: 0, going: HashSet::new() };
@@ -324,7 +324,7 @@ fn drop_all(story: &mut Story) {
     }
 }
 
-/// While flash is slow nothing is emptied, and the deadline comes all the same.
+/// While flash is slow nothing is emptied, but the deadline passes nevertheless.
 #[test]
 fn zones_that_are_dropped_while_they_wait_to_be_emptied_are_forgotten() {
     let mut story = written();
@@ -342,11 +342,11 @@ fn zones_that_are_dropped_while_they_wait_to_be_emptied_are_forgotten() {
     assert_eq!(story.log.add_zone(), Some(0), "the number is free");
 }
 
-/// Otherwise the index would be walked again and again until the read has ended.
+/// Otherwise the index would be walked repeatedly until the read has ended.
 #[test]
 fn a_zone_in_which_a_read_is_under_way_is_forgotten_after_that_and_not_before() {
     let mut story = written();
-    // The first record lies in a zone that was written.
+    // The first record is in a written zone.
     let (place, _) = story.known.0[&1];
     story.log.read(place, 1);
     assert_eq!(story.log.medium().under_way.len(), 1);

@@ -1,12 +1,11 @@
-//! How many bytes a device is written in a second at most: a bucket of tokens, so that its life is
-//! not used up.
+//! A limit on the bytes written to a device per second, to spare its lifetime: a token bucket.
 
 use std::time::Instant;
 
-/// The bucket holds the bytes of this many seconds: short bursts are written, long ones are not.
+/// The bucket's capacity in seconds of the rate: short bursts are written, long ones are not.
 const BURST_S: f64 = 2.0;
 
-/// A limit on bytes per second. Time is passed in.
+/// A limit on bytes per second. Time is given by the caller.
 #[derive(Debug, Clone, Copy)]
 pub struct Budget {
     bytes_per_s: f64,
@@ -15,13 +14,13 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// At most this many bytes per second in the long run.
+    /// Allows at most this many bytes per second in the long run.
     #[must_use]
     pub const fn new(bytes_per_s: f64) -> Self {
         Self { bytes_per_s, left_bytes: bytes_per_s * BURST_S, last: None }
     }
 
-    /// Takes `bytes` from the budget if it has them.
+    /// Takes `bytes` from the budget. False if it has fewer.
     pub fn take(&mut self, bytes: usize, now: Instant) -> bool {
         let passed =
             self.last.map_or(0.0, |last| now.saturating_duration_since(last).as_secs_f64());
@@ -55,7 +54,7 @@ mod tests {
                 taken += 1_000;
             }
         }
-        // Ten seconds and the burst at the start.
+        // Ten seconds, and the burst at the start.
         assert!((11_900_000..=12_001_000).contains(&taken), "{taken}");
     }
 }

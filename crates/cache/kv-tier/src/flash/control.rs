@@ -1,9 +1,9 @@
-//! One shard's book-keeping: promises, the table of zones, forget bits and their sums, in any
-//! memory.
+//! One shard's bookkeeping, in any memory: promises, the table of zones, forget bits and their
+//! sums.
 //!
-//! It may end at any instruction (kill -9), and its successor must not find again what was
-//! forgotten: the bit is written before its sum, so that a sum may lack the last bit, and a bit
-//! that is gone is always noticed.
+//! The process may end at any instruction (kill -9), and its successor must not find forgotten
+//! records again: a bit is written before its sum, so a sum may lack the last bit, but a bit that
+//! is lost is always noticed.
 
 use std::ops::{DerefMut, Range};
 use std::sync::atomic::{Ordering, compiler_fence};
@@ -14,10 +14,11 @@ use super::layout::{
     self, FORGET_BYTES, FORGET_SUM_BYTES, Geometry, Promises, TABLE_ENTRY_BYTES, TableEntry,
 };
 
-/// More uses of zones than a device lives for: beyond them, no seal of an earlier use comes again.
+/// More uses of zones than a device can survive: with numbers beyond them, no seal of an earlier
+/// use recurs.
 const SEQUENCE_GAP: u32 = 1 << 24;
 
-/// A shard's book-keeping.
+/// A shard's bookkeeping.
 #[derive(Debug)]
 pub struct Control<M> {
     memory: M,
@@ -26,19 +27,19 @@ pub struct Control<M> {
 }
 
 impl<M: DerefMut<Target = [u8]>> Control<M> {
-    /// `memory` is as long as the geometry has it.
+    /// `memory` must have the length that the geometry demands.
     pub fn new(memory: M, geometry: Geometry, format_id: u64) -> Self {
         assert!(memory.len() == geometry.control_bytes(), "the memory is the shard's part");
         Self { memory, geometry, format_id }
     }
 
-    /// All of it.
+    /// The whole memory.
     #[must_use]
     pub fn memory(&self) -> &[u8] {
         &self.memory
     }
 
-    /// The recorded state; None when neither copy is whole.
+    /// The promises. None if neither copy is intact.
     #[must_use]
     pub fn promises(&self) -> Option<Promises> {
         Promises::newest(&self.memory[..2 * Promises::BYTES])
@@ -48,8 +49,8 @@ impl<M: DerefMut<Target = [u8]>> Control<M> {
         self.memory[promises.slot()..][..Promises::BYTES].copy_from_slice(&promises.encode());
     }
 
-    /// Drops everything: without the record of what was forgotten, flushed or deleted items could
-    /// come back. Numbers continue where no earlier use of a zone has been, as far as can be known:
+    /// Drops everything: without the promises and forget bits, flushed or deleted items could come
+    /// back. Sequence numbers continue above all earlier uses of zones, as far as these are known:
     /// `by_chance` is random.
     pub fn begin_empty(&mut self, by_chance: u32) {
         let known = (0..self.geometry.zones_per_shard).filter_map(|zone| self.table_entry(zone));
@@ -63,15 +64,15 @@ impl<M: DerefMut<Target = [u8]>> Control<M> {
         self.write_table(0, TableEntry::free(sequence));
     }
 
-    /// Frees the zones whose table entries are damaged. Returns how many. Their numbers are not
-    /// known: later ones begin where no use has been.
+    /// Frees the zones whose table entries are damaged. Returns how many there were. Their sequence
+    /// numbers are not known: later ones begin above any earlier use.
     pub fn free_damaged(&mut self) -> u64 {
         let zones = 0..self.geometry.zones_per_shard;
         let (mut damaged, mut last) = (Vec::new(), 0);
         for zone in zones {
             match self.table_entry(zone) {
                 Some(entry) => last = last.max(entry.sequence),
-                // Zeros: it never was used.
+                // All zeros: the zone was never used.
                 None if self.memory[self.table_at(zone)].iter().all(|&byte| byte == 0) => {}
                 None => damaged.push(zone),
             }
@@ -83,13 +84,13 @@ impl<M: DerefMut<Target = [u8]>> Control<M> {
     }
 
     fn table_at(&self, zone: usize) -> Range<usize> {
-        // Behind the last entry are the sums.
+        // The sums follow the last entry.
         assert!(zone < self.geometry.zones_per_shard, "the zone is one of the shard's");
         let at = PAGE_BYTES + zone * TABLE_ENTRY_BYTES;
         at..at + TABLE_ENTRY_BYTES
     }
 
-    /// None when the zone never was used, or the entry is damaged.
+    /// The entry of a zone. None if the zone was never used, or the entry is damaged.
     #[must_use]
     pub fn table_entry(&self, zone: usize) -> Option<TableEntry> {
         TableEntry::decode(&self.memory[self.table_at(zone)])
@@ -116,13 +117,13 @@ impl<M: DerefMut<Target = [u8]>> Control<M> {
     }
 
     fn write_forget_sum(&mut self, zone: usize, sum: u64) {
-        // Behind the last sum are the bits.
+        // The bits follow the last sum.
         assert!(zone < self.geometry.zones_per_shard, "the zone is one of the shard's");
         let at = self.geometry.sums_at() + zone * FORGET_SUM_BYTES;
         self.memory[at..at + FORGET_SUM_BYTES].copy_from_slice(&sum.to_le_bytes());
     }
 
-    /// A use of a zone begins: nothing in it is forgotten.
+    /// Begins a use of a zone, with no record forgotten.
     pub fn open_zone(&mut self, zone: usize, sequence: u32) {
         self.write_table(zone, TableEntry::free(sequence));
         let bits = self.forget_bits(zone);
@@ -130,7 +131,7 @@ impl<M: DerefMut<Target = [u8]>> Control<M> {
         self.write_forget_sum(zone, empty_sum(self.seal_of(zone, sequence)));
     }
 
-    /// The record that begins here is not to be found again.
+    /// Marks the record that begins here as never to be found again.
     pub fn forget(&mut self, zone: usize, unit: usize) {
         let bits = self.forget_bits(zone);
         let Some(byte) = self.memory[bits].get_mut(unit / 8) else { return };
@@ -139,7 +140,7 @@ impl<M: DerefMut<Target = [u8]>> Control<M> {
             return;
         }
         *byte |= bit;
-        // A sum without its bit would be a bit that is gone.
+        // A sum without its bit would look like a lost bit.
         compiler_fence(Ordering::SeqCst);
         let sum = self.forget_sum(zone).wrapping_add(weight(unit));
         self.write_forget_sum(zone, sum);
@@ -152,8 +153,8 @@ impl<M: DerefMut<Target = [u8]>> Control<M> {
         byte.is_none_or(|byte| byte & (1 << (unit % 8)) != 0)
     }
 
-    /// Whether no forget bit of this use of a zone is gone. The sum has each of them but for the
-    /// last at most, whose writer may have been killed: then it gets it.
+    /// Whether no forget bit of this use of a zone is lost. The sum may lack only the last bit, if
+    /// its writer was killed: the bit is then added to it.
     pub fn are_forgets_whole(&mut self, zone: usize, sequence: u32) -> bool {
         let bits = &self.memory[self.forget_bits(zone)];
         let first = empty_sum(self.seal_of(zone, sequence));
@@ -175,17 +176,17 @@ fn forgotten(bits: &[u8]) -> impl Iterator<Item = usize> {
     })
 }
 
-/// The sum of a zone's use in which nothing is forgotten: pages of zeros do not pass for it.
+/// The sum of a use of a zone in which nothing is forgotten: pages of zeros do not match it.
 fn empty_sum(seal: u32) -> u64 {
     mixed(u64::from(seal) | 1 << 63)
 }
 
-/// What a forgotten unit adds to the sum: a number of its own.
+/// What a forgotten unit adds to the sum: a different number for each unit.
 fn weight(unit: usize) -> u64 {
     mixed(unit as u64)
 }
 
-/// SplitMix64's step: another number for each number.
+/// SplitMix64's step: a different number for each number.
 const fn mixed(number: u64) -> u64 {
     let mut mixed = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -1,4 +1,4 @@
-//! The file or device under a flash: opened, locked, measured; its room taken.
+//! The file or device under a flash: opening, locking, measuring it, and allocating its space.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -14,18 +14,18 @@ use super::layout::{Geometry, Nonce, NotOurs, Superblock, ZONE_BYTES, ZONES_MAX}
 use super::settings::{FlashError, FlashSettings};
 use crate::log::ZONES_MIN;
 
-/// Where the kernel tells one start of the machine from another.
+/// Where the kernel gives an id for each boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// The file through the page cache, made if it is not there. A device is taken for this process
-/// alone.
+/// Opens the file through the page cache, and creates it if it does not exist. A device is opened
+/// exclusively.
 pub(super) fn open_for_us(path: &Path) -> Result<File, FlashError> {
     let is_device = std::fs::metadata(path).is_ok_and(|it| it.file_type().is_block_device());
     let mut options = File::options();
     options.read(true).write(true);
     if is_device {
-        // For a device this means: unless it is mounted, or part of another, or another program
-        // holds it exclusively.
+        // For a device this fails if it is mounted, part of another device, or opened exclusively
+        // elsewhere.
         options.custom_flags(libc::O_EXCL);
     } else {
         options.create(true).truncate(false).mode(0o600);
@@ -39,7 +39,7 @@ pub(super) fn open_for_us(path: &Path) -> Result<File, FlashError> {
     })
 }
 
-/// Bytes of a file or a device.
+/// The length of a file or device in bytes.
 pub(super) fn length(file: &File, path: &Path) -> Result<u64, FlashError> {
     rustix::fs::seek(file, rustix::fs::SeekFrom::End(0)).map_err(|errno| FlashError::Io {
         path: path.to_owned(),
@@ -48,7 +48,7 @@ pub(super) fn length(file: &File, path: &Path) -> Result<u64, FlashError> {
     })
 }
 
-/// A device must be as large as what is asked of it.
+/// Checks that a device is as large as the settings ask for.
 pub(super) fn check_device(file: &File, geometry: Geometry, path: &Path) -> Result<(), FlashError> {
     let is_device = file.metadata().is_ok_and(|it| it.file_type().is_block_device());
     let (has, bytes) = (length(file, path)?, geometry.file_bytes());
@@ -58,7 +58,7 @@ pub(super) fn check_device(file: &File, geometry: Geometry, path: &Path) -> Resu
     Ok(())
 }
 
-/// Whoever touches a mapping behind the file's end is killed.
+/// Checks that the file is long enough: touching a mapping beyond its end kills the process.
 pub(super) fn check_length(file: &File, geometry: Geometry, path: &Path) -> Result<(), FlashError> {
     let (has, bytes) = (length(file, path)?, geometry.file_bytes());
     if has < bytes {
@@ -120,7 +120,7 @@ pub(super) fn check_shape(
     })
 }
 
-/// What the file begins with; None when it is empty.
+/// Reads the superblock. None if the file is empty.
 pub(super) fn read_superblock(file: &File) -> std::io::Result<Option<Result<Superblock, NotOurs>>> {
     let metadata = file.metadata()?;
     if metadata.len() == 0 && !metadata.file_type().is_block_device() {
@@ -136,8 +136,8 @@ pub(super) fn read_superblock(file: &File) -> std::io::Result<Option<Result<Supe
     }
 }
 
-/// Asks whether there is room for a new flash: some file systems would take all there is before
-/// they find that it is too little.
+/// Checks that there is space for a new flash: some file systems would allocate all that is free
+/// before they find that it is too little.
 pub(super) fn check_room(file: &File, geometry: Geometry) -> std::io::Result<()> {
     let metadata = file.metadata()?;
     if !metadata.file_type().is_file() {
@@ -149,19 +149,19 @@ pub(super) fn check_room(file: &File, geometry: Geometry) -> std::io::Result<()>
     if free < geometry.file_bytes() { Err(Errno::NOSPC.into()) } else { Ok(()) }
 }
 
-/// Takes the room of a new flash, all of it now rather than when it is too late.
+/// Allocates the whole space of a new flash now rather than when it is too late.
 pub(super) fn make_room(file: &File, geometry: Geometry) -> std::io::Result<()> {
     if !file.metadata()?.file_type().is_file() {
         return Ok(());
     }
     file.set_len(geometry.file_bytes())?;
     take_room(file, geometry.file_bytes()).inspect_err(|_| {
-        // The allocated room is given back.
+        // Frees what was allocated.
         let _ = file.set_len(0);
     })
 }
 
-/// Wipes the book-keeping in the flash.
+/// Wipes the bookkeeping in the flash.
 pub(super) fn wipe_book(file: &File, geometry: Geometry) -> std::io::Result<()> {
     let zeros = vec![0; ZONE_BYTES];
     let (mut at, end) = (geometry.control_at(0), geometry.book_bytes());
@@ -173,7 +173,7 @@ pub(super) fn wipe_book(file: &File, geometry: Geometry) -> std::io::Result<()> 
     Ok(())
 }
 
-/// Takes the room of a file; a device has it.
+/// Allocates the space of a file; a device has it already.
 pub(super) fn take_room(file: &File, bytes: u64) -> std::io::Result<()> {
     if !file.metadata()?.file_type().is_file() {
         return Ok(());
@@ -184,11 +184,11 @@ pub(super) fn take_room(file: &File, bytes: u64) -> std::io::Result<()> {
     }
 }
 
-/// The same file past the page cache; through it where the file system cannot do otherwise.
+/// Opens the same file for direct I/O, or through the page cache if the file system does not
+/// support that.
 pub(super) fn open_direct(path: &Path) -> std::io::Result<OwnedFd> {
     let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    // Without noting when it was read, where that may be had: the note can wait for a disk that
-    // hangs.
+    // Without updating the access time, if permitted: that update can wait for a disk that hangs.
     let quiet = flags | OFlags::DIRECT | OFlags::NOATIME;
     if let Ok(file) = rustix::fs::open(path, quiet, rustix::fs::Mode::empty()) {
         return Ok(file);
@@ -226,7 +226,7 @@ pub(super) fn random_id() -> u64 {
     u64::from_le_bytes(bytes)
 }
 
-/// A number that was never used before.
+/// A random number, never used before.
 pub(super) fn random_nonce() -> std::io::Result<Nonce> {
     let mut bytes = [0; 16];
     fill_random(&mut bytes)?;

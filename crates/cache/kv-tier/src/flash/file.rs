@@ -1,10 +1,10 @@
-//! A flash file from the outside: opened, taken into use, closed in order.
+//! A flash file as a whole: opening it, taking it into use, closing it cleanly.
 //!
-//! The order of writes is what keeps promises over any end. Taken into use: the book-keeping is
-//! found and looked at whole, a file in memory is filled with it and gets its name, then the
-//! superblock says where it is, on the device; only then anything else changes. Closed: zones and
-//! book-keeping on the device, then the superblock says so, then the file in memory goes.
-//! docs/contributors/kv-flash.md goes through every end.
+//! The order of writes keeps promises however the process ends. To take it into use: the
+//! bookkeeping is found and checked as a whole, a memory file is filled with it and named, then the
+//! superblock on the device says where it is; only then does anything else change. To close it:
+//! zones and bookkeeping are written to the device, then the superblock says so, then the memory
+//! file is removed. docs/contributors/kv-flash.md discusses every way to end.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -25,38 +25,38 @@ use super::shared_map::SharedMap;
 
 use crate::pages::Pages;
 
-/// How far opening or closing has come: a process may end at each of these.
+/// The steps of opening and closing: a process may end at each of these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// The book-keeping was found, or is to begin anew; room is taken.
+    /// The bookkeeping was found, or is to begin anew; space is allocated.
     Chosen,
-    /// It has been looked at, and is where it will be used.
+    /// The bookkeeping was checked, and is where it will be used.
     Prepared,
-    /// The file in memory has its name.
+    /// The memory file has its name.
     Named,
     /// The superblock says that the flash is in use.
     InUse,
-    /// The device has all of the book-keeping.
+    /// The device has all of the bookkeeping.
     BookWritten,
     /// The superblock says that the flash was closed.
     Closed,
 }
 
-/// A file that is open and locked.
+/// An open and locked flash file.
 #[derive(Debug)]
 pub struct FlashFile {
     path: PathBuf,
-    /// Through the page cache: for the superblock and the book-keeping.
+    /// Through the page cache: for the superblock and the bookkeeping.
     file: File,
-    /// Past it: for zones.
+    /// Direct I/O: for zones.
     direct: OwnedFd,
     superblock: Superblock,
     geometry: Geometry,
-    /// The book-keeping in memory; None where it lies in the file.
+    /// The bookkeeping in memory; None if it is in the flash file.
     live: Option<LiveFile>,
-    /// Its contents were dropped, for this reason.
+    /// Why the earlier content was dropped, if it was.
     dropped: Option<Dropped>,
-    /// Shards that begin empty because their book-keeping could not be believed.
+    /// Shards that begin empty because their bookkeeping could not be trusted.
     emptied: Vec<bool>,
 }
 
@@ -65,14 +65,14 @@ pub struct FlashFile {
 pub(super) struct Part {
     pub(super) control: Control<SharedMap>,
     pub(super) direct: OwnedFd,
-    /// Requests to a regular file may wait for its file system where they are made.
+    /// A request to a regular file may block its caller in the file system.
     pub(super) is_regular: bool,
     pub(super) zones_at: u64,
     pub(super) geometry: Geometry,
     pub(super) is_emptied: bool,
 }
 
-/// Why a flash was not closed in order.
+/// Why a flash was not closed cleanly.
 #[derive(Debug, thiserror::Error)]
 pub enum Unclosed {
     #[error(
@@ -89,18 +89,18 @@ pub enum Unclosed {
     Unsure(std::io::Error),
 }
 
-/// What a flash was found to be, before anything is written.
+/// The state in which a flash was found, before anything is written.
 struct Found {
     known: Option<Superblock>,
     source: Source,
-    /// The file in memory that is the truth.
+    /// The memory file, if it holds the valid bookkeeping.
     live: Option<LiveFile>,
     identity: Identity,
     boot_id: [u8; 16],
 }
 
 impl FlashFile {
-    /// Opens or makes the file for this many shards. `now_unix_s` is now.
+    /// Opens or creates the file for `shards` shards. `now_unix_s` is the present time.
     pub fn open(
         settings: &FlashSettings,
         shards: usize,
@@ -109,7 +109,7 @@ impl FlashFile {
         Self::open_telling(settings, shards, now_unix_s, &mut |_| ())
     }
 
-    /// As [`Self::open`]; `told` of each step when it is done.
+    /// As [`Self::open`]; calls `told` after each step.
     pub fn open_telling(
         settings: &FlashSettings,
         shards: usize,
@@ -137,8 +137,8 @@ impl FlashFile {
         if matches!(source, Source::Nothing(_)) {
             device::make_room(&file, geometry)
         } else {
-            // A copy may have left out what was zeros: then writing into the mapping could end the
-            // process.
+            // A copy may have left out blocks of zeros: then writing into the mapping could kill
+            // the process.
             device::take_room(&file, geometry.file_bytes())
         }
         .map_err(failed("room for it cannot be made"))?;
@@ -176,8 +176,8 @@ impl FlashFile {
         Ok(opened)
     }
 
-    /// Places each shard's book-keeping where it is to be used, after checking it where its source
-    /// is not trusted.
+    /// Puts each shard's bookkeeping where it will be used, and checks it as far as its source is
+    /// not trusted.
     fn prepare(&mut self, source: Source) -> Result<(), FlashError> {
         let io = |action| {
             let path = self.path.clone();
@@ -208,7 +208,7 @@ impl FlashFile {
         Ok(())
     }
 
-    /// A shard's book-keeping where it is used.
+    /// Maps a shard's bookkeeping where it is used.
     fn map(&self, shard: usize) -> Result<SharedMap, FlashError> {
         let (at, bytes) = (self.geometry.control_at(shard), self.geometry.control_bytes());
         SharedMap::new(self.book(), at, bytes).map_err(|errno| FlashError::Io {
@@ -218,7 +218,7 @@ impl FlashFile {
         })
     }
 
-    /// The file in which the book-keeping lies while it is used.
+    /// The file that holds the bookkeeping while it is in use.
     fn book(&self) -> &File {
         self.live.as_ref().map_or(&self.file, |live| &live.file)
     }
@@ -228,7 +228,7 @@ impl FlashFile {
         &self.path
     }
 
-    /// Where the book-keeping is while the flash is in use, if not in the flash.
+    /// Where the bookkeeping is while the flash is in use, if not in the flash.
     #[must_use]
     pub fn book_path(&self) -> Option<&Path> {
         self.live.as_ref().map(LiveFile::path)
@@ -240,7 +240,7 @@ impl FlashFile {
         self.superblock.zero_unix_s
     }
 
-    /// Why what was in the file was not taken over.
+    /// Why the earlier content of the file was dropped, if it was.
     #[must_use]
     pub const fn dropped(&self) -> Option<Dropped> {
         self.dropped
@@ -260,7 +260,7 @@ impl FlashFile {
         Ok(Part { control, direct, is_regular, zones_at, geometry, is_emptied })
     }
 
-    /// Notes the Unix time at which the clock of the file's items reads 0, where that has changed.
+    /// Updates the Unix time at which the clock of the file's items reads 0.
     pub fn set_zero(&mut self, zero_unix_s: i64) -> Result<(), FlashError> {
         if zero_unix_s == self.superblock.zero_unix_s {
             return Ok(());
@@ -273,13 +273,13 @@ impl FlashFile {
         })
     }
 
-    /// Brings the book-keeping to the device and marks the file as closed in order, once all shards
+    /// Writes the bookkeeping to the device and marks the file as closed cleanly, once all shards
     /// have written theirs.
     pub fn close(self) -> Result<(), Unclosed> {
         self.close_telling(&mut |_| ())
     }
 
-    /// As [`Self::close`]; `told` of each step when it is done.
+    /// As [`Self::close`]; calls `told` after each step.
     pub fn close_telling(mut self, told: &mut dyn FnMut(Step)) -> Result<(), Unclosed> {
         match (self.write_closing(told), self.live.take()) {
             (Ok(()), Some(live)) => {
@@ -293,7 +293,7 @@ impl FlashFile {
             (Ok(()), None) => Ok(()),
             (Err(error), Some(_)) => Err(Unclosed::Kept(error)),
             (Err(error), None) => {
-                // What the device did not take the kernel may forget.
+                // The kernel may drop pages that the device did not take.
                 self.superblock.state = Use::GivenUp;
                 Err(match self.write_superblock() {
                     Ok(()) => Unclosed::GivenUp(error),
@@ -304,9 +304,10 @@ impl FlashFile {
     }
 
     fn write_closing(&mut self, told: &mut dyn FnMut(Step)) -> std::io::Result<()> {
-        // Of this closing alone: what an earlier one left on the device does not pass for it.
+        // Used for this closing only, so that what an earlier one left on the device does not
+        // match.
         let nonce = random_nonce()?;
-        // It may have failed earlier and be well again.
+        // The device may have failed earlier and work again now.
         self.write_book(nonce).or_else(|_| self.write_book(nonce))?;
         told(Step::BookWritten);
         self.superblock.state = Use::Clean;
@@ -316,7 +317,7 @@ impl FlashFile {
         Ok(())
     }
 
-    /// Brings all shards' book-keeping and its sums to the device, and waits for that and for all
+    /// Writes all shards' bookkeeping and its sums to the device, and waits for that and for all
     /// zones.
     fn write_book(&self, nonce: Nonce) -> std::io::Result<()> {
         let mut chunk = vec![0; ZONE_BYTES];
@@ -342,8 +343,8 @@ impl FlashFile {
         self.file.sync_all()
     }
 
-    /// Writes the superblock, waits for the device, and reads it back past the cache: a flash that
-    /// is in use and says that it was closed would bring back what was deleted.
+    /// Writes the superblock, waits for the device, and reads it back by direct I/O: a flash in use
+    /// that is marked as closed would bring back deleted items.
     fn write_superblock(&self) -> std::io::Result<()> {
         let bytes = self.superblock.encode();
         self.file.write_all_at(&bytes, 0)?;
@@ -359,7 +360,7 @@ impl FlashFile {
     }
 }
 
-/// What the flash is, and which book-keeping is to be believed. Nothing is written.
+/// Finds the flash's state, and which bookkeeping can be trusted. Writes nothing.
 fn look(file: &File, geometry: Geometry, settings: &FlashSettings) -> Result<Found, FlashError> {
     let path = &settings.path;
     let failed = |action| {
@@ -396,7 +397,7 @@ fn live_header(superblock: &Superblock, identity: Identity) -> LiveHeader {
     LiveHeader { shards, zones_per_shard, format_id, nonce, identity }
 }
 
-/// A file in memory for the book-keeping; None where it has to lie in the flash.
+/// A memory file for the bookkeeping; None if it has to be in the flash.
 fn place_in_memory(
     settings: &FlashSettings,
     geometry: Geometry,

@@ -1,24 +1,25 @@
-//! The bytes of a flash file: pure, little-endian, checked on the way in.
+//! The layout of a flash file: pure, little-endian, checked when decoded.
 //!
 //! ```text
 //!     page 0            superblock
-//!     for each shard    control page; table of zones, 16 bytes each, in whole pages; sums of forget bits, 8 bytes
+//!     for each shard    control page; table of zones, 16 bytes each, in whole pages; sums of
+//! forget bits, 8 bytes
 //!                       each, in whole pages; one page of forget bits for each zone
 //!     for each shard    its zones, from a multiple of a zone's size on
 //! ```
 //!
 //! A zone holds records from its start, and its summary at its end: for each record 16 bytes, then
-//! a footer. docs/contributors/kv-flash.md tells the whole format.
+//! a footer. docs/contributors/kv-flash.md describes the whole format.
 
 use farpool_units::PAGE_BYTES;
 
-/// The format's version; another one is refused.
+/// The format's version; others are refused.
 pub const VERSION: u32 = 3;
 const MAGIC: [u8; 8] = *b"FPKVFLSH";
 const FOOTER_MAGIC: u32 = 0x4b5a_4f4e;
 
-/// Pages of a zone: 2 MiB. A record of memcached's largest item by default (1 MiB) fits, and a
-/// shard needs few of them in memory at a time.
+/// Pages of a zone: 2 MiB. A record of memcached's largest default item (1 MiB) fits, and a shard
+/// needs few zones in memory at a time.
 pub const ZONE_PAGES: usize = 512;
 pub const ZONE_BYTES: usize = ZONE_PAGES * PAGE_BYTES;
 /// Zones that one thread can use, 1 TiB. A larger file is refused.
@@ -37,18 +38,18 @@ pub const FORGET_SUM_BYTES: usize = 8;
 pub const SUMMARY_ENTRY_BYTES: usize = 16;
 pub const FOOTER_BYTES: usize = 32;
 
-/// Tells one life of the book-keeping from every other: random, never used twice.
+/// Distinguishes one life of the bookkeeping from every other: random, never used twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Nonce(pub u128);
 
-/// Where the book-keeping is to be found.
+/// Where the valid bookkeeping is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Use {
-    /// In the file: it was closed in order. The nonce is in the closing sums.
+    /// In the file, which was closed cleanly. The nonce is in the closing sums.
     Clean = 1,
-    /// In the file's pages, cached by the kernel: in use, without a file in memory.
+    /// In the file's pages as the kernel has them: in use, without a memory file.
     InUse = 2,
-    /// In a file in memory with this nonce: in use.
+    /// In the memory file with this nonce: in use.
     InMemory = 3,
     /// Nowhere: the device did not take it at the end.
     GivenUp = 4,
@@ -66,23 +67,23 @@ impl Use {
     }
 }
 
-/// What the file is.
+/// The description of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Superblock {
     pub shards: u32,
     pub zones_per_shard: u32,
-    /// Makes records of this file different from those of every other, earlier ones in the same
-    /// place included.
+    /// Makes this file's records different from those of every other file, including earlier ones
+    /// in the same place.
     pub format_id: u64,
-    /// Unix time at which the server's clock reads 0: expiry times count from it.
+    /// Unix time at which the server's clock reads 0: expiry times are relative to it.
     pub zero_unix_s: i64,
-    /// Which start of the machine used it last.
+    /// The boot of the machine in which it was last used.
     pub boot_id: [u8; 16],
     pub state: Use,
     pub nonce: Nonce,
 }
 
-/// Why a superblock is not taken.
+/// Why a superblock is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NotOurs {
     #[error("it does not begin as a flash file of farpool kv does")]
@@ -143,7 +144,7 @@ impl Superblock {
     }
 }
 
-/// Distinguishes the records of a use of a zone from those of every other use, of every file.
+/// Makes the records of one use of a zone different from those of every other use, in any file.
 #[must_use]
 pub fn zone_seal(format_id: u64, zone: usize, sequence: u32) -> u32 {
     let sum = crc32c::crc32c(&format_id.to_le_bytes());
@@ -151,7 +152,7 @@ pub fn zone_seal(format_id: u64, zone: usize, sequence: u32) -> u32 {
     crc32c::crc32c_append(sum, &sequence.to_le_bytes())
 }
 
-/// Where things lie in a file of `shards` shards with `zones_per_shard` zones each. All in bytes.
+/// The layout of a file of this many shards with this many zones each. All in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Geometry {
     pub shards: usize,
@@ -159,7 +160,7 @@ pub struct Geometry {
 }
 
 impl Geometry {
-    /// As many zones as fit into `file_bytes`; None when not even the least do.
+    /// The largest geometry that fits into `file_bytes`. None if not even `least_zones` zones fit.
     #[must_use]
     pub fn fitting(file_bytes: u64, shards: usize, least_zones: usize) -> Option<Self> {
         let zones = file_bytes / ZONE_BYTES as u64 / shards.max(1) as u64;
@@ -176,25 +177,25 @@ impl Geometry {
         (self.zones_per_shard * TABLE_ENTRY_BYTES).next_multiple_of(PAGE_BYTES)
     }
 
-    /// Where the sums of forget bits begin in a shard's book-keeping.
+    /// Where the sums of forget bits begin in a shard's bookkeeping.
     #[must_use]
     pub const fn sums_at(&self) -> usize {
         PAGE_BYTES + self.table_bytes()
     }
 
-    /// Where the forget bits begin in a shard's book-keeping.
+    /// Where the forget bits begin in a shard's bookkeeping.
     #[must_use]
     pub const fn forget_bits_at(&self) -> usize {
         self.sums_at() + (self.zones_per_shard * FORGET_SUM_BYTES).next_multiple_of(PAGE_BYTES)
     }
 
-    /// Bytes of one shard's book-keeping: control page, table, sums and forget bits.
+    /// Bytes of one shard's bookkeeping: control page, table, sums and forget bits.
     #[must_use]
     pub const fn control_bytes(&self) -> usize {
         self.forget_bits_at() + self.zones_per_shard * FORGET_BYTES
     }
 
-    /// Bytes of all shards' book-keeping, and of the page in front.
+    /// Bytes of all shards' bookkeeping, plus the page in front.
     #[must_use]
     pub const fn book_bytes(&self) -> u64 {
         self.control_at(self.shards)
@@ -218,11 +219,11 @@ impl Geometry {
     }
 }
 
-/// What the table says of a zone.
+/// A zone's entry in the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TableEntry {
     pub sequence: u32,
-    /// Written whole; otherwise nothing in it counts.
+    /// Written completely; otherwise its content is invalid.
     pub is_sealed: bool,
     pub used_bytes: u32,
     pub records: u32,
@@ -231,7 +232,7 @@ pub struct TableEntry {
 impl TableEntry {
     const SEALED: u32 = 1 << 31;
 
-    /// Of a zone whose last use was this one, and in which nothing counts.
+    /// The entry of a zone with no valid content, whose last use was this one.
     #[must_use]
     pub const fn free(sequence: u32) -> Self {
         Self { sequence, is_sealed: false, used_bytes: 0, records: 0 }
@@ -249,7 +250,7 @@ impl TableEntry {
         out
     }
 
-    /// None when it was torn, or its figures cannot be.
+    /// Decodes an entry. None if it is torn, or its figures are impossible.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; TABLE_ENTRY_BYTES] = bytes.first_chunk()?;
@@ -266,13 +267,13 @@ impl TableEntry {
     }
 }
 
-/// One record, as a zone's summary tells it.
+/// One record, as listed in a zone's summary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SummaryEntry {
     pub hash: u64,
-    /// Where the record begins, in units.
+    /// The position of the record, in units.
     pub unit: u32,
-    /// Its length in bytes. Longer records than the field can tell are read to the zone's end.
+    /// Its length in bytes. Records too long for this field are read to the zone's end.
     pub bytes: u32,
 }
 
@@ -288,14 +289,14 @@ impl SummaryEntry {
     }
 }
 
-/// Bytes of a summary of this many records.
+/// Bytes of a summary with `records` records.
 #[must_use]
 pub const fn summary_bytes(records: usize) -> usize {
     records * SUMMARY_ENTRY_BYTES + FOOTER_BYTES
 }
 
-/// Writes the summary to the end of a zone (or of as much of it as `zone` holds). `seal` is that of
-/// its records.
+/// Writes the summary to the end of a zone, or of the part of it in `zone`. `seal` is that of its
+/// records.
 pub fn write_summary(zone: &mut [u8], entries: &[SummaryEntry], seal: u32) {
     let start = zone.len() - summary_bytes(entries.len());
     let summary = &mut zone[start..];
@@ -313,8 +314,8 @@ pub fn write_summary(zone: &mut [u8], entries: &[SummaryEntry], seal: u32) {
     footer[28..32].copy_from_slice(&sum.to_le_bytes());
 }
 
-/// The summary at the end of `tail`, which ends where its zone ends. None when it is not that of
-/// this use of the zone, or is damaged.
+/// Reads the summary at the end of `tail`, which ends with its zone. None if it is damaged or not
+/// of this use of the zone.
 #[must_use]
 pub fn read_summary(tail: &[u8], records: usize, seal: u32) -> Option<Vec<SummaryEntry>> {
     let start = tail.len().checked_sub(summary_bytes(records))?;
@@ -336,24 +337,24 @@ pub fn read_summary(tail: &[u8], records: usize, seal: u32) -> Option<Vec<Summar
     entries.iter().all(fits).then_some(entries)
 }
 
-/// What a shard must remember beyond its process, so that what was promised stays true.
+/// What a shard must remember beyond its process, so that its promises stay true.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Promises {
-    /// No store had a higher number yet.
+    /// The highest CAS number that may have been used.
     pub last_cas: u64,
     /// Items stored under this number or an earlier one were flushed.
     pub flushed_cas: u64,
-    /// When everything there is then is to be flushed, in seconds of the server's clock; 0 = never.
+    /// When everything stored by then is to be flushed, in seconds of the server's clock; 0 =
+    /// never.
     pub flush_at_s: u32,
-    /// The last second that the clock has read.
+    /// The last reading of the clock.
     pub now_s: u32,
-    /// Counts the changes: of two copies, the one with the higher number holds.
+    /// Number of changes: of two copies, the one with the higher number is valid.
     pub generation: u32,
 }
 
 impl Promises {
-    /// Bytes of one copy. Two stand one behind the other and are written in turn, so that one is
-    /// always whole.
+    /// Bytes of one copy. Two are adjacent and written alternately, so that one is always intact.
     pub const BYTES: usize = 32;
 
     #[must_use]
@@ -369,7 +370,7 @@ impl Promises {
         out
     }
 
-    /// None when it was torn or never written.
+    /// Decodes a copy. None if it is torn or was never written.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::BYTES] = bytes.first_chunk()?;
@@ -382,31 +383,31 @@ impl Promises {
         })
     }
 
-    /// The newer of two copies that stand one behind the other. None when neither is whole.
+    /// The newer of two adjacent copies. None if neither is intact.
     #[must_use]
     pub fn newest(bytes: &[u8]) -> Option<Self> {
         let second = bytes.get(Self::BYTES..).and_then(Self::decode);
         Self::decode(bytes).into_iter().chain(second).max_by_key(|it| it.generation)
     }
 
-    /// Where this copy belongs.
+    /// The offset of this copy.
     #[must_use]
     pub const fn slot(&self) -> usize {
         self.generation as usize % 2 * Self::BYTES
     }
 }
 
-/// Where the control page has the sum of the shard's book-keeping: behind the promises.
+/// The offset in the control page of the sum of the shard's bookkeeping: after the promises.
 pub const CLOSING_SUM_AT: usize = 2 * Promises::BYTES;
 
-/// The sum of a shard's book-keeping as it was when the file was closed: forget bits that the
-/// device lost would bring back what was deleted. The nonce is that of one closing: what an earlier
-/// one left behind has another sum.
+/// The sum of a shard's bookkeeping when the file was closed: forget bits lost by the device would
+/// bring back deleted items. The nonce belongs to one closing: what an earlier one left behind has
+/// a different sum.
 #[derive(Debug, Clone, Copy)]
 pub struct ClosingSum(u32);
 
 impl ClosingSum {
-    /// Begins with the control page; the pages behind it follow.
+    /// Begins with the control page; the pages after it are appended.
     #[must_use]
     pub fn new(format_id: u64, nonce: Nonce, control_page: &[u8]) -> Self {
         let sum = crc32c::crc32c(&format_id.to_le_bytes());
@@ -424,7 +425,7 @@ impl ClosingSum {
     }
 }
 
-/// Whether a shard's book-keeping is as it was when the file was closed.
+/// Whether a shard's bookkeeping is as it was when the file was closed.
 #[must_use]
 pub fn is_as_closed(format_id: u64, nonce: Nonce, control: &[u8]) -> bool {
     let sum = ClosingSum::new(format_id, nonce, control).append(&control[PAGE_BYTES..]);

@@ -1,10 +1,10 @@
-//! The book-keeping of a flash in use, as a file in memory: writing it waits for no disk, and it
+//! The bookkeeping of a flash in use, as a memory file: writing it waits for no disk, and it
 //! outlives the process.
 //!
-//! Invariants: a file has its name only when its content is whole (it is made without one); it is
-//! locked as long as its server lives; it is taken for what it is only with the nonce that the
-//! flash names, and for the flash that it was made for. All its room is taken at the start: a full
-//! file system is an error then, never a signal later.
+//! Invariants: a file gets its name only when its content is complete (it is created without one);
+//! it is locked while its server lives; it is accepted only with the nonce that the flash names,
+//! and for the flash for which it was made. All its space is allocated at the start: a full file
+//! system is then an error, never a signal later.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -19,15 +19,16 @@ use super::layout::{Geometry, Nonce, VERSION, long, wide, word};
 use super::opening::Side;
 
 const MAGIC: [u8; 8] = *b"FPKVLIVE";
-/// Names begin so; the nonce follows in hexadecimal digits.
+/// Start of the file names; the nonce follows in hexadecimal digits.
 const NAME: &str = "farpool-kv-flash-";
-/// File systems that are memory, as statfs tells them: tmpfs and ramfs.
+/// File systems in memory, as reported by statfs: tmpfs and ramfs.
 const TMPFS: i64 = 0x0102_1994;
 const RAMFS: i64 = 0x8584_58f6;
-/// Other files need room in the directory, too: at most this fraction of the free space is taken.
+/// Others need space in the directory, too: at most one part in this many of the free space is
+/// taken.
 const ROOM_PARTS: u64 = 2;
 
-/// Which flash a file belongs to: a copy of the flash must not take it.
+/// The flash that a file belongs to: a copy of the flash must not use it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
     pub device: u64,
@@ -35,7 +36,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Of a file by where it lies, of a device by its number.
+    /// Identifies a file by device and inode, a device by its number.
     pub(super) fn of(flash: &File) -> std::io::Result<Self> {
         let metadata = flash.metadata()?;
         Ok(if metadata.file_type().is_block_device() {
@@ -46,7 +47,7 @@ impl Identity {
     }
 }
 
-/// What the file begins with.
+/// The beginning of the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LiveHeader {
     pub shards: u32,
@@ -75,7 +76,7 @@ impl LiveHeader {
         out
     }
 
-    /// None when it is not ours, of another version, or damaged.
+    /// Decodes the header. None if it is not ours, of another version, or damaged.
     #[must_use]
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; Self::BYTES] = bytes.first_chunk()?;
@@ -92,7 +93,7 @@ impl LiveHeader {
     }
 }
 
-/// A file in memory, held by this process.
+/// A memory file, locked by this process.
 #[derive(Debug)]
 pub(super) struct LiveFile {
     pub(super) file: File,
@@ -104,17 +105,17 @@ fn name(nonce: Nonce) -> String {
     format!("{NAME}{:032x}", nonce.0)
 }
 
-/// The directory, if it lies in memory.
+/// Opens the directory, if it is in memory.
 fn in_memory(path: &Path) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = rustix::fs::open(path, flags, Mode::empty())?;
-    // Its type differs between machines.
+    // The type of this field differs between machines.
     #[allow(clippy::unnecessary_cast, clippy::cast_lossless)]
     let kind = rustix::fs::fstatfs(&directory)?.f_type as i64;
     if kind == TMPFS || kind == RAMFS { Ok(directory) } else { Err(Errno::NOTSUP) }
 }
 
-/// The file of this name, if it is a regular one of this user.
+/// Opens the file of this name, if it is a regular file of this user.
 fn open_ours(directory: &OwnedFd, name: &str) -> Option<File> {
     let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = File::from(openat(directory, name, flags, Mode::empty()).ok()?);
@@ -124,7 +125,7 @@ fn open_ours(directory: &OwnedFd, name: &str) -> Option<File> {
     is_ours.then_some(file)
 }
 
-/// True if no other process holds the file; from then on this process does.
+/// Locks the file. False if another process holds the lock.
 fn is_free(file: &File) -> bool {
     rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive).is_ok()
 }
@@ -136,7 +137,7 @@ fn read_header(file: &File) -> Option<LiveHeader> {
 }
 
 impl LiveFile {
-    /// Looks for the file that the flash names. `wanted` is what it must begin with.
+    /// Searches for the file that the flash names. `wanted` is the header it must have.
     pub(super) fn find(directories: &[PathBuf], wanted: &LiveHeader) -> (Side, Option<Self>) {
         let name = name(wanted.nonce);
         for path in directories {
@@ -144,7 +145,7 @@ impl LiveFile {
             let Some(file) = open_ours(&directory, &name) else { continue };
             let Some(has) = read_header(&file) else { return (Side::Damaged, None) };
             if has.identity != wanted.identity {
-                // That of the flash of which this one is a copy.
+                // It belongs to the flash of which this one is a copy.
                 continue;
             }
             if !is_free(&file) {
@@ -159,7 +160,8 @@ impl LiveFile {
         (Side::Absent, None)
     }
 
-    /// A new file without a name, with all its room taken, all zeros; or why no directory had it.
+    /// Creates an unnamed file of zeros with all its space allocated. Fails with each directory's
+    /// reason.
     pub(super) fn create(directories: &[PathBuf], bytes: u64) -> Result<Self, String> {
         let mut reasons = Vec::new();
         for path in directories {
@@ -174,7 +176,7 @@ impl LiveFile {
     fn create_in(path: &Path, bytes: u64) -> rustix::io::Result<Self> {
         let directory = in_memory(path)?;
         let system = rustix::fs::fstatvfs(&directory)?;
-        // Without blocks there is no limit.
+        // A file system that reports no blocks has no limit.
         let has = system.f_bavail.saturating_mul(system.f_frsize);
         if system.f_blocks > 0 && has / ROOM_PARTS < bytes {
             return Err(Errno::NOSPC);
@@ -190,7 +192,7 @@ impl LiveFile {
         Ok(Self { file, directory, path: path.to_owned() })
     }
 
-    /// Writes the file's head, and gives the file its name. The rest must be complete.
+    /// Writes the header and gives the file its name. The rest of its content must be complete.
     pub(super) fn name(&mut self, header: &LiveHeader) -> std::io::Result<()> {
         self.file.write_all_at(&header.encode(), 0)?;
         let name = name(header.nonce);
@@ -205,15 +207,15 @@ impl LiveFile {
         &self.path
     }
 
-    /// Takes the file away: the flash has all of it.
+    /// Removes the file; the flash has all of its content.
     pub(super) fn remove(self) -> std::io::Result<()> {
         let name = self.path.file_name().unwrap_or_default();
         Ok(rustix::fs::unlinkat(&self.directory, name, AtFlags::empty())?)
     }
 }
 
-/// Removes files that earlier lives of a flash left behind: files of the same flash that no process
-/// holds and that are not the one with the nonce `kept`.
+/// Removes files left by earlier lives of the same flash, if they are not locked and do not have
+/// the nonce `kept`.
 pub(super) fn remove_stale(directories: &[PathBuf], identity: Identity, kept: Option<Nonce>) {
     for path in directories {
         let (Ok(directory), Ok(entries)) = (in_memory(path), std::fs::read_dir(path)) else {
@@ -226,7 +228,7 @@ pub(super) fn remove_stale(directories: &[PathBuf], identity: Identity, kept: Op
             let is_stale = read_header(&file)
                 .is_some_and(|it| it.identity == identity && Some(it.nonce) != kept);
             if is_stale && is_free(&file) {
-                // Gone already is as good.
+                // It makes no difference if the file is gone already.
                 let _ = rustix::fs::unlinkat(&directory, name, AtFlags::empty());
             }
         }

@@ -1,10 +1,10 @@
-//! Flash as a medium: zones of a file or block device, written and read past the page cache.
+//! Flash as a medium: zones of a file or block device, written and read by direct I/O.
 //!
-//! What a later process needs to know lies in a file in memory, so that writing it waits for no
-//! disk, and survives a kill at any instruction: which zones are whole, and one bit for each record
-//! that must not be found again. Invariants: the bit of a record is set before any client is told
-//! that the item was replaced or deleted; a zone's entry in the table says `sealed` only while the
-//! device has all of this use of it.
+//! What a later process needs to know is in a memory file, so that writing it waits for no disk,
+//! and survives a kill at any instruction: which zones are complete, and one bit for each record
+//! that must not be found again. Invariants: a record's bit is set before any client is told that
+//! the item was replaced or deleted; a zone's entry in the table says `sealed` only while the
+//! device has all of this use of the zone.
 
 mod budget;
 pub mod control;
@@ -35,16 +35,16 @@ use super::pages::Pages;
 use farpool_kv_store::index::Place;
 use farpool_kv_store::record;
 
-/// The numbers that the file reserves ahead: more than can be given out between two looks at them.
+/// CAS numbers reserved ahead in the file: more than can be issued between two checks.
 const CAS_RESERVE: u64 = 1 << 32;
-/// How long closing waits for zones that are on their way.
+/// How long closing waits for zones being written.
 const CLOSE_WAIT: Duration = Duration::from_secs(10);
-/// A device that does not answer a read for this long is not asked to flush its cache: the kernel
-/// would make the process wait for it, however long, and nothing could end it.
+/// A device that does not answer a read within this time is not asked to flush its cache: the
+/// kernel would have the process wait for it indefinitely, unkillable.
 const PROBE_WAIT: Duration = Duration::from_secs(2);
-/// The read that asks whether the device answers; requests of the log count from 1.
+/// The token of the read that probes the device; the log's requests count from 1.
 const PROBE_TOKEN: u64 = u64::MAX;
-/// Pages read at a time when summaries are read.
+/// Zones whose summaries are read at the same time.
 const SUMMARY_READS: usize = 64;
 
 /// One shard's zones on flash.
@@ -61,29 +61,29 @@ pub struct FlashMemory {
 /// One shard's flash.
 pub type Flash = Log<FlashMemory>;
 
-/// An item that an earlier process left behind.
+/// An item left by an earlier process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Recovered {
     pub hash: u64,
     pub place: Place,
 }
 
-/// The contents of a shard's part of the file.
+/// The result of reading a shard's part of the file.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Findings {
     /// Items that were handed out and taken.
     pub items: u64,
-    /// Items that were not taken: they are forgotten, because no later store of a newer item would
-    /// forget them.
+    /// Items that were not taken: they are marked as forgotten, because nothing would forget them
+    /// when a newer value is stored.
     pub not_taken: u64,
     pub promises: Promises,
-    /// Zones whose summary is not what was written: what was in them is lost.
+    /// Zones whose summary is not what was written: their items are lost.
     pub damaged_zones: u64,
 }
 
 impl FlashMemory {
-    /// One shard's log. Every item that is in it is handed to `take`, oldest first, which says
-    /// whether it was taken.
+    /// Opens one shard's log. Hands every item in it to `take`, oldest first, which returns whether
+    /// it took it.
     pub fn log(
         file: &FlashFile,
         shard: usize,
@@ -111,7 +111,7 @@ impl FlashMemory {
         Ok((log, findings))
     }
 
-    /// What each zone is, and what is in those that are whole.
+    /// Reads the state of each zone, and the items of the complete ones.
     fn recover(
         &mut self,
         findings: &mut Findings,
@@ -160,7 +160,7 @@ impl FlashMemory {
         zones
     }
 
-    /// The ends of zones, as long as their summaries; None where the device failed.
+    /// Reads the ends of zones, as long as their summaries. None where the device failed.
     fn read_tails(&mut self, zones: &[(usize, TableEntry)]) -> Vec<Option<Pages>> {
         let mut tails: Vec<Option<Pages>> = zones.iter().map(|_| None).collect();
         let mut left = 0;
@@ -187,17 +187,17 @@ impl FlashMemory {
         tails
     }
 
-    /// What to wait for while something is under way.
+    /// The descriptor to wait for while requests are under way.
     pub fn bell(&self) -> BorrowedFd<'_> {
         self.ring.bell()
     }
 
-    /// How long the oldest request has been under way.
+    /// The age of the oldest request under way.
     pub fn oldest(&mut self, now: Instant) -> Duration {
         self.ring.oldest(now)
     }
 
-    /// Notes what a later process must know; numbers are reserved ahead. Cheap when nothing has
+    /// Records what a later process must know; CAS numbers are reserved ahead. Cheap if nothing has
     /// changed.
     pub fn promise(&mut self, last_cas: u64, (flushed_cas, flush_at_s): (u64, u32), now_s: u32) {
         let has = self.promises;
@@ -216,8 +216,8 @@ impl FlashMemory {
     }
 }
 
-/// Writes what is in memory of a log, and waits for it, but not for a device that hangs. Whether
-/// the device has answered all: then the book-keeping says which zones arrived.
+/// Writes the log's open zone and waits for it, but not for a device that hangs. True if the device
+/// has answered all requests: then the bookkeeping says which zones were written.
 pub fn close(flash: &mut Flash, judge: &mut dyn super::log::Judge) -> bool {
     let lost = flash.counts().zones_lost;
     flash.close();
@@ -234,7 +234,7 @@ pub fn close(flash: &mut Flash, judge: &mut dyn super::log::Judge) -> bool {
 }
 
 impl FlashMemory {
-    /// Whether the device answers at all, well or not.
+    /// Whether the device answers at all, with success or failure.
     fn answers(&mut self) -> bool {
         let Some(pages) = Pages::new(1) else { return false };
         self.start_read(pages, (0, 0), 1, PROBE_TOKEN);
@@ -253,7 +253,7 @@ impl FlashMemory {
 impl Medium for FlashMemory {
     const ZONE_PAGES: usize = ZONE_PAGES;
     const ALIGN_BYTES: usize = UNIT_BYTES;
-    /// memcached's largest item by default, and what a record adds.
+    /// memcached's largest item by default, plus the record's overhead.
     const RECORD_BYTES_MAX: usize = (1 << 20) + (4 << 10);
     const TAIL_BYTES: usize = layout::FOOTER_BYTES;
     const TAIL_RECORD_BYTES: usize = layout::SUMMARY_ENTRY_BYTES;
@@ -321,7 +321,7 @@ impl Medium for FlashMemory {
     }
 
     fn zone_freed(&mut self, zone: usize) {
-        // Its number stays: it must not come again.
+        // Its sequence number stays: it must not be reused.
         let sequence = self.control.table_entry(zone).map_or(0, |entry| entry.sequence);
         self.control.write_table(zone, TableEntry::free(sequence));
     }

@@ -1,45 +1,44 @@
-//! Which book-keeping is believed when a flash is opened: pure.
+//! Which bookkeeping is trusted when a flash is opened: pure.
 //!
-//! Deleted or replaced items must not come back. So nothing is taken over unless the book-keeping
-//! is known to be no older than the zones.
+//! Deleted or replaced items must not come back. So nothing is recovered unless the bookkeeping is
+//! known to be no older than the zones.
 
 use super::layout::Use;
 
-/// The state of the file in memory that a flash in use names.
+/// The state of the memory file that a flash in use names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     Absent,
-    /// It is there and bears the name, but is not what this flash's server wrote.
+    /// It has the right name, but not the content that this flash's server wrote.
     Damaged,
-    /// A server holds it.
+    /// A server holds its lock.
     Held,
     Whole,
 }
 
-/// What the flash says of itself.
+/// What the flash's superblock says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Said {
     pub state: Use,
-    /// The machine has not been started again since.
+    /// Whether the machine has not been rebooted since.
     pub is_same_boot: bool,
 }
 
-/// Where the book-keeping is taken from.
+/// The source of the bookkeeping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// Nowhere: the flash is made anew. With the reason, if something was in it that could have
-    /// been wanted.
+    /// None: the flash is created anew. With the reason, if it held items that could have been
+    /// wanted.
     Nothing(Option<Dropped>),
-    /// The flash, where it stands since a server closed it; each shard's if its closing sum is
-    /// right.
+    /// The flash itself, closed by its server; for each shard only if its closing sum is right.
     Closed,
     /// The flash's pages, as the kernel has them after a kill.
     Pages,
-    /// The file in memory, which goes on being used.
+    /// The memory file, which stays in use.
     Memory,
 }
 
-/// Why nothing is taken over.
+/// Why nothing is recovered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Dropped {
     #[error("the machine went down while the server ran")]
@@ -52,19 +51,19 @@ pub enum Dropped {
     MemoryDamaged,
 }
 
-/// Another server uses the book-keeping.
+/// Another server holds the bookkeeping.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Held;
 
-/// Which book-keeping is believed. `said` is None for an empty file, and where all that was is to
+/// Decides which bookkeeping is trusted. `said` is None for an empty file, or if all content is to
 /// be dropped.
 pub const fn decide(said: Option<Said>, side: Side) -> Result<Source, Held> {
     let Some(Said { state, is_same_boot }) = said else { return Ok(Source::Nothing(None)) };
     match (state, is_same_boot, side) {
         (Use::Clean, _, _) => Ok(Source::Closed),
         (Use::GivenUp, _, _) => Ok(Source::Nothing(Some(Dropped::DeviceFailed))),
-        // A file of the same name was brought back from somewhere: memory does not outlive the
-        // machine.
+        // Memory does not outlive the machine, so a file of the same name was restored from
+        // elsewhere.
         (Use::InUse | Use::InMemory, false, _) => Ok(Source::Nothing(Some(Dropped::MachineDown))),
         (Use::InUse, true, _) => Ok(Source::Pages),
         (Use::InMemory, true, Side::Held) => Err(Held),

@@ -1,5 +1,4 @@
-//! Reads and writes of whole pages through io_uring, and the memory that is lent to the kernel
-//! meanwhile.
+//! Reads and writes of whole pages through io_uring, and the memory lent to the kernel meanwhile.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -12,12 +11,12 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use crate::log::Ended;
 use crate::pages::Pages;
 
-/// Requests the ring holds: all reads of a shard and its zones on their way.
+/// Capacity of the ring: all reads of a shard, and its zones being written.
 const RING_ENTRIES: u32 = 1024;
-/// Requests to a regular file that are made at a time: as many keep a fast disk busy. More wait
-/// their turn.
+/// Requests to a regular file that run at the same time: enough to keep a fast disk busy. Others
+/// wait their turn.
 const KERNEL_THREADS: u32 = 64;
-/// How long a ring that is dropped waits for what is under way; then its memory is given up.
+/// How long a dropped ring waits for requests under way; then their memory is leaked.
 const DROP_WAIT: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
@@ -27,18 +26,18 @@ struct Lent {
     since: Option<Instant>,
 }
 
-/// One shard's way to the device.
+/// One shard's access to the device.
 pub(super) struct Ring {
     ring: IoUring,
     file: OwnedFd,
-    /// With requests: whether the kernel is to make them aside.
+    /// Flags of each request: whether the kernel runs it in a thread of its own.
     flags: squeue::Flags,
-    /// Becomes readable when something has ended.
+    /// Becomes readable when a request has completed.
     bell: OwnedFd,
     lent: HashMap<u64, Lent>,
-    /// Pushed, but not told to the kernel yet.
+    /// Pushed, but not yet submitted to the kernel.
     unsubmitted: usize,
-    /// Ended before it began: the ring did not take it.
+    /// Requests that the ring did not accept; they complete as failed.
     refused: Vec<u64>,
 }
 
@@ -49,15 +48,15 @@ impl std::fmt::Debug for Ring {
 }
 
 impl Ring {
-    /// `is_regular`: the file is no device. Its file system may make the caller wait for a disk
-    /// that hangs: a writer for the journal, a reader for a place in the disk's queue. So threads
-    /// of the kernel make the calls.
+    /// `is_regular`: the file is not a device. Its file system may block the submitter on a disk
+    /// that hangs: a writer for the journal, a reader for a place in the disk's queue. So kernel
+    /// threads run its requests.
     pub(super) fn new(file: OwnedFd, is_regular: bool) -> std::io::Result<Self> {
         let ring = IoUring::new(RING_ENTRIES)?;
         let bell = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
         ring.submitter().register_eventfd(bell.as_raw_fd())?;
         let flags = if is_regular { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
-        // Where it cannot be set there are fewer: then requests wait for one another.
+        // If it cannot be set there are fewer threads: then requests wait for one another.
         let _ = ring.submitter().register_iowq_max_workers(&mut [KERNEL_THREADS, 0]);
         let lent = HashMap::new();
         Ok(Self { ring, file, flags, bell, lent, unsubmitted: 0, refused: Vec::new() })
@@ -67,7 +66,7 @@ impl Ring {
         self.bell.as_fd()
     }
 
-    /// Fetches the first `count` pages at `offset` of the file.
+    /// Reads the first `count` pages at `offset` of the file.
     pub(super) fn read(&mut self, mut pages: Pages, offset: u64, count: usize, token: u64) {
         assert!(count <= pages.count(), "the memory has room for what is read");
         let bytes = u32::try_from(count * PAGE_BYTES).expect("a zone is short");
@@ -76,7 +75,7 @@ impl Ring {
         self.push(entry, pages, bytes, token);
     }
 
-    /// Stores all pages at `offset` of the file.
+    /// Writes all pages at `offset` of the file.
     pub(super) fn write(&mut self, pages: Pages, offset: u64, token: u64) {
         let bytes = u32::try_from(pages.bytes().len()).expect("a zone is short");
         let file = types::Fd(self.file.as_raw_fd());
@@ -86,15 +85,15 @@ impl Ring {
 
     fn push(&mut self, entry: io_uring::squeue::Entry, pages: Pages, bytes: u32, token: u64) {
         let before = self.lent.insert(token, Lent { pages, bytes, since: None });
-        // Its memory would be given up while the kernel may still write there.
+        // Its memory would be freed while the kernel may still write there.
         assert!(before.is_none(), "a token names one request");
         let entry = entry.flags(self.flags).user_data(token);
         if self.ring.submission().is_full() {
             self.submit();
         }
         // SAFETY: the entry points into a mapping that `lent` owns and shows for reading at most
-        // until its completion has come; a ring dropped before that leaks it (see `Drop`). The file
-        // stays open as long.
+        // until its completion has arrived; a ring dropped before that leaks it (see `Drop`). The
+        // file stays open as long.
         if unsafe { self.ring.submission().push(&entry) }.is_err() {
             self.refused.push(token);
         } else {
@@ -102,7 +101,7 @@ impl Ring {
         }
     }
 
-    /// Tells the kernel what was pushed.
+    /// Submits pushed requests to the kernel.
     pub(super) fn submit(&mut self) {
         if self.unsubmitted > 0 {
             match self.ring.submit() {
@@ -117,11 +116,11 @@ impl Ring {
         self.lent.get(&token).map(|lent| lent.pages.bytes())
     }
 
-    /// Takes what has ended.
+    /// Takes completed requests.
     pub(super) fn poll(&mut self, ended: &mut Vec<Ended>) {
         self.submit();
         let mut rung = [0; 8];
-        // Empty is as good: completions are looked at anyway.
+        // An empty counter makes no difference: completions are checked anyway.
         let _ = rustix::io::read(&self.bell, &mut rung);
         for token in self.refused.drain(..) {
             if let Some(Lent { pages, .. }) = self.lent.remove(&token) {
@@ -141,16 +140,16 @@ impl Ring {
         }
     }
 
-    /// How long the oldest request has been under way, as seen by earlier calls.
+    /// The age of the oldest request under way, as far as earlier calls have seen it.
     pub(super) fn oldest(&mut self, now: Instant) -> Duration {
         let ages = self.lent.values_mut().map(|lent| now - *lent.since.get_or_insert(now));
         ages.max().unwrap_or_default()
     }
 
-    /// Sleeps until a request has ended, for at most this long.
+    /// Sleeps until a request has completed, for at most `limit`.
     pub(super) fn wait(&self, limit: Duration) {
         let mut fds = [PollFd::new(&self.bell, PollFlags::IN)];
-        // Interrupted or not, completions are collected.
+        // Interrupted or not, completions are checked.
         let _ = rustix::event::poll(&mut fds, Timespec::try_from(limit).ok().as_ref());
     }
 }
@@ -164,7 +163,7 @@ impl Drop for Ring {
             self.wait(Duration::from_millis(10));
             self.poll(&mut ended);
         }
-        // The device may still write here: better lost than used twice.
+        // The device may still write here: a leak is better than reuse.
         for (_, lent) in self.lent.drain() {
             std::mem::forget(lent.pages);
         }

@@ -1,4 +1,4 @@
-//! The settings of a flash tier, and its errors.
+//! The settings of a flash tier, and why opening one can fail.
 
 use std::path::PathBuf;
 
@@ -7,7 +7,7 @@ use super::layout::NotOurs;
 /// The settings of a flash tier.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FlashSettings {
-    /// A file, which is made when it is not there, or a block device.
+    /// A file, created if it does not exist, or a block device.
     pub path: PathBuf,
     /// For all shards together.
     pub bytes: u64,
@@ -18,13 +18,12 @@ pub struct FlashSettings {
     pub books: Bookkeeping,
 }
 
-/// Where the book-keeping of a flash in use lies. Directories that are not in memory are passed
-/// over.
+/// Where the bookkeeping of a flash in use is. Directories that are not in memory are skipped.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Bookkeeping {
-    /// In the first of these that has room, otherwise in the flash.
+    /// In the first of these that has space, otherwise in the flash.
     Preferably(Vec<PathBuf>),
-    /// In this one, or there is no flash.
+    /// In this one, or opening fails.
     Only(PathBuf),
 }
 

@@ -11,7 +11,7 @@ use rustix::mm::{Advice, mlock};
 pub(super) struct SharedMap(MappedMemory);
 
 impl SharedMap {
-    /// The `bytes` of the file from `offset`, a multiple of a page, on. The file must be that long.
+    /// Maps `bytes` of the file from `offset`, a multiple of a page. The file must be that long.
     pub(super) fn new(file: impl AsFd, offset: u64, bytes: usize) -> rustix::io::Result<Self> {
         // The file's lock keeps other servers away; whoever cuts the file short meanwhile has the
         // process killed (SIGBUS), not misled.
@@ -20,9 +20,9 @@ impl SharedMap {
         Ok(map)
     }
 
-    /// Loads all of it into memory, and locks it if this user may lock that much: touching a page
-    /// that a device cannot give back (of the flash, or of swap) ends the process, and one that it
-    /// gives back late delays every client.
+    /// Loads all of it, and locks it in memory if this user may lock that much: touching a page
+    /// that a device cannot return (the flash's or swap) kills the process, and one that it returns
+    /// late makes every client wait.
     fn fetch(&self) -> rustix::io::Result<()> {
         // SAFETY: locking our own mapping changes where its pages are, never what they hold.
         let locked = unsafe { mlock(self.0.start().as_ptr().cast(), self.0.bytes()) };

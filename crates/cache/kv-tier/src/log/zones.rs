@@ -1,4 +1,4 @@
-//! The zones of a log: whose turn it is, what becomes of their records, and how zones come and go.
+//! The zones of a log: their turns, what happens to their records, and how zones come and go.
 
 use std::collections::HashSet;
 
@@ -7,20 +7,20 @@ use crate::pages::Pages;
 use farpool_kv_store::index::Place;
 use farpool_kv_store::record::{self, Record};
 
-/// Zones that leave are emptied while at most this many are in flight: moving items needs room, and
-/// storing needs it more.
+/// Zones that leave are emptied only while no more than this many are being written: moved records
+/// need room, and new ones need it more.
 const EMPTYING_WRITES_MAX: usize = 1;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ZoneState {
-    /// There is no memory behind the number, and the index points to nothing there.
+    /// There is no memory for the number, and the index does not point to it.
     Absent,
     Free,
     Open,
     Writing,
     Sealed,
     Reclaiming,
-    /// There is no memory behind the number any more; the index may still point there.
+    /// The memory for the number is gone; the index may still point to it.
     Gone,
 }
 
@@ -28,17 +28,17 @@ pub enum ZoneState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Leave {
     Stays,
-    /// Its records are judged, then it goes.
+    /// Its content is judged, then it is gone.
     Empties,
-    /// It goes as soon as nothing is under way in it.
+    /// It is gone as soon as no request is under way in it.
     Drops,
 }
 
-/// One zone, as the log keeps it.
+/// The log's state of one zone.
 #[derive(Debug, Clone, Copy)]
 pub struct Zone {
     pub state: ZoneState,
-    /// The number of its use; later uses have larger ones.
+    /// The number of its use; larger for later uses.
     pub sequence: u32,
     pub used_bytes: usize,
     pub(super) records: usize,
@@ -57,7 +57,7 @@ impl Zone {
         is_lost: false,
     };
 
-    /// A zone that was written by an earlier process.
+    /// A zone written by an earlier process.
     #[must_use]
     pub const fn sealed(sequence: u32, used_bytes: usize) -> Self {
         Self { state: ZoneState::Sealed, sequence, used_bytes, ..Self::FREE }
@@ -73,12 +73,12 @@ impl Zone {
 struct Round {
     /// The zone has to leave.
     leaves: bool,
-    /// There is room for more than what was hit.
+    /// There is room for more than the records that were hit.
     has_plenty: bool,
 }
 
 impl<M: Medium> Log<M> {
-    /// There is memory for one more zone: its number. None when there are as many as places can
+    /// Adds a zone for new memory. Returns its number, or None if there are as many as places can
     /// name.
     pub fn add_zone(&mut self) -> Option<usize> {
         let zone = if self.usable + self.gone < self.zones.len() {
@@ -97,13 +97,13 @@ impl<M: Medium> Log<M> {
         }
         self.usable += 1;
         assert!(self.usable + self.gone <= self.zones.len(), "each zone is counted once");
-        // What failed before says nothing of new memory.
+        // Earlier failures say nothing about new memory.
         (self.lost_in_row, self.stuck_until) = (0, None);
         Some(zone)
     }
 
-    /// A zone has to leave: nothing more is put there, and it is emptied step by step
-    /// ([`Self::empty_next`]).
+    /// Begins to remove a zone: nothing more is stored there, and [`Self::empty_next`] will empty
+    /// it.
     pub fn leave_zone(&mut self, zone: usize) {
         if !self.zones[zone].is_usable() {
             return;
@@ -114,7 +114,7 @@ impl<M: Medium> Log<M> {
             ZoneState::Free => self.go(zone),
             ZoneState::Open => {
                 assert!(zone == self.open && self.buffer.is_some(), "an open zone has the buffer");
-                // Its records are at hand.
+                // Its records are in memory.
                 if let Some(buffer) = self.buffer.take() {
                     self.zones[zone].state = ZoneState::Reclaiming;
                     self.reclaimed.push_back((zone, buffer, true));
@@ -125,7 +125,7 @@ impl<M: Medium> Log<M> {
         }
     }
 
-    /// A zone has to go at once, with what is in it; `is_lost` when its memory is gone already.
+    /// Removes a zone at once, with its content; `is_lost` says that its memory is gone already.
     pub fn drop_zone(&mut self, zone: usize, is_lost: bool) {
         let it = &mut self.zones[zone];
         if matches!(it.state, ZoneState::Absent | ZoneState::Gone) {
@@ -134,12 +134,11 @@ impl<M: Medium> Log<M> {
         self.usable -= usize::from(it.leave == Leave::Stays);
         it.leave = Leave::Drops;
         it.is_lost |= is_lost;
-        // Nobody may come to empty it any more, and the index forgets nothing while some wait for
-        // that.
+        // It may never be emptied now, and the index forgets nothing while zones wait for that.
         self.leaving.retain(|&waits| waits != zone);
         let it = &mut self.zones[zone];
         match it.state {
-            // When what is under way has ended.
+            // Completed when the request under way has ended.
             ZoneState::Writing | ZoneState::Reclaiming => {}
             ZoneState::Open => {
                 assert!(zone == self.open && self.buffer.is_some(), "an open zone has the buffer");
@@ -150,7 +149,7 @@ impl<M: Medium> Log<M> {
         }
     }
 
-    /// Begins to empty the next zone that has to leave, if it is time for it.
+    /// Begins to empty the next zone that has to leave, unless other work is in the way.
     pub fn empty_next(&mut self) {
         while let Some(&zone) = self.leaving.front() {
             let it = &self.zones[zone];
@@ -180,28 +179,28 @@ impl<M: Medium> Log<M> {
         self.zones.get(zone).filter(waits).map(|_| zone)
     }
 
-    /// Zones that wait to be emptied have their turns by their worth, the most first: what is not
-    /// emptied in time is dropped.
+    /// Orders zones that wait to be emptied by their worth, highest first: those not emptied in
+    /// time are dropped.
     pub fn order_leaving(&mut self, worth: impl Fn(usize) -> u64) {
         self.leaving.make_contiguous().sort_by_key(|&zone| std::cmp::Reverse(worth(zone)));
     }
 
-    /// True if so much is in flight that nothing should be added without need.
+    /// Whether so many zones are being written that nothing should be added without need.
     #[must_use]
     pub fn is_backed_up(&self) -> bool {
         self.writing() > EMPTYING_WRITES_MAX
     }
 
-    /// Whether nothing of a zone is used any more but by what is under way.
+    /// Whether a zone is no longer used, except by requests under way.
     #[must_use]
     pub fn has_gone(&self, zone: usize) -> bool {
         matches!(self.zones[zone].state, ZoneState::Absent | ZoneState::Gone)
     }
 
-    /// The zones that the index has to forget before their numbers are used again, once all that
-    /// leave have left. Zones in which an operation is still under way are left out: their numbers
-    /// cannot be used again before it has ended, and walking over the index until then would take
-    /// all the time.
+    /// The zones that the index has to forget before their numbers are reused, once all leaving
+    /// zones have been emptied. Zones with requests under way are not included: their numbers
+    /// cannot be reused before these have ended, and until then one walk over the index would
+    /// follow another in vain.
     #[must_use]
     pub fn to_forget(&self) -> Vec<usize> {
         if self.gone == 0 || !self.leaving.is_empty() {
@@ -212,7 +211,7 @@ impl<M: Medium> Log<M> {
         (0..self.zones.len()).filter(is_free).collect()
     }
 
-    /// The zones in which something is under way.
+    /// The zones with requests under way.
     fn zones_under_way(&self) -> HashSet<usize> {
         let zone = |it: &Operation| match *it {
             Operation::Read { place, .. } => Self::parts_of(place).0,
@@ -221,16 +220,16 @@ impl<M: Medium> Log<M> {
         self.operations.values().map(zone).collect()
     }
 
-    /// Whether a place lies in a zone that is gone, and then whether it was lost.
+    /// Whether a place is in a zone that is gone; if so, whether the zone was lost.
     #[must_use]
     pub fn gone_at(&self, place: Place) -> Option<bool> {
         let (zone, ..) = Self::parts_of(place);
         self.zones.get(zone).filter(|it| it.state == ZoneState::Gone).map(|it| it.is_lost)
     }
 
-    /// The index points to nothing in these zones any more.
+    /// Notes that the index no longer points to these zones.
     pub fn forgotten(&mut self, zones: &[usize]) {
-        // What an earlier use of a number gives back late must not be taken for the next one's.
+        // Late completions of a number's earlier use must not be taken for those of the next.
         let used = self.zones_under_way();
         for &zone in zones {
             if self.zones[zone].state == ZoneState::Gone && !used.contains(&zone) {
@@ -244,7 +243,7 @@ impl<M: Medium> Log<M> {
         }
     }
 
-    /// The zone is gone, and nothing begins there any more.
+    /// Marks a zone as gone; no request starts there any more.
     pub(super) fn go(&mut self, zone: usize) {
         let it = &mut self.zones[zone];
         assert!(!matches!(it.state, ZoneState::Absent | ZoneState::Gone), "a zone goes once");
@@ -255,25 +254,25 @@ impl<M: Medium> Log<M> {
         self.gone += 1;
     }
 
-    /// The zone's memory is gone.
+    /// Marks a zone as gone because its memory was lost.
     pub(super) fn lose(&mut self, zone: usize) {
         self.zones[zone].is_lost = true;
         self.go(zone);
     }
 
-    /// Whether there is room for more than what was hit.
+    /// Whether there is room for more than the records that were hit.
     fn has_plenty(&self) -> bool {
         let is_free = |it: &&Zone| it.state == ZoneState::Free && it.is_usable();
         self.zones.iter().filter(is_free).count() > M::FREE_ZONES + M::WRITING_MAX
     }
 
-    /// The zone whose turn is after this one's.
+    /// The next zone in turn after this one.
     pub(super) fn next_usable(&self, zone: usize) -> Option<usize> {
         let zones = self.zones.len();
         (1..=zones).map(|ahead| (zone + ahead) % zones).find(|&zone| self.zones[zone].is_usable())
     }
 
-    /// Begins to read back the oldest zones when too few are free.
+    /// Begins to read back the oldest zones if too few are free.
     pub(super) fn reclaim_ahead(&mut self) {
         let mut zone = self.open;
         for _ in 0..M::FREE_ZONES {
@@ -288,7 +287,7 @@ impl<M: Medium> Log<M> {
         }
     }
 
-    /// Begins to read a whole zone; false without memory for it.
+    /// Begins to read a whole zone. False if there is no memory for it.
     fn start_reclaim(&mut self, zone: usize) -> bool {
         let Some(pages) = self.spare.pop().or_else(|| Pages::new(M::ZONE_PAGES)) else {
             return false;

@@ -1,9 +1,10 @@
-//! What must hold for any bytes as parts of a flash file: used by the layout's tests and by fuzz/.
+//! Properties that must hold for any bytes as parts of a flash file: used by the layout's tests and
+//! by fuzz/.
 
 use farpool_kv_tier::flash::layout::{self, Promises, Superblock, TableEntry, ZONE_BYTES};
 use farpool_kv_tier::flash::live::LiveHeader;
 
-/// Decodes the bytes as each part; a decoded part must encode to the same bytes.
+/// Decodes the bytes as each part; whatever is accepted must encode to the same bytes.
 pub fn decode_any(bytes: &[u8]) {
     if let Ok(superblock) = Superblock::decode(bytes) {
         assert_eq!(superblock.encode(), bytes[..Superblock::BYTES]);
