@@ -1,15 +1,15 @@
-//! Latencies and how they are spread, without memory that grows.
+//! The distribution of latencies, in constant memory.
 
 use std::time::Duration;
 
 use farpool_units::{at_most, exactly};
 
-/// Linear steps inside each power of two: buckets are at most 1.6 % wide, their middles at most 0.8
-/// % off.
+/// Linear steps in each power of two: buckets are at most 1.6 % wide, their middles at most 0.8 %
+/// off.
 const STEPS: usize = 64;
-/// Latencies below 2^6 ns share the first buckets one by one.
+/// Latencies below 2^6 ns have a bucket each.
 const FIRST_POWER: u32 = 6;
-/// Powers of two covered: up to 2^34 ns = 17 s. Longer ones count as that.
+/// Powers of two covered: up to 2^34 ns = 17 s. Longer latencies count as that.
 const POWERS: usize = 28;
 const BUCKETS: usize = STEPS * (POWERS + 1);
 
@@ -27,7 +27,7 @@ impl Default for Latencies {
     }
 }
 
-/// A line of a histogram file that cannot be read; from 1.
+/// The number, from 1, of a histogram line that cannot be parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("line {0} of the histogram is not `LATENCY_NS COUNT`")]
 pub struct BadLine(pub usize);
@@ -37,7 +37,7 @@ impl Latencies {
         self.record_ns(at_most(latency.as_nanos()), 1);
     }
 
-    /// The same latency this many times.
+    /// Records the same latency `times` times.
     pub fn record_ns(&mut self, latency_ns: u64, times: u64) {
         self.buckets[bucket_of(latency_ns)] += times;
         self.count += times;
@@ -62,7 +62,7 @@ impl Latencies {
         self.longest_ns
     }
 
-    /// The latency that `fraction` of all stay at or below; 0 if nothing was counted.
+    /// The latency that `fraction` of all are at or below; 0 if nothing was recorded.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "counts are far below 2^53")]
     pub fn quantile_ns(&self, fraction: f64) -> u64 {
@@ -77,14 +77,14 @@ impl Latencies {
         0
     }
 
-    /// As lines of `LATENCY_NS COUNT`, for buckets that have any.
+    /// Formats the nonempty buckets as lines of `LATENCY_NS COUNT`.
     #[must_use]
     pub fn to_text(&self) -> String {
         let used = self.buckets.iter().enumerate().filter(|(_, count)| **count > 0);
         used.map(|(bucket, count)| format!("{} {count}\n", middle_ns(bucket))).collect()
     }
 
-    /// Reads what [`Self::to_text`] wrote; lines that begin with # are left out.
+    /// Parses the output of [`Self::to_text`]; lines that begin with # are skipped.
     pub fn from_text(text: &str) -> Result<Self, BadLine> {
         let mut latencies = Self::default();
         for (at, line) in text.lines().enumerate().filter(|(_, line)| !line.starts_with('#')) {

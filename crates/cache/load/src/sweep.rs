@@ -1,11 +1,11 @@
-//! The highest rate that meets a promise on latency: first doubled until it breaks, then halved in
-//! between. Pure.
+//! The highest rate that meets a limit on latency: doubled until the limit breaks, then bisected.
+//! Pure.
 
-/// How near to each other the last rate that held and the first that broke are in the end.
+/// The final ratio of the first rate that broke to the last that held.
 const NEAR: f64 = 1.03;
 
-/// A search for the highest rate. [`Self::next`] says what to try, [`Self::take`] takes what came
-/// of it.
+/// A search for the highest rate. [`Self::next`] gives the rate to try, [`Self::take`] takes the
+/// result.
 #[derive(Debug, Clone, Copy)]
 pub struct Sweep {
     held: f64,
@@ -15,13 +15,13 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// Begins at `first` requests per second and does not go beyond `most`.
+    /// Begins at `first` requests per second and does not exceed `most`.
     #[must_use]
     pub const fn new(first: f64, most: f64) -> Self {
         Self { held: 0.0, broke: None, first, most }
     }
 
-    /// The rate to try; None when the answer is near enough.
+    /// The next rate to try. None if the result is close enough.
     #[must_use]
     pub fn next(&self) -> Option<f64> {
         match self.broke {
@@ -31,12 +31,12 @@ impl Sweep {
             Some(broke) if self.held > 0.0 => {
                 (broke / self.held > NEAR).then(|| f64::midpoint(self.held, broke))
             }
-            // Not even the first rate held: below a thousandth of it there is nothing to find.
+            // Not even the first rate held: the search ends below a thousandth of it.
             Some(broke) => (broke > self.first / 1000.0).then_some(broke / 4.0),
         }
     }
 
-    /// What came of a rate.
+    /// Takes the result for a rate.
     pub fn take(&mut self, rate: f64, held: bool) {
         if held {
             self.held = self.held.max(rate);

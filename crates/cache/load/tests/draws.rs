@@ -1,4 +1,4 @@
-//! The draws have the shares that were asked for, and the same seed draws the same.
+//! Draws have the requested shares, and the same seed gives the same draws.
 
 use farpool_load::workload::{
     Generator, KEY_BYTES_MAX, KeyNumber, Operation, VALUE_BYTES_MAX, Workload,

@@ -1,4 +1,4 @@
-//! Replies split anywhere say the same; replies that are not right are named.
+//! A reply parses the same wherever it is split; wrong replies are reported.
 
 use farpool_load::client::reply::{Reader, Said, Wrong};
 use farpool_load::client::request::{Expected, Protocol, Writer};
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 const FRIENDS: &str = "friendfeed";
 
-/// What memcached answers to a read of these keys, of which some are there.
+/// memcached's answer to a read of these keys, of which some are there.
 fn reply(workload: &Workload, protocol: Protocol, keys: &[(KeyNumber, bool)]) -> Vec<u8> {
     let mut out = Vec::new();
     if protocol == Protocol::Redis && keys.len() > 1 {
@@ -63,7 +63,7 @@ proptest! {
         let workload = Workload { value_bytes: farpool_load::workload::sizes::Sizes::Fixed(50), ..Workload::named(FRIENDS, 1000).unwrap() };
         let found: Vec<_> = found.into_iter().map(|(key, is_there)| (KeyNumber(key), is_there)).collect();
         let keys: Vec<_> = found.iter().map(|it| it.0).collect();
-        // A key that is asked for twice is there both times or not at all.
+        // A key that is requested twice is there both times or not at all.
         let found: Vec<_> = keys.iter().map(|key| *found.iter().find(|it| it.0 == *key).unwrap()).collect();
         let mut bytes = reply(&workload, protocol, &found);
         let whole = bytes.len();

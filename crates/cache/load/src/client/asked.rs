@@ -1,4 +1,4 @@
-//! What a connection is to, what is under way on it, and why a run ends early.
+//! The server of a connection, its requests under way, and why a run ends early.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use super::reply::Wrong;
 use super::request::Expected;
 
-/// Where a server listens.
+/// The address that a server listens on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Server {
     Tcp(SocketAddr),
@@ -51,8 +51,7 @@ pub enum LoadError {
     Panicked,
 }
 
-/// A request under way: what it waits for, and the moment that counts as its beginning, in ns of
-/// the run.
+/// A request under way: its expected reply, and its start for latencies, in ns of the run.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Asked {
     pub(super) expected: Expected,

@@ -1,5 +1,4 @@
-//! The floor: a bare epoll loop that answers every request of fixed length with a reply of fixed
-//! length.
+//! The floor: a bare epoll loop that answers every fixed-length request with a fixed-length reply.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,7 +17,7 @@ const EVENTS_MAX: usize = 64;
 const TOKEN_LISTENER: u64 = u64::MAX;
 const TOKEN_STOP: u64 = u64::MAX - 1;
 
-/// An echo server in a thread of its own; it ends when dropped.
+/// An echo server in its own thread; it ends when dropped.
 #[derive(Debug)]
 pub struct Echo {
     address: SocketAddr,
@@ -29,14 +28,14 @@ pub struct Echo {
 struct Loop {
     epoll: OwnedFd,
     listener: TcpListener,
-    /// Each with the bytes of a request that has not come whole.
+    /// Each socket with the bytes received of an incomplete request.
     sockets: Vec<Option<(OwnedFd, usize)>>,
     replies: Vec<u8>,
     reply_bytes: usize,
 }
 
 impl Echo {
-    /// Starts it on a free port of this host, on that processor if one is given.
+    /// Starts it on a free port of this host, on the given processor if there is one.
     pub fn start(reply_bytes: usize, processor: Option<usize>) -> std::io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         listener.set_nonblocking(true)?;
@@ -98,7 +97,7 @@ impl Loop {
 
     fn accept(&mut self) -> rustix::io::Result<()> {
         while let Ok((stream, _)) = self.listener.accept() {
-            // A delayed reply would be no floor.
+            // With delayed replies this would not be the floor.
             let _ = stream.set_nodelay(true);
             let socket = OwnedFd::from(stream);
             let data = epoll::EventData::new_u64(self.sockets.len() as u64);
@@ -115,7 +114,7 @@ impl Loop {
             Ok(bytes) => {
                 let requests = (*left + bytes) / ECHO_REQUEST.len();
                 *left = (*left + bytes) % ECHO_REQUEST.len();
-                // A blocking send: the client always reads.
+                // A blocking send will do: the client always reads.
                 let mut reply = &self.replies[..requests * self.reply_bytes];
                 let flags = rustix::net::SendFlags::NOSIGNAL;
                 loop {

@@ -1,10 +1,10 @@
 //! KeyVault on one connection: frames out, answers in any order. docs/contributors/kv-protocol.md
-//! has the protocol.
+//! describes the protocol.
 //!
-//! A connection is one to one shard, and asks it for single keys of that shard, as clients do that
+//! A connection belongs to one shard and requests single keys of that shard, as clients do that
 //! know the shards. A read of several keys is one MULTIGET for each shard that owns some of them;
-//! it counts as answered when all have come, and what an answer leaves out is asked for again.
-//! Requests beyond the credits wait here.
+//! it counts as answered when all answers have arrived, and keys that an answer left out are
+//! requested again. Requests beyond the credits wait here.
 
 use std::collections::VecDeque;
 use std::io::{Read, Write};
@@ -23,7 +23,7 @@ use super::request::Expected;
 use super::value::{self, push_key, push_value};
 use crate::workload::{KeyNumber, Operation, Workload};
 
-/// Requests that may be unanswered on one connection; the server may grant fewer.
+/// The most unanswered requests on one connection; the server may grant fewer.
 const CREDITS: u32 = 1024;
 
 /// A request under way.
@@ -35,15 +35,15 @@ struct Open {
     said: Said,
 }
 
-/// One frame under way: whose it is, and the positions of its keys in the request.
+/// One frame under way: its request, and the positions of its keys in the request.
 #[derive(Debug)]
 struct Frame {
-    /// The number of its request among all of the connection.
+    /// The number of its request on this connection.
     request: u64,
     positions: SmallVec<[u16; 1]>,
 }
 
-/// What a connection that speaks KeyVault needs.
+/// The KeyVault state of a connection.
 #[derive(Debug)]
 pub(super) struct KeyVault {
     connection: u16,
@@ -53,26 +53,27 @@ pub(super) struct KeyVault {
     shard: u16,
     credits: usize,
     open: VecDeque<Option<Open>>,
-    /// The number of the first of `open`.
+    /// The number of the first request in `open`.
     first_open: u64,
     frames: VecDeque<Option<Frame>>,
-    /// The number of the first of `frames`, on the wire.
+    /// The number on the wire of the first frame in `frames`.
     first_frame: u32,
     frames_under_way: usize,
     requests_under_way: usize,
-    /// Requests that have no credit yet.
+    /// Requests that wait for credits.
     held: VecDeque<(Asked, SmallVec<[KeyNumber; 1]>)>,
-    /// Keys that answers left out, to be asked for again: the request and their positions in it.
+    /// Keys that answers left out and that are to be requested again: the request, and their
+    /// positions in it.
     left_out: Vec<(u64, SmallVec<[u16; 1]>)>,
-    /// The key that is written now.
+    /// The key being written.
     name: Vec<u8>,
     /// Its value.
     value: Vec<u8>,
 }
 
 impl KeyVault {
-    /// Connects to the shard of the connection with this number. How many there are the first
-    /// greeting tells.
+    /// Connects to the shard for the connection with this number. The first greeting tells how many
+    /// shards there are.
     pub(super) fn connect<S: Read + Write>(
         connect: impl Fn() -> Result<S, LoadError>,
         number: usize,
@@ -88,8 +89,8 @@ impl KeyVault {
         Ok((socket, keyvault))
     }
 
-    /// Says hello on a socket that still waits, and learns how many shards there are.
-    /// Frames carry checksums if `checked`.
+    /// Sends the greeting and waits for the answer, which tells how many shards there are. Frames
+    /// carry checksums if `checked`.
     fn greet(
         socket: &mut (impl Read + Write),
         shard: u16,
@@ -111,7 +112,7 @@ impl KeyVault {
             Hello::read(&answer[HEADER_BYTES..]).filter(|_| header.status == Some(Status::Ok));
         let granted = granted.ok_or_else(|| LoadError::Greeting(format!("{:?}", header.status)))?;
         if granted.shard > BROADCAST {
-            // Frames have no numbers for this many.
+            // Frames have no numbers for this many shards.
             return Err(LoadError::Greeting(format!("{} shards", granted.shard)));
         }
         Ok(Self {
@@ -147,7 +148,7 @@ impl KeyVault {
         self.requests_under_way + self.held.len()
     }
 
-    /// Adds a request to what is sent next, or keeps it until there are credits for it.
+    /// Adds a request to the output, or keeps it until there are credits for it.
     pub(super) fn ask(
         &mut self,
         workload: &Workload,
@@ -226,7 +227,7 @@ impl KeyVault {
             name.clear();
             push_key(&mut name, key, workload.key_bytes(key));
             let (list, positions) = &mut lists[shard_of(hash_key(&name), self.shards)];
-            // Keys are whole and fewer than a MULTIGET takes.
+            // Keys are complete, and fewer than a MULTIGET's limit.
             list.push(&name);
             positions.push(position);
         }
@@ -238,7 +239,7 @@ impl KeyVault {
         }
     }
 
-    /// Asks for the keys that an answer left out: all are of one shard.
+    /// Requests the keys that an answer left out; all belong to one shard.
     fn push_rest(
         &mut self,
         workload: &Workload,
@@ -272,8 +273,9 @@ impl KeyVault {
         self.frames_under_way += 1;
     }
 
-    /// Takes every whole answer that `input` begins with and hands requests that are answered whole
-    /// to `take`. Returns the bytes consumed. Requests that waited for credits are added to `out`.
+    /// Takes every complete answer at the start of `input`, and hands requests that are fully
+    /// answered to `take`. Returns the bytes consumed. Requests that waited for credits are added
+    /// to `out`.
     pub(super) fn receive(
         &mut self,
         workload: &Workload,
@@ -354,7 +356,8 @@ fn push_frame(
     finish(out, start, checked);
 }
 
-/// What an answer says, and of how many keys; a value that is not the key's ends the run.
+/// Checks an answer and notes its hits and misses. Returns how many keys it covers. A wrong value
+/// ends the run.
 fn judge(
     workload: &Workload,
     header: &Header,
@@ -377,7 +380,7 @@ fn judge(
         (Operation::Get, Some(Status::Ok)) if positions.len() > 1 || open.keys.len() > 1 => {
             let (looked_at, found) = read_found(body).ok_or_else(wrong)?;
             let looked_at = usize::from(looked_at);
-            // None at all would be asked for for ever.
+            // An answer that covers no key would be requested again for ever.
             if looked_at == 0 || looked_at > positions.len() {
                 return Err(wrong());
             }
@@ -455,7 +458,7 @@ mod tests {
         }
     }
 
-    /// A server's answer to the MULTIGET in `out` that covers this many keys and finds all but the
+    /// A server's answer to the MULTIGET in `out` that covers `looked_at` keys and finds all but
     /// key 4.
     fn answer(
         workload: &Workload,

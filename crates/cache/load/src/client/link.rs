@@ -15,31 +15,31 @@ use super::reply::{Reader, Said};
 use super::request::{Expected, Protocol, Writer};
 use crate::workload::{KeyNumber, Operation, Workload};
 
-/// What one read takes at most.
+/// The most that one read takes.
 const READ_BYTES: usize = 256 << 10;
 /// How long connecting may take.
 const CONNECT_WAIT: Duration = Duration::from_secs(5);
 
-/// A connection and what is under way on it.
+/// A connection and its requests under way.
 #[derive(Debug)]
 pub(super) struct Link {
     socket: OwnedFd,
     out: Vec<u8>,
     sent: usize,
     input: Vec<u8>,
-    /// What the connection needs if it speaks KeyVault; then the three fields behind it stay empty.
+    /// Its KeyVault state, if it speaks KeyVault; the next three fields then stay empty.
     keyvault: Option<KeyVault>,
     asked: VecDeque<Asked>,
-    /// Keys of the requests under way, from `first_key` on.
+    /// Keys of the requests under way, from index `first_key`.
     keys: Vec<KeyNumber>,
     first_key: usize,
     pub(super) bytes_sent: u64,
     pub(super) bytes_received: u64,
-    /// When the batch that is under way was written.
+    /// When the batch under way was written.
     pub(super) batch_begin_ns: u64,
-    /// Keys that were missed and are to be stored.
+    /// Missed keys that are to be stored.
     pub(super) to_store: Vec<KeyNumber>,
-    /// Epoll watches for room to send what is left.
+    /// Whether epoll waits for room to send the rest of the output.
     pub(super) waits_for_room: bool,
 }
 
@@ -99,7 +99,7 @@ impl Link {
         Ok((socket.into(), Some(keyvault)))
     }
 
-    /// Whether a client that knows the shards would ask for this key here.
+    /// Whether a client that knows the shards would request this key here.
     pub(super) fn owns(&mut self, workload: &Workload, key: KeyNumber) -> bool {
         self.keyvault.as_mut().is_none_or(|keyvault| keyvault.owns(workload, key))
     }
@@ -108,7 +108,7 @@ impl Link {
         self.socket.as_fd()
     }
 
-    /// Adds a request to what is sent next.
+    /// Adds a request to the output.
     pub(super) fn ask(
         &mut self,
         writer: &Writer<'_>,
@@ -137,7 +137,7 @@ impl Link {
         self.sent < self.out.len()
     }
 
-    /// Writes pending requests until the socket takes no more.
+    /// Sends as much of the output as the socket takes.
     pub(super) fn flush(&mut self) -> Result<(), LoadError> {
         while self.sent < self.out.len() {
             let flags = rustix::net::SendFlags::NOSIGNAL | rustix::net::SendFlags::DONTWAIT;
@@ -156,7 +156,7 @@ impl Link {
         Ok(())
     }
 
-    /// Reads once and hands every whole reply to `take`, with its keys.
+    /// Reads once and hands every complete reply to `take`, with its keys.
     pub(super) fn receive(
         &mut self,
         reader: &Reader<'_>,

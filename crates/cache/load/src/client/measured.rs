@@ -1,4 +1,4 @@
-//! What a run found out.
+//! The results of a run.
 
 use std::time::Duration;
 
@@ -13,21 +13,20 @@ pub struct Measured {
     pub keys: u64,
     pub hits: u64,
     pub misses: u64,
-    /// Stores that the server refused, and its error lines.
+    /// Stores that the server refused, and error lines.
     pub refused: u64,
     /// Stores that followed a miss.
     pub stored_after_miss: u64,
     pub bytes_sent: u64,
     pub bytes_received: u64,
-    /// Closed loop: from the writing of a batch to its last reply. Open loop: from the moment at
-    /// which a request was to be sent to its reply.
+    /// Closed loop: from writing a batch to its last reply. Open loop: from a request's scheduled
+    /// time to its reply.
     pub latencies: Latencies,
-    /// Open loop: how much later than intended requests were sent, because the client could not
-    /// keep up.
+    /// Open loop: how late requests were sent because the client could not keep up.
     pub late: Latencies,
     /// Processor time of the client's threads.
     pub cpu: Duration,
-    /// Requests that were due and not answered when the run ended.
+    /// Requests that were due but unanswered when the run ended.
     pub unanswered: u64,
 }
 
@@ -40,7 +39,7 @@ impl Measured {
         self.refused += said.refused as u64;
     }
 
-    /// Adds another thread's figures, of the same time.
+    /// Adds another thread's figures for the same period.
     pub fn merge(&mut self, other: &Self) {
         self.elapsed = self.elapsed.max(other.elapsed);
         self.requests += other.requests;

@@ -1,4 +1,4 @@
-//! The load's clients: connections, schedule, replies, latency.
+//! The client: connections, schedule, replies, latency.
 
 pub mod asked;
 pub mod echo;

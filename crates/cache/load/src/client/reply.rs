@@ -1,24 +1,24 @@
-//! Replies: bytes in, what they say out. Pure; values are checked to the byte.
+//! Parsing replies. Pure; values are checked to the byte.
 
 use super::request::{Expected, Protocol};
 use super::value::{self, push_key};
 use crate::workload::{KeyNumber, Operation, Workload};
 
-/// A line of a reply is no longer; a server that sends more does not speak the protocol.
+/// The longest line of a reply; a server that sends more does not speak the protocol.
 const LINE_BYTES_MAX: usize = 1024;
 
-/// What a reply said.
+/// The content of a reply.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Said {
     pub hits: usize,
     pub misses: usize,
-    /// A store or delete that the server refused, or an error line.
+    /// Stores or deletes that the server refused, and error lines.
     pub refused: usize,
-    /// Which keys of a read were missed, by their position, up to the 64th.
+    /// The positions of a read's missed keys, as bits, for the first 64.
     pub missed: u64,
 }
 
-/// A reply that is not what it must be. The run ends.
+/// A reply that is wrong. It ends the run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Wrong {
     #[error(
@@ -44,8 +44,8 @@ pub struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// The reply that `bytes` begins with, to a request on `keys`: how long it is and what it says.
-    /// None when it is not all there.
+    /// Parses the reply at the start of `bytes` to a request on `keys`. Returns its length and
+    /// content, or None if it is incomplete.
     pub fn read(
         &self,
         bytes: &[u8],
@@ -62,7 +62,7 @@ impl Reader<'_> {
             (Operation::Get, Protocol::Text) => return self.read_values(bytes, keys),
             (operation, protocol) => {
                 if protocol == Protocol::Redis && operation == Operation::Get && keys.len() > 1 {
-                    // How many values follow: as many as keys were asked for.
+                    // The number of values that follow, which is the number of keys requested.
                     let Some(line) = self.line(bytes, operation, keys[0])? else {
                         return Ok(None);
                     };
@@ -119,7 +119,7 @@ impl Reader<'_> {
                 }
                 return Err(self.wrong_line(line, Operation::Get, asked));
             };
-            // The keys before the one that is answered were missed.
+            // The keys before the one found here were missed.
             let found = (next..keys.len()).find(|&position| {
                 name.clear();
                 push_key(&mut name, keys[position], self.workload.key_bytes(keys[position]));
@@ -143,7 +143,7 @@ impl Reader<'_> {
         }
     }
 
-    /// A value and its line end, announced as `length` bytes.
+    /// Checks a value and its line end, announced as `length` bytes.
     fn value(&self, bytes: &[u8], length: &[u8], key: KeyNumber) -> Result<Option<usize>, Wrong> {
         let announced = std::str::from_utf8(length).ok().and_then(|text| text.parse().ok());
         let expected = self.workload.value_bytes(key);
@@ -160,7 +160,7 @@ impl Reader<'_> {
         Ok(Some(expected + 2))
     }
 
-    /// The line that `bytes` begins with, without its end.
+    /// The line at the start of `bytes`, without its end.
     fn line<'b>(
         &self,
         bytes: &'b [u8],
@@ -206,7 +206,7 @@ impl Reader<'_> {
     }
 }
 
-/// Notes that the key at this position is not there.
+/// Notes a miss of the key at this position.
 pub(super) fn miss(said: &mut Said, position: usize) {
     said.misses += 1;
     said.missed |= if position < 64 { 1 << position } else { 0 };

@@ -1,11 +1,11 @@
-//! Requests as bytes, and what is expected for each.
+//! Encoding requests, and the reply that each expects.
 
 use farpool_units::exactly;
 
 use super::value::{push_key, push_value};
 use crate::workload::{KeyNumber, Operation, Workload};
 
-/// Which protocol is spoken.
+/// The protocol spoken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
     /// memcached's classic text commands.
@@ -14,13 +14,13 @@ pub enum Protocol {
     Meta,
     /// Redis's, for comparisons: GET or MGET, SET, DEL.
     Redis,
-    /// The light protocol of docs/contributors/kv-protocol.md, over sockets.
+    /// KeyVault, the protocol of docs/contributors/kv-protocol.md, over sockets.
     KeyVault { checked: bool },
-    /// Any bytes, of which a bare echo server sends some back: the floor.
+    /// Any bytes, for a bare echo server that returns some: the floor.
     Echo,
 }
 
-/// What one request waits for. Its keys follow in the connection's list of keys.
+/// The reply that a request expects. Its keys are in the connection's list of keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expected {
     pub operation: Operation,
@@ -35,8 +35,8 @@ pub struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Appends a request on these keys; only reads take several. Meta reads of several keys are
-    /// that many commands and one expectation.
+    /// Appends a request on these keys; only reads take several. Meta reads of several keys are as
+    /// many commands but one expected reply.
     pub fn push(&self, out: &mut Vec<u8>, operation: Operation, keys: &[KeyNumber]) {
         match (operation, self.protocol) {
             (_, Protocol::Echo) => out.extend_from_slice(&ECHO_REQUEST),
@@ -131,7 +131,7 @@ impl Writer<'_> {
     }
 }
 
-/// What the floor is asked: as long as a `get` of a 12-byte key.
+/// The floor's request: as long as a `get` of a 12-byte key.
 pub const ECHO_REQUEST: [u8; 18] = *b"get k00000000000\r\n";
 
 fn push_number(out: &mut Vec<u8>, number: usize) {

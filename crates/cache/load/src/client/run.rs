@@ -1,8 +1,8 @@
 //! The loops: closed (a new batch when the last is answered: the most requests per second) and open
-//! (requests leave by a schedule, whatever the server does: what users of a service feel).
+//! (requests are sent by a schedule, whatever the server does: what users of a service experience).
 //!
-//! In the open loop a latency begins when its request was to be sent. So a server that stalls is
-//! charged with everything that had to wait meanwhile, and a client that is late says so.
+//! In the open loop a latency begins at the request's scheduled time. So a server that stalls is
+//! charged for everything that had to wait meanwhile, and a client that is late reports it.
 
 use std::time::{Duration, Instant};
 
@@ -18,34 +18,35 @@ use super::reply::Reader;
 use super::request::{Protocol, Writer};
 use crate::workload::{Generator, KeyNumber, Operation, Workload, mix};
 
-/// Keys that are drawn to find one of a connection's shard; with few keys there may be none.
+/// The most draws to find a key of a connection's shard; with few keys there may be none.
 const DRAWS_MAX: u32 = 1000;
-/// A server that is silent for this long while requests are under way is given up.
+/// A run is given up if the server sends nothing for this long while requests are under way.
 const SILENCE: Duration = Duration::from_secs(10);
-/// Events taken at a time.
+/// The most events taken at a time.
 const EVENTS_MAX: usize = 256;
-/// Before a request is due the thread does not sleep any more: waking up takes longer.
+/// When a request is due within this time the thread does not sleep any more: waking up takes
+/// longer.
 const SPIN: Duration = Duration::from_micros(200);
 /// Requests of one fill batch.
 const FILL_BATCH: u64 = 100;
 
-/// How gaps between requests are drawn in the open loop.
+/// The distribution of the gaps between requests in the open loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Gaps {
     Exponential,
     Constant,
 }
 
-/// How requests leave.
+/// How requests are paced.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Pace {
-    /// So many requests in a batch, a new one when all are answered.
+    /// `depth` requests in a batch, and a new batch when all are answered.
     Closed { depth: usize },
-    /// So many requests per second over all threads.
+    /// `rate` requests per second over all threads.
     Open { rate: f64, gaps: Gaps },
 }
 
-/// The load to run.
+/// The parameters of a run.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub server: Server,
@@ -55,7 +56,7 @@ pub struct Plan {
     /// Over all threads.
     pub connections: usize,
     pub threads: usize,
-    /// Processor of the first thread; the others follow.
+    /// Processor of the first thread; further threads use the next ones.
     pub processor: Option<usize>,
     pub warm_up: Duration,
     pub duration: Duration,
@@ -81,7 +82,7 @@ struct Runner<'a> {
     keys: Vec<KeyNumber>,
 }
 
-/// Runs a plan: warms up, measures, adds up its threads.
+/// Runs a plan: warms up, measures, and adds up the threads.
 pub fn run(plan: &Plan) -> Result<Measured, LoadError> {
     in_threads(plan, |runner, share| match plan.pace {
         Pace::Closed { depth } => runner.closed(depth),
@@ -165,7 +166,7 @@ impl<'a> Runner<'a> {
         at_most(self.start.elapsed().as_nanos())
     }
 
-    /// Waits for replies, for at most this long.
+    /// Waits for replies, for at most `limit`.
     fn wait(&mut self, limit: Duration) -> Result<(), LoadError> {
         self.events.clear();
         let limit = Timespec::try_from(limit).ok();
@@ -187,7 +188,7 @@ impl<'a> Runner<'a> {
         numbers.filter_map(|number| usize::try_from(number).ok()).collect()
     }
 
-    /// Has epoll watch for room on a link that has not sent everything.
+    /// Sends output on a link, and has epoll wait for room if some is left.
     fn flush(&mut self, number: usize) -> Result<(), LoadError> {
         let link = &mut self.links[number];
         link.flush()?;
@@ -201,7 +202,7 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Asks for the next request of the workload on a link.
+    /// Sends the workload's next request on a link.
     fn ask(&mut self, number: usize, begin_ns: u64) {
         let mut draw = self.generator.draw();
         self.keys.clear();
@@ -223,7 +224,7 @@ impl<'a> Runner<'a> {
         self.links[number].ask(&self.writer, draw.operation, &self.keys, begin_ns);
     }
 
-    /// Asks to store the keys missed on a link. Returns how many stores that are.
+    /// Requests stores of the keys missed on a link. Returns how many.
     fn store_missed(&mut self, number: usize, begin_ns: u64) -> u64 {
         let keys = std::mem::take(&mut self.links[number].to_store);
         for key in &keys {
@@ -252,11 +253,11 @@ impl<'a> Runner<'a> {
         });
         self.links[number].to_store = missed;
         received?;
-        // Requests that waited for credits.
+        // Sends requests that waited for credits.
         self.flush(number)
     }
 
-    /// Figures begin anew, after the warm-up.
+    /// Resets the figures after the warm-up.
     fn begin_to_count(&mut self) {
         self.measured = Measured::default();
         self.cpu_from = thread_cpu_time();
@@ -346,8 +347,8 @@ impl<'a> Runner<'a> {
                 next_link = (next_link + 1) % self.links.len();
                 due_ns += gap_ns();
             }
-            // Requests due on one connection go in one write: a client that is late must not be
-            // late because of its own system calls.
+            // Requests due on one connection are sent in one write: a client that is late should
+            // not fall further behind through its own system calls.
             for number in 0..asked.min(self.links.len()) {
                 self.flush((first_link + number) % self.links.len())?;
             }
@@ -399,7 +400,7 @@ impl<'a> Runner<'a> {
         Ok(())
     }
 
-    /// Whether there was anything left to store.
+    /// Sends the next batch of stores on a link. False if none were left.
     fn fill_batch(&mut self, number: usize, next: &mut u64, keys: u64) -> Result<bool, LoadError> {
         let now_ns = self.now_ns();
         let from = *next;

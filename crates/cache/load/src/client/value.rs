@@ -1,8 +1,8 @@
-//! Keys and values as bytes: both functions of the key's number.
+//! Encoding keys and values: both are functions of the key's number.
 
 use crate::workload::{KeyNumber, mix};
 
-/// Bits of a key's number in one of its letters.
+/// Bits of a key's number per letter.
 const LETTER_BITS: u32 = 5;
 const LETTERS: &[u8; 32] = b"0123456789abcdefghijklmnopqrstuv";
 
@@ -36,7 +36,7 @@ pub fn push_value(out: &mut Vec<u8>, key: KeyNumber, bytes: usize) {
     }
 }
 
-/// Whether `value` is what the key must have with `bytes` bytes.
+/// Whether `value` is the key's value of `bytes` bytes.
 #[must_use]
 pub fn is_right(value: &[u8], key: KeyNumber, bytes: usize) -> bool {
     let pattern = pattern(key, bytes);

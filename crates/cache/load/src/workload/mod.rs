@@ -1,7 +1,7 @@
-//! The requests: pure functions of a seed.
+//! The generated requests: pure functions of a seed.
 //!
 //! A key is a number; its length, its value's length and its lifetime are functions of that number,
-//! so that the reader of a value knows what it must be.
+//! so that a reader of a value knows what it must be.
 
 pub mod popularity;
 pub mod sizes;
@@ -11,11 +11,11 @@ use farpool_policy::Rng;
 use popularity::{Popularity, Ranks};
 use sizes::Sizes;
 
-/// A key's number in the workload's key set, from 0; those behind the set are asked for once.
+/// A key's number in the workload's key set, from 0; keys with higher numbers are requested once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct KeyNumber(pub u64);
 
-/// What one request does.
+/// The operation of one request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     Get,
@@ -23,43 +23,42 @@ pub enum Operation {
     Delete,
 }
 
-/// One operation on one key, as the workload's generator draws it.
+/// One operation on one key, as drawn by the workload's generator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Draw {
     pub operation: Operation,
     pub key: KeyNumber,
 }
 
-/// Shares of operations; the remainder are reads.
+/// Shares of operations; the rest are reads.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Mix {
     pub set: f64,
     pub delete: f64,
 }
 
-/// Keys in one read (a multi-get), at most: memcached's own limit is the length of a line.
+/// The most keys in one read (a multi-get): memcached's own limit is the length of a line.
 pub const MULTI_GET_MAX: usize = 1000;
 
-/// What a load is made of.
+/// The parameters of a load.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Workload {
     pub keys: u64,
     pub popularity: Popularity,
     pub mix: Mix,
-    /// Share of the draws that ask for a key that never comes again.
+    /// Share of the draws that request a key that never recurs.
     pub one_hit: f64,
     pub key_bytes: Sizes,
     pub value_bytes: Sizes,
-    /// Lifetimes in seconds (0 = for ever) and their shares; none = for ever.
+    /// Lifetimes in seconds (0 = for ever) and their shares; empty = for ever.
     pub lifetimes_s: Vec<(u32, f64)>,
-    /// Keys of one read.
+    /// Number of keys in one read.
     pub multi_get: usize,
-    /// Whether a read that misses is followed by a store, as a cache in front of a database is
-    /// used.
+    /// Whether a read that misses is followed by a store, as with a cache in front of a database.
     pub look_aside: bool,
 }
 
-/// Why there is no such workload.
+/// Why a workload cannot be created.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WorkloadError {
     #[error(
@@ -71,22 +70,21 @@ pub enum WorkloadError {
     Twitter(#[from] twitter::TwitterError),
 }
 
-/// The load of the thesis's social networks is mostly read: 30 reads for each store, as in
-/// Facebook's largest pool (Atikoglu et al., SIGMETRICS 2012, ETC).
+/// The load of the thesis's social networks is mostly reads: 30 for each store, as in Facebook's
+/// largest pool (Atikoglu et al., SIGMETRICS 2012, ETC).
 const SOCIAL_SET_SHARE: f64 = 1.0 / 31.0;
-/// Keys of a FriendFeed read. The thesis (4.4.2) says multi-get without a number; 24 is the mean at
-/// Facebook (Nishtala et al., NSDI 2013, 3.1).
+/// Keys of a FriendFeed read. The thesis (4.4.2) says multi-get but gives no number; 24 is the mean
+/// at Facebook (Nishtala et al., NSDI 2013, 3.1).
 const FRIENDFEED_KEYS: usize = 24;
-/// Mean size of a message with its form, the thesis's "approximately 1KB" (4.4.2); the spread is
-/// ours.
+/// Mean size of a formatted message, the thesis's "approximately 1KB" (4.4.2); the spread is ours.
 const MESSAGE_BYTES: f64 = 1024.0;
 const MESSAGE_SIGMA: f64 = 0.5;
-/// Popularity of messages: CloudSuite's Zipf-like sample is not public in numbers; YCSB's 0.99
+/// Popularity of messages: the figures of CloudSuite's Zipf-like sample are not public; YCSB's 0.99
 /// stands for it.
 const ZIPF_ALPHA: f64 = 0.99;
 
 impl Workload {
-    /// A workload by its name, over this many keys.
+    /// A workload by name, over `keys` keys.
     pub fn named(name: &str, keys: u64) -> Result<Self, WorkloadError> {
         let plain = Self {
             keys: keys.max(1),
@@ -126,19 +124,19 @@ impl Workload {
         }
     }
 
-    /// Length of a key in bytes.
+    /// Length of a key, in bytes.
     #[must_use]
     pub fn key_bytes(&self, key: KeyNumber) -> usize {
         self.key_bytes.of(mix(key.0, 1)).clamp(KEY_BYTES_MIN, KEY_BYTES_MAX)
     }
 
-    /// Length of a key's value in bytes.
+    /// Length of a key's value, in bytes.
     #[must_use]
     pub fn value_bytes(&self, key: KeyNumber) -> usize {
         self.value_bytes.of(mix(key.0, 2)).clamp(1, VALUE_BYTES_MAX)
     }
 
-    /// Lifetime that a key is stored with, in seconds; 0 = for ever.
+    /// Lifetime with which a key is stored, in seconds; 0 = for ever.
     #[must_use]
     pub fn lifetime_s(&self, key: KeyNumber) -> u32 {
         let mut left = unit(mix(key.0, 3));
@@ -152,14 +150,14 @@ impl Workload {
     }
 }
 
-/// Shorter keys cannot tell numbers below 2^35 apart.
+/// Shorter keys cannot distinguish numbers below 2^35.
 pub const KEY_BYTES_MIN: usize = 8;
 /// memcached's longest key.
 pub const KEY_BYTES_MAX: usize = 250;
-/// memcached's largest item by default, less what it counts beside the value.
+/// memcached's largest item by default, less its overhead beside the value.
 pub const VALUE_BYTES_MAX: usize = (1 << 20) - 512;
 
-/// Well mixed bits of a number; `of` tells one use from another.
+/// Well-mixed bits of a number; `of` distinguishes different uses.
 #[must_use]
 pub const fn mix(number: u64, of: u64) -> u64 {
     let mut z = number.wrapping_add(of.wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -168,26 +166,26 @@ pub const fn mix(number: u64, of: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// A number in 0..1, of 53 bits.
+/// A number in 0..1, with 53 bits.
 #[expect(clippy::cast_precision_loss, reason = "53 bits fit exactly")]
 pub(crate) fn unit(bits: u64) -> f64 {
     (bits >> 11) as f64 / (1u64 << 53) as f64
 }
 
-/// Draws operations and keys. The same seed draws the same.
+/// Draws operations and keys. The same seed gives the same draws.
 #[derive(Debug, Clone)]
 pub struct Generator {
     ranks: Ranks,
     mix: Mix,
     one_hit: f64,
     rng: Rng,
-    /// The next key that never comes again.
+    /// The next key that never recurs.
     fresh: u64,
     fresh_step: u64,
 }
 
 impl Generator {
-    /// One of `generators` that share a load: keys that never come again are theirs alone.
+    /// One of `generators` that share a load: keys that never recur belong to one generator only.
     #[must_use]
     pub fn new(workload: &Workload, seed: u64, (number, generators): (u64, u64)) -> Self {
         Self {
@@ -200,7 +198,7 @@ impl Generator {
         }
     }
 
-    /// The next operation and its key.
+    /// Draws the next operation and its key.
     #[inline]
     pub fn draw(&mut self) -> Draw {
         let share = unit(self.rng.next_u64());
@@ -214,7 +212,7 @@ impl Generator {
         Draw { operation, key: self.key() }
     }
 
-    /// A key alone, for the further keys of a multi-get.
+    /// Draws only a key, for the further keys of a multi-get.
     #[inline]
     pub fn key(&mut self) -> KeyNumber {
         if self.one_hit > 0.0 && unit(self.rng.next_u64()) < self.one_hit {

@@ -1,14 +1,14 @@
-//! Which keys are asked for how often.
+//! How often each key is requested.
 
 use farpool_policy::Rng;
 use farpool_units::exactly;
 
 use super::unit;
 
-/// The steepest Zipf law that is drawn; Twitter's steepest cluster has 2.7.
+/// The steepest Zipf law that can be drawn; Twitter's steepest cluster has 2.7.
 const ALPHA_MAX: f64 = 4.0;
 
-/// How popular keys are.
+/// The distribution of requests over keys.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Popularity {
     Uniform,
@@ -16,7 +16,7 @@ pub enum Popularity {
     Zipf(f64),
 }
 
-/// Whether a Zipf law with this exponent is drawn.
+/// Whether a Zipf law with this exponent can be drawn.
 #[must_use]
 pub fn is_alpha(alpha: f64) -> bool {
     alpha > 0.0 && alpha <= ALPHA_MAX
@@ -26,7 +26,7 @@ pub fn is_alpha(alpha: f64) -> bool {
 ///
 /// Zipf laws are drawn exactly, without tables, by rejection-inversion (W. Hörmann, G. Derflinger,
 /// "Rejection-inversion to generate variates from monotone discrete distributions", ACM TOMACS
-/// 6(3), 1996). Ranks are scattered over the numbers, so that popular keys are not neighbours.
+/// 6(3), 1996). Ranks are scattered over the numbers, so that popular keys are not adjacent.
 #[derive(Debug, Clone)]
 pub struct Ranks {
     keys: u64,
@@ -35,7 +35,7 @@ pub struct Ranks {
 }
 
 impl Ranks {
-    /// Over the numbers below `keys`, of which there is at least one.
+    /// Draws from the numbers below `keys`, which is at least one.
     #[must_use]
     pub fn new(popularity: Popularity, keys: u64) -> Self {
         let zipf = match popularity {
@@ -70,7 +70,7 @@ struct Zipf {
     /// The integral up to the first rank's middle, and up to the last one's end.
     first: f64,
     last: f64,
-    /// A rank this near to the drawn point is taken without a look.
+    /// A rank this near to the drawn point is accepted without a further test.
     near: f64,
 }
 
@@ -100,7 +100,7 @@ impl Zipf {
         (log1p_ratio(t) * y).exp()
     }
 
-    /// A rank, from 1.
+    /// Draws a rank, from 1.
     #[inline]
     #[expect(
         clippy::cast_possible_truncation,
@@ -119,7 +119,7 @@ impl Zipf {
     }
 }
 
-/// (e^x - 1) / x, also where x is nearly 0.
+/// (e^x - 1) / x, accurate also if x is nearly 0.
 fn expm1_ratio(x: f64) -> f64 {
     if x.abs() > 1e-8 { x.exp_m1() / x } else { 1.0 + x / 2.0 }
 }
@@ -129,7 +129,7 @@ fn log1p_ratio(x: f64) -> f64 {
     if x.abs() > 1e-8 { x.ln_1p() / x } else { 1.0 - x / 2.0 }
 }
 
-/// A bijection of the numbers below a bound: multiply and mask, again while the result is too
+/// A bijection of the numbers below a bound: multiply and mask, repeated while the result is too
 /// large.
 #[derive(Debug, Clone)]
 struct Scatter {
@@ -196,7 +196,7 @@ mod tests {
                     (found - expected).powi(2) / expected
                 })
                 .sum();
-            // 49 degrees of freedom: beyond 100 with a chance below 1 in 10,000.
+            // 49 degrees of freedom: above 100 with a probability below 1 in 10,000.
             assert!(chi_square < 100.0, "alpha {alpha}: {chi_square}");
         }
     }

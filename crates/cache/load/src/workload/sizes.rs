@@ -1,4 +1,4 @@
-//! How long keys and values are.
+//! Lengths of keys and values.
 
 use super::unit;
 
@@ -14,7 +14,7 @@ pub enum Sizes {
 }
 
 impl Sizes {
-    /// The length at the quantile that these random bits name.
+    /// The length at the quantile given by these random bits.
     #[must_use]
     #[expect(
         clippy::cast_possible_truncation,

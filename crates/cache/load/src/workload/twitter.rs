@@ -1,12 +1,12 @@
 //! Twitter's production clusters, from the figures published with their traces
-//! (data/twitter-clusters.csv has the source).
+//! (data/twitter-clusters.csv names the source).
 
 use super::popularity::{self, Popularity};
 use super::sizes::Sizes;
 use super::{Mix, Workload};
 
 const TABLE: &str = include_str!("../../data/twitter-clusters.csv");
-/// The table has means only; the spread of value lengths is ours.
+/// The table has only means; the spread of value lengths is ours.
 const VALUE_SIGMA: f64 = 0.5;
 
 /// One cluster's figures.
@@ -16,7 +16,7 @@ pub struct Cluster {
     pub key_bytes: usize,
     pub value_bytes: f64,
     pub zipf_alpha: f64,
-    /// Share of the keys that are asked for once.
+    /// Share of the keys that are requested once.
     pub one_hit: f64,
     pub lifetimes_s: Vec<(u32, f64)>,
     pub set: f64,
@@ -58,7 +58,7 @@ fn parse(line: &str) -> Option<Cluster> {
         text.split_whitespace().map(pair).collect()
     };
     let operations = pairs(operations)?;
-    // Operations that change an item store it anew; those that only inspect read it.
+    // Operations that change an item count as stores, those that only look at it as reads.
     let share = |names: &[&str]| {
         operations.iter().filter(|(name, _)| names.contains(&name.as_str())).map(|it| it.1).sum()
     };
@@ -97,8 +97,9 @@ impl Cluster {
     }
 }
 
-/// The table tells which share of the keys comes once; of the draws it is less, because the others
-/// come again. Half is right where other keys come twice; it is ours.
+/// The table gives the share of the keys that are requested once; their share of the draws is
+/// smaller, because other keys recur. Half is right if the others are requested twice; it is our
+/// assumption.
 const ONE_HIT_DRAWS: f64 = 0.5;
 
 #[cfg(test)]
