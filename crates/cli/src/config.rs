@@ -1,8 +1,8 @@
 //! Where settings come from: flags, then `FARPOOL_*` variables (clap reads both), then files.
 //!
 //! Files are TOML with one table per subcommand and the flag's long name as key. The user's file
-//! is stronger than the machine's, key by key; `--config FILE` replaces both. A key that is not
-//! known is an error that names it and its file: a misspelt limit must not be silently no limit.
+//! overrides the machine's, key by key; `--config FILE` replaces both. An unknown key is an error
+//! that names it and its file: a misspelt limit must not silently mean no limit.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -19,7 +19,7 @@ pub const SYSTEM_FILE: &str = "/etc/farpool.toml";
 /// The user's configuration file, below `$XDG_CONFIG_HOME` or `~/.config`.
 pub const USER_FILE: &str = "farpool/config.toml";
 
-/// A wrong use of the program: reported on one line, exit code 2.
+/// Wrong usage: reported on one line, exit code 2.
 #[derive(Debug)]
 pub struct UsageError(pub String);
 
@@ -42,14 +42,14 @@ pub struct Config {
     pub node: NodeSettings,
 }
 
-/// Fills each named field that is still open from the weaker source.
+/// Fills each named field that is still unset from the weaker source.
 macro_rules! fill_options {
     ($strong:ident, $weak:ident: $($field:ident),*) => {
         $( $strong.$field = $strong.$field.take().or($weak.$field); )*
     };
 }
 
-/// The same for lists: a stronger list replaces a weaker one, it is not added to it.
+/// The same for lists: a stronger list replaces a weaker one and is not merged with it.
 fn fill_list<T>(strong: &mut Vec<T>, weak: Vec<T>) {
     if strong.is_empty() {
         *strong = weak;
@@ -57,7 +57,7 @@ fn fill_list<T>(strong: &mut Vec<T>, weak: Vec<T>) {
 }
 
 impl RunSettings {
-    /// Takes from `weak` what is not set here.
+    /// Fills the unset fields from `weak`.
     pub fn fill_from(&mut self, weak: RunSettings) {
         fill_options!(self, weak: local, pool, token_file, host, rate, spill, quota, policy, prefetch, when_full, pager_threads,
             threshold, stats, allow_remote_tcp, no_check, door, when_outside, quiet);
@@ -66,7 +66,7 @@ impl RunSettings {
 }
 
 impl BladeSettings {
-    /// Takes from `weak` what is not set here.
+    /// Fills the unset fields from `weak`.
     pub fn fill_from(&mut self, weak: BladeSettings) {
         fill_options!(self, weak: memory, backing, quota, lease, threads, allow_remote_tcp);
         fill_list(&mut self.listen, weak.listen);
@@ -74,14 +74,14 @@ impl BladeSettings {
 }
 
 impl StatSettings {
-    /// Takes from `weak` what is not set here.
+    /// Fills the unset fields from `weak`.
     pub fn fill_from(&mut self, weak: StatSettings) {
         fill_list(&mut self.blade, weak.blade);
     }
 }
 
 impl ControlSettings {
-    /// Takes from `weak` what is not set here.
+    /// Fills the unset fields from `weak`.
     pub fn fill_from(&mut self, weak: ControlSettings) {
         fill_options!(self, weak: topology, advertise, store, token_file, allow_remote);
         fill_list(&mut self.listen, weak.listen);
@@ -90,7 +90,7 @@ impl ControlSettings {
 }
 
 impl NodeSettings {
-    /// Takes from `weak` what is not set here.
+    /// Fills the unset fields from `weak`.
     pub fn fill_from(&mut self, weak: NodeSettings) {
         fill_options!(self, weak: control, donate, name, compute_brick, memory_brick, token_file,
             allow_remote_tcp, drain_timeout, busy_rate);
@@ -100,7 +100,7 @@ impl NodeSettings {
 }
 
 impl Config {
-    /// Takes from `weak` what is not set here.
+    /// Fills the unset fields from `weak`.
     pub fn fill_from(&mut self, weak: Config) {
         self.run.fill_from(weak.run);
         self.blade.fill_from(weak.blade);
@@ -126,7 +126,7 @@ impl Config {
         Ok(merged)
     }
 
-    /// The settings that the variables give, each read through the definition of its flag.
+    /// Reads the settings of the variables, each through the definition of its flag.
     pub fn from_variables() -> Result<Config, clap::Error> {
         let parsed = |name: &str, rest: &[&str]| {
             let words = ["farpool", name].into_iter().chain(rest.iter().copied());
@@ -152,7 +152,8 @@ impl Config {
     }
 }
 
-/// The files to read, the strongest first: the chosen one alone, or those of the usual that exist.
+/// Returns the files to read, the strongest first: the chosen one only, or the default ones that
+/// exist.
 pub fn files(chosen: Option<&Path>) -> Vec<PathBuf> {
     match chosen {
         Some(path) => vec![path.to_path_buf()],
@@ -160,7 +161,7 @@ pub fn files(chosen: Option<&Path>) -> Vec<PathBuf> {
     }
 }
 
-/// The files that are read when none is chosen, the strongest first.
+/// Returns the default files, the strongest first.
 pub fn usual_files() -> Vec<PathBuf> {
     let variable =
         |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);

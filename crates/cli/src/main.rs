@@ -1,8 +1,8 @@
-//! `farpool`: the one binary. Parses the command line and hands over; the rooms below do the work.
+//! `farpool`: the one binary. Parses the command line; the crates below do the work.
 //!
-//! Exit codes: 0 done, 1 failed, 2 wrong usage (flags, variables, configuration); of questions to a
-//! controller 3 not found, 4 conflict, 5 unreachable. `farpool run`
-//! passes on the exit code of the program, 128 + n when signal n ended it.
+//! Exit codes: 0 done, 1 failed, 2 wrong usage (flags, variables, configuration); of commands that
+//! ask a controller also 3 not found, 4 conflict, 5 unreachable. `farpool run` exits with the
+//! program's exit code, or 128 + n if signal n ended it.
 
 mod args;
 mod commands;
@@ -23,22 +23,22 @@ use args::{Cli, Command};
 use config::{Config, UsageError};
 use farpool_api::ApiError;
 
-/// Wrong flags, variables or configuration; clap uses the same.
+/// Wrong flags, variables or configuration; clap uses the same code.
 const EXIT_USAGE: u8 = 2;
 /// Anything else that went wrong.
 const EXIT_FAILED: u8 = 1;
-/// The controller knows no such thing.
+/// The controller does not know what was named.
 const EXIT_NOT_FOUND: u8 = 3;
-/// It contradicts what stands there.
+/// The request conflicts with the controller's state.
 const EXIT_CONFLICT: u8 = 4;
-/// No controller answers, or none that leads.
+/// No controller answers, or none of them is the lead.
 const EXIT_UNREACHABLE: u8 = 5;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    // Before there is a second thread.
+    // Before a second thread starts.
     if let Err(error) = farpool_run::confine_rights(makes_handshakes(&cli.command)) {
-        eprintln!("farpool: the rights of its file cannot be given up: {error}");
+        eprintln!("farpool: cannot give up the capabilities of its file: {error}");
         return ExitCode::from(EXIT_FAILED);
     }
     match dispatch(cli) {
@@ -47,12 +47,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Whether a command puts sidecars into programs, or tries whether it could.
+/// True if a command puts sidecars into programs, or tests whether it could.
 fn makes_handshakes(command: &Command) -> bool {
     matches!(command, Command::Run(_) | Command::Attach(_) | Command::Doctor(_) | Command::Trace(_))
 }
 
-/// Runs the subcommand; its result is the exit code.
+/// Runs the subcommand. Returns the exit code.
 fn dispatch(cli: Cli) -> anyhow::Result<u8> {
     let files = || Config::from_files(&config::files(cli.config.as_deref()));
     match cli.command {
@@ -103,7 +103,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<u8> {
     }
 }
 
-/// Prints the error with its causes once; the result is the exit code.
+/// Prints the error with its causes, each once. Returns the exit code.
 fn report(error: &anyhow::Error) -> u8 {
     eprintln!("farpool: {}", told_once(error));
     if error.downcast_ref::<UsageError>().is_some() {
@@ -112,7 +112,7 @@ fn report(error: &anyhow::Error) -> u8 {
     error.downcast_ref::<ApiError>().map_or(EXIT_FAILED, exit_of)
 }
 
-/// The error and its causes, without those whose words an error above them has in its own.
+/// Returns the error and its causes, without causes whose text an error above already contains.
 fn told_once(error: &anyhow::Error) -> String {
     error.chain().fold(String::new(), |mut told, cause| {
         let words = cause.to_string();
@@ -124,7 +124,7 @@ fn told_once(error: &anyhow::Error) -> String {
     })
 }
 
-/// What scripts tell refusals apart by.
+/// Returns the exit code by which scripts tell refusals apart.
 fn exit_of(error: &ApiError) -> u8 {
     match error {
         ApiError::Unreachable { .. } => EXIT_UNREACHABLE,

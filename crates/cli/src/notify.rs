@@ -9,7 +9,7 @@ use std::os::unix::net::{SocketAddr, UnixDatagram};
 /// Sends `state` ("READY=1", "STOPPING=1") when NOTIFY_SOCKET is set; does nothing otherwise.
 ///
 /// # Errors
-/// The named socket does not take the message; the service works without it.
+/// The socket does not accept the message; the service works without it.
 pub fn notify(state: &str) -> io::Result<()> {
     match std::env::var_os("NOTIFY_SOCKET") {
         Some(path) if !path.is_empty() => send(&path, state),

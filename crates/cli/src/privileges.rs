@@ -1,4 +1,4 @@
-//! Becoming a daemon and giving up root, for servers that are started the way memcached is.
+//! Daemonizes and drops root, for servers that are started like memcached.
 //!
 //! Both must happen while the process has one thread.
 
@@ -6,39 +6,39 @@ use std::ffi::CString;
 use std::io;
 use std::path::Path;
 
-/// Goes on in a child without a terminal; the caller's process ends well.
+/// Continues in a child process without a terminal; the parent exits with success.
 pub fn become_daemon() -> io::Result<()> {
     // SAFETY: no thread was started yet, so the child has all of the program. The working directory
-    // stays, so that paths keep their meaning.
+    // is kept, so that relative paths keep their meaning.
     if unsafe { libc::daemon(1, 0) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The user's number and first group.
+/// Returns the user's name, id and primary group.
 fn look_up(user: &str) -> io::Result<(CString, u32, u32)> {
     let unknown = || io::Error::new(io::ErrorKind::NotFound, format!("there is no user {user:?}"));
     let name = CString::new(user).map_err(|_| unknown())?;
-    // SAFETY: a name that ends with a zero; the result is looked at before any other call of its
-    // kind, and no other thread makes one.
+    // SAFETY: the name ends with a zero; the result is read before any other call of this kind, and
+    // no other thread makes one.
     let entry = unsafe { libc::getpwnam(name.as_ptr()) };
     if entry.is_null() {
         return Err(unknown());
     }
-    // SAFETY: not null, and valid until the next call of its kind.
+    // SAFETY: not null, and valid until the next call of this kind.
     let (uid, gid) = unsafe { ((*entry).pw_uid, (*entry).pw_gid) };
     Ok((name, uid, gid))
 }
 
-/// Makes a file the user's.
+/// Gives a file to the user and the user's group.
 pub fn give_file_to(user: &str, path: &Path) -> io::Result<()> {
     let (_, uid, gid) = look_up(user)?;
     std::os::unix::fs::chown(path, Some(uid), Some(gid))
 }
 
-/// Becomes `user` for good, with that user's groups.
+/// Becomes `user` permanently, with that user's groups.
 pub fn become_user(user: &str) -> io::Result<()> {
     let (name, uid, gid) = look_up(user)?;
-    // Groups first: without root they could not be changed any more.
-    // SAFETY: plain calls on this process with values from the user database.
+    // Groups first: without root they can no longer be changed. SAFETY: plain calls on this process
+    // with values from the user database.
     let failed = unsafe {
         libc::initgroups(name.as_ptr(), gid) != 0
             || libc::setgid(gid) != 0

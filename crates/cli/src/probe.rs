@@ -1,4 +1,4 @@
-//! Asks the kernel for what no other room of farpool asks: the unsafe part of `farpool doctor`.
+//! Probes of the kernel that no other crate makes: the unsafe part of `farpool doctor`.
 
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
@@ -13,7 +13,7 @@ pub fn io_uring() -> io::Result<OwnedFd> {
     // the defaults.
     let result = unsafe { libc::syscall(libc::SYS_io_uring_setup, 1, params.as_mut_ptr()) };
     match i32::try_from(result) {
-        // SAFETY: the kernel just made this descriptor for us; nobody else knows it.
+        // SAFETY: the kernel just made this descriptor for this call; nothing else owns it.
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
         _ => Err(io::Error::last_os_error()),
     }

@@ -1,4 +1,4 @@
-//! What is printed for people: colours only where they are wanted, columns that line up.
+//! Output for people: colours only where they are wanted, and aligned columns.
 
 use std::io::{self, IsTerminal, Write, stdout};
 
@@ -9,7 +9,7 @@ pub fn may_colour(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && !no_colour && !dumb
 }
 
-/// Writes to standard output; a reader that has seen enough (`farpool stat | head`) is no error.
+/// Writes to standard output. A reader that closes early (`farpool stat | head`) is not an error.
 pub fn print(text: &str) -> io::Result<()> {
     let mut out = stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -18,28 +18,28 @@ pub fn print(text: &str) -> io::Result<()> {
     }
 }
 
-/// A line on standard error that counts up while work lasts; nothing when that is no terminal.
+/// Shows a counter on standard error while work lasts; nothing if that is not a terminal.
 pub fn counter(what: &'static str) -> indicatif::ProgressBar {
     let style = indicatif::ProgressStyle::with_template("{spinner} {human_pos} {msg} ({elapsed})");
     let counter = indicatif::ProgressBar::new_spinner().with_message(what);
     counter.with_style(style.unwrap_or_else(|_| indicatif::ProgressStyle::default_spinner()))
 }
 
-/// A line on standard error that says what is being done; nothing when that is no terminal.
+/// Shows the current work on standard error; nothing if that is not a terminal.
 pub fn status() -> indicatif::ProgressBar {
     let style = indicatif::ProgressStyle::with_template("{spinner} {msg} ({elapsed})");
     let status = indicatif::ProgressBar::new_spinner();
     status.with_style(style.unwrap_or_else(|_| indicatif::ProgressStyle::default_spinner()))
 }
 
-/// A counter with an end in sight.
+/// Shows a progress bar with a known end.
 pub fn bar(what: &'static str, count: u64) -> indicatif::ProgressBar {
     let style = indicatif::ProgressStyle::with_template("{bar:40} {pos}/{len} {msg} ({eta} left)");
     let bar = indicatif::ProgressBar::new(count).with_message(what);
     bar.with_style(style.unwrap_or_else(|_| indicatif::ProgressStyle::default_bar()))
 }
 
-/// As [`bar`], for bytes whose number is told later.
+/// As [`bar`], for bytes whose number is set later.
 pub fn bytes_bar(what: &'static str) -> indicatif::ProgressBar {
     let style = "{bar:40} {binary_bytes}/{binary_total_bytes} {msg} ({eta} left)";
     let style = indicatif::ProgressStyle::with_template(style);
@@ -65,7 +65,8 @@ pub fn toned(text: &str, tone: Tone, colour: bool) -> String {
     if colour { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
 }
 
-/// Rows under a header, columns two spaces apart: the first to the left, the others to the right.
+/// Formats rows under a header, columns two spaces apart: the first left-aligned, the others
+/// right-aligned.
 pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let header: Vec<String> = header.iter().map(|&name| name.to_owned()).collect();
     let all = || std::iter::once(&header).chain(rows);

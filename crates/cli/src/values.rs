@@ -1,7 +1,7 @@
 //! Values people write on the command line, in variables and in the configuration file.
 //!
-//! One parser per kind, so a size means the same in all three places. Sizes are binary whichever
-//! suffix is used (`2G` and `2GiB` are both 2^31 bytes), because memory is; a bare number is bytes.
+//! There is one parser per kind, so a size means the same in all three places. Sizes are binary
+//! with any suffix, as memory is (`2G` and `2GiB` are both 2^31 bytes); a bare number is bytes.
 
 mod plan;
 mod rack;
@@ -32,7 +32,7 @@ impl FromStr for Size {
     fn from_str(text: &str) -> Result<Self, String> {
         match farpool_units::parse_bytes(text) {
             None => Err(format!("{text:?} is not a size; write it as 256MiB, 2G or 4096")),
-            Some(0) => Err(format!("{text:?} is no memory at all; give a size above zero")),
+            Some(0) => Err(format!("{text:?} is no memory; give a size above zero")),
             Some(bytes) => Ok(Size(bytes)),
         }
     }
@@ -63,11 +63,11 @@ impl FromStr for FlashPart {
     }
 }
 
-/// A process on the command line.
+/// Parses a process id.
 pub fn process_number(text: &str) -> Result<u32, String> {
     let number = text.parse().ok().filter(|number| *number > 0);
     number.ok_or_else(|| {
-        format!("{text:?} is no process; give its number, as ps or pgrep -f NAME shows it")
+        format!("{text:?} is not a process; give its number, as ps or pgrep -f NAME shows it")
     })
 }
 
@@ -105,7 +105,7 @@ impl FromStr for BusyRate {
         }
         text.parse()
             .map(|Size(bytes)| BusyRate(bytes))
-            .map_err(|error| format!("{error}; `{UNLIMITED}` is no bound at all"))
+            .map_err(|error| format!("{error}; `{UNLIMITED}` means no limit"))
     }
 }
 
@@ -219,8 +219,8 @@ pub struct BladeAddress(pub Address);
 impl FromStr for BladeAddress {
     type Err = String;
 
-    /// Names are looked up here, once: programs and blades know numbers only, for a look-up would
-    /// run code of the C library inside the program that uses far memory.
+    /// Host names are resolved here, once. Programs and blades use numbers only, because resolving
+    /// would run C library code inside the program that uses far memory.
     fn from_str(text: &str) -> Result<Self, String> {
         match text.parse() {
             Err(AddressError::Host(_)) => resolve(text),
@@ -229,8 +229,7 @@ impl FromStr for BladeAddress {
     }
 }
 
-/// The address behind `tcp://NAME:PORT`; of several the first of IPv4, which blades listen on by
-/// default.
+/// Resolves `tcp://NAME:PORT`. Prefers the first IPv4 address, as blades listen on IPv4 by default.
 fn resolve(text: &str) -> Result<BladeAddress, String> {
     let named = text.strip_prefix("tcp://").unwrap_or(text);
     let error = match named.to_socket_addrs() {
@@ -245,7 +244,7 @@ fn resolve(text: &str) -> Result<BladeAddress, String> {
         Err(error) => error.to_string(),
     };
     Err(format!(
-        "{text:?} needs a host that can be looked up and a port, as in tcp://192.0.2.1:7070 or \
+        "{text:?} needs a host that can be resolved and a port, as in tcp://192.0.2.1:7070 or \
          tcp://localhost:7070: {error}"
     ))
 }
@@ -261,7 +260,7 @@ impl fmt::Display for BladeAddress {
 pub enum WhenFull {
     /// The program's next allocation fails.
     Fail,
-    /// The program goes on with what local memory holds, slowly.
+    /// The program continues slowly, with what local memory holds.
     Slow,
 }
 
@@ -286,11 +285,11 @@ impl fmt::Display for WhenFull {
 /// What is done about a process of the tree that cannot be held to the limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum WhenOutside {
-    /// It is named once, and runs.
+    /// The process is named once, and runs.
     Warn,
-    /// The whole tree is ended, with code 120.
+    /// The whole tree ends with code 120.
     Fail,
-    /// Nothing is said.
+    /// The process runs, and nothing is printed.
     Allow,
 }
 
@@ -316,11 +315,11 @@ impl fmt::Display for WhenOutside {
 /// How the pager gets into the program's processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Door {
-    /// The sidecar where it can work, else the preloaded library.
+    /// The sidecar where it works, else the preloaded library.
     Auto,
-    /// A library that stands in front of the C library's memory calls.
+    /// A preloaded library that intercepts the C library's memory calls.
     Preload,
-    /// A process of its own in the program's address space.
+    /// A separate process that shares the program's address space.
     Sidecar,
 }
 

@@ -2,7 +2,8 @@
 
 use std::sync::OnceLock;
 
-/// What must be the same on both sides, or may lie on a disk, each with its version.
+/// The formats and protocols that both sides must share, or that are stored on disk, with their
+/// versions.
 fn formats() -> [(&'static str, String); 6] {
     [
         ("wire", farpool_wire::PROTOCOL_VERSION.to_string()),
@@ -14,7 +15,7 @@ fn formats() -> [(&'static str, String); 6] {
     ]
 }
 
-/// The text after `farpool `, as clap wants it: for the whole time of the program.
+/// The text after `farpool `, as a static string, which clap requires.
 pub fn long() -> &'static str {
     static TEXT: OnceLock<String> = OnceLock::new();
     TEXT.get_or_init(|| {

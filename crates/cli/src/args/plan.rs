@@ -18,15 +18,15 @@ pub struct PlanArgs {
 
 #[derive(Debug, Subcommand)]
 pub enum PlanAction {
-    /// Say how much less memory a pool needs than its members apart, and how large it should be
+    /// Calculate how much memory a shared pool saves, and how large it should be
     Pool(Box<PoolArgs>),
-    /// Say how many servers hold the machines, with and without far memory
+    /// Calculate how many servers the machines need, with and without far memory
     Pack(Box<PackArgs>),
-    /// Say how much local memory a program needs to stay within a slowdown
+    /// Calculate how much local memory a program needs to stay within a slowdown
     Local(LocalArgs),
-    /// Say what servers cost over their life, and what far memory may cost
+    /// Calculate what servers cost over their life, and what far memory may cost
     Cost(CostArgs),
-    /// Say how much memory and how many requests a dense server of stacked memory holds
+    /// Calculate the memory and request rate of a dense server with stacked memory
     Dense(DenseArgs),
 }
 
@@ -38,10 +38,10 @@ farpool plan local sort.parquet --slowdown 10% --design tcp,rdma,cxl --report lo
 pub struct LocalArgs {
     /// The program's trace (`farpool trace`)
     pub trace: PathBuf,
-    /// The most that it may be slower than with everything local
+    /// Maximum slowdown against all memory local
     #[arg(long, value_name = "PCT", default_value = "3%")]
     pub slowdown: Slowdown,
-    /// The designs; `farpool sim designs` lists them
+    /// Designs to simulate; `farpool sim designs` lists them
     #[arg(
         long,
         value_name = "NAMES",
@@ -49,14 +49,14 @@ pub struct LocalArgs {
         default_value = "ps,fgra,cxl,rdma,tcp"
     )]
     pub design: Vec<Preset>,
-    /// Which pages leave local memory
+    /// Policy that chooses which pages leave local memory
     #[arg(long, value_name = "NAME", default_value = "clock")]
     pub policy: CacheKind,
-    /// References that wait at the same time; 1: each one blocks the program
+    /// Number of references that may wait at the same time; 1: each one blocks the program
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=64))]
     pub overlap: u32,
-    /// How long a tick of the trace's clock lasts, in ps [default: what the trace says]
+    /// Length of a tick of the trace's clock, in picoseconds [default: what the trace says]
     #[arg(long, value_name = "PS", value_parser = clap::value_parser!(u64).range(1..))]
     pub tick_ps: Option<u64>,
     #[command(flatten)]
@@ -65,45 +65,46 @@ pub struct LocalArgs {
     pub answer: AnswerArgs,
 }
 
-/// What machines used over time.
+/// Utilisation of machines over time.
 #[derive(Clone, Debug, Args)]
 pub struct SeriesArgs {
-    /// What machines used over time: CSV (.csv) or Parquet, one row for each machine and time
+    /// Utilisation of machines over time: CSV (.csv) or Parquet, one row per machine and time
     #[arg(value_name = "FILE")]
     pub series: PathBuf,
-    /// What each machine was promised: one row for each, CSV or Parquet
+    /// The resources each machine was promised: CSV or Parquet, one row per machine
     #[arg(long, value_name = "FILE")]
     pub promised: Option<PathBuf>,
     /// The column that names the machine [default: vm, vm_id or id]
     #[arg(long, value_name = "NAME")]
     pub vm_column: Option<Named>,
-    /// The column of time; units: steps, s, ms [default: t, time_s, time_ms or timestamp]
+    /// The column of times; units: steps, s, ms [default: t, time_s, time_ms or timestamp]
     #[arg(long, value_name = "NAME:UNIT")]
     pub time_column: Option<Named>,
-    /// The column of processors; units: cores, mhz, percent, hundredths [default: cpu, cpu_mhz,
+    /// The column of processor use; units: cores, mhz, percent, hundredths [default: cpu, cpu_mhz,
     /// ...]
     #[arg(long, value_name = "NAME:UNIT")]
     pub cpu_column: Option<Named>,
-    /// The column of memory; units: bytes, kib, mib, gib, percent, hundredths [default:
+    /// The column of memory use; units: bytes, kib, mib, gib, percent, hundredths [default:
     /// memory_bytes, ...]
     #[arg(long, value_name = "NAME:UNIT")]
     pub memory_column: Option<Named>,
-    /// Plan with steps of this length, each the largest of its samples [default: as in the file]
+    /// Plan with time steps of this length; each has the largest of its samples [default: as in the
+    /// file]
     #[arg(long, value_name = "TIME")]
     pub step: Option<Span>,
-    /// What becomes of shares of a machine above 100 %
+    /// What to do with shares of a machine above 100 %
     #[arg(long, value_enum, default_value_t = AboveArg::Clip)]
     pub above_100: AboveArg,
 }
 
-/// What becomes of shares of a machine above 100 %.
+/// What to do with shares of a machine above 100 %.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum AboveArg {
-    /// They become 100 %, and are counted
+    /// Count them, and lower them to 100 %
     Clip,
-    /// They stay, and are counted
+    /// Count them, and keep them
     Keep,
-    /// The file is refused
+    /// Refuse the file
     Refuse,
 }
 
@@ -115,39 +116,40 @@ farpool plan pool vms.csv --group 16 --local 25% --blades 8 --member-cost 300")]
 pub struct PoolArgs {
     #[command(flatten)]
     pub series: SeriesArgs,
-    /// Machines of the pool that is looked at closely
+    /// Number of machines in the pool that is described in detail
     #[arg(long, value_name = "N", default_value_t = 16)]
     pub group: usize,
-    /// Random groupings for each size
+    /// Number of random groupings for each pool size
     #[arg(long, value_name = "N", default_value_t = 100)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=100_000))]
     pub groupings: u32,
-    /// Groupings come out again from their seed
+    /// Random seed; the same seed gives the same groupings
     #[arg(long, value_name = "NUMBER", default_value_t = 42)]
     pub seed: u64,
-    /// Share of a machine's peak that stays local
+    /// Share of a machine's peak memory that stays local
     #[arg(long, value_name = "PCT", default_value = "0%")]
     pub local: Percent,
-    /// Blades of a pool, one of which is spare [default: no spare]
+    /// Number of blades in a pool, one of which is a spare [default: no spare]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     pub blades: Option<u32>,
-    /// Pools with less than their peak: percents of the time that must be enough
+    /// Also plan pools smaller than their peak, which suffice for these percentages of the time
     #[arg(long, value_name = "PERCENTILE", value_delimiter = ',', default_value = "99.9,99,95")]
     pub percentile: Vec<f64>,
-    /// Dollars a GiB of memory costs in a server [default: the latest of `farpool plan cost
-    /// present`]
+    /// Price of a GiB of memory in a server, in dollars [default: the latest of
+    /// `farpool plan cost present`]
     #[arg(long, value_name = "DOLLARS")]
     pub memory_price: Option<Dollars>,
-    /// Dollars a GiB of memory costs in a blade [default: as in a server]
+    /// Price of a GiB of memory in a blade, in dollars [default: as in a server]
     #[arg(long, value_name = "DOLLARS")]
     pub far_price: Option<Dollars>,
-    /// Dollars that joining costs a machine: port, and part of switch and blade
+    /// Cost of connecting one machine, in dollars: its port, and its part of switch and blade
+    /// [default: none]
     #[arg(long, value_name = "DOLLARS")]
     pub member_cost: Option<Dollars>,
-    /// The memory of a machine, for files that have shares only
+    /// Memory of a machine, for files that have only shares
     #[arg(long, value_name = "SIZE")]
     pub machine_memory: Option<Size>,
-    /// The least part of the memory that must be saved for a pool to be worth it
+    /// Smallest share of the memory that must be saved for a pool to be worth it
     #[arg(long, value_name = "PCT", default_value = "10%")]
     pub worth: Percent,
     #[command(flatten)]
@@ -158,54 +160,55 @@ pub struct PoolArgs {
 #[command(after_help = "\
 Example:\n  \
 farpool plan pack vms.parquet --server server.toml --local 75%,50% --report pack.html\n\n\
-A server file has name, cpu_ghz or cpu_cores, memory_gib, and if prices are to decide\n\
-price_dollars and far_price_dollars_per_gib; for series of shares cpu_machines and\n\
-memory_machines. Without --server the server is the machine that the shares are of.")]
+A server file has name, cpu_ghz or cpu_cores, memory_gib, and to compare prices\n\
+price_dollars and far_price_dollars_per_gib; for series of shares, cpu_machines and\n\
+memory_machines. Without --server, the server is the machine that the shares refer to.")]
 pub struct PackArgs {
     #[command(flatten)]
     pub series: SeriesArgs,
-    /// The server, as a TOML file [default: the machine that shares are of]
+    /// TOML file that describes the server [default: the machine that the shares refer to]
     #[arg(long, value_name = "FILE")]
     pub server: Option<PathBuf>,
-    /// Share of a machine's memory that must be local; several with commas, the first decides
+    /// Share of a machine's memory that must be local; several separated by commas, the first
+    /// decides
     #[arg(long, value_name = "PCT", value_delimiter = ',', default_value = "75%,50%,25%")]
     pub local: Vec<Percent>,
-    /// What of its memory a machine takes
+    /// How much memory a machine needs
     #[arg(long, value_enum, default_value_t = DemandArg::Used)]
     pub demand: DemandArg,
-    /// How long better packings are looked for: moves of the local search
+    /// Number of moves of the local search for better packings
     #[arg(long, value_name = "N", default_value_t = 10_000_000)]
     pub moves: usize,
-    /// Packings come out again from their seed
+    /// Random seed; the same seed gives the same packings
     #[arg(long, value_name = "NUMBER", default_value_t = 42)]
     pub seed: u64,
-    /// The least part of the servers that must be freed, where prices do not decide
+    /// Smallest share of the servers that must be freed to be worth it, without prices
     #[arg(long, value_name = "PCT", default_value = "10%")]
     pub worth: Percent,
     #[command(flatten)]
     pub answer: AnswerArgs,
 }
 
-/// What of its memory a machine takes.
+/// How much memory a machine needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DemandArg {
-    /// What it uses at each step
+    /// What it used at each step
     Used,
-    /// What it was promised, all the time (--promised)
+    /// What it was promised, at all times (--promised)
     Promised,
 }
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Catalogs that come along: lim-2010, present.\n\n\
+Built-in catalogs: lim-2010, present.\n\n\
 Examples:\n  \
 farpool plan cost lim-2010\n  \
 farpool plan cost catalog.toml --report cost.html")]
 pub struct CostArgs {
-    /// A catalog: a TOML file, or the name of one that comes along
+    /// A catalog: a TOML file, or the name of a built-in one
     #[arg(value_name = "FILE|NAME")]
     pub catalog: PathBuf,
-    /// Print the catalog itself, to begin your own with
+    /// Print the catalog itself, as a start for your own
     #[arg(long, conflicts_with_all = ["json", "report"])]
     pub toml: bool,
     #[command(flatten)]
@@ -214,20 +217,20 @@ pub struct CostArgs {
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A catalog that comes along: gutierrez-2015, with the designs mercury-a7, mercury-a15-1ghz,\n\
-mercury-a15-1.5ghz, iridium-a7, iridium-a15-1ghz, iridium-a15-1.5ghz and keyvault; each of\n\
-these names alone means that design.\n\n\
+Built-in catalog: gutierrez-2015, with the designs mercury-a7, mercury-a15-1ghz,\n\
+mercury-a15-1.5ghz, iridium-a7, iridium-a15-1ghz, iridium-a15-1.5ghz and keyvault. Each of\n\
+these names by itself means that design.\n\n\
 Examples:\n  \
 farpool plan dense mercury-a7\n  \
 farpool plan dense kv-server.toml --report dense.html")]
 pub struct DenseArgs {
-    /// A catalog: a TOML file, or the name of one or of a design that comes along
+    /// A catalog: a TOML file, or the name of a built-in catalog or design
     #[arg(value_name = "FILE|NAME")]
     pub catalog: PathBuf,
-    /// Only this design of the catalog
+    /// Answer for this design of the catalog only
     #[arg(long, value_name = "NAME")]
     pub design: Option<String>,
-    /// Print the catalog itself, to begin your own with
+    /// Print the catalog itself, as a start for your own
     #[arg(long, conflicts_with_all = ["json", "report"])]
     pub toml: bool,
     #[command(flatten)]

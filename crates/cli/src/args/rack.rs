@@ -1,4 +1,5 @@
-//! The rack's part of the command line: the controller, the node daemon, and what people ask them.
+//! The rack's part of the command line: the controller, the node daemon, and the commands that ask
+//! the controller.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -27,29 +28,29 @@ pub struct ControlArgs {
 #[derive(Clone, Debug, Default, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct ControlSettings {
-    /// The rack as a file [default: a rack made of the nodes that register]
+    /// Topology file of the rack [default: a rack made of the nodes that register]
     #[arg(long, value_name = "FILE", env = "FARPOOL_CONTROL_TOPOLOGY", hide_env_values = true)]
     pub topology: Option<PathBuf>,
-    /// Where to listen, may be repeated [default: 127.0.0.1:7080]
+    /// Address to listen on; may be repeated [default: 127.0.0.1:7080]
     #[arg(long, value_name = "IP:PORT", env = "FARPOOL_CONTROL_LISTEN", hide_env_values = true)]
     #[arg(value_delimiter = ',')]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub listen: Vec<SocketAddr>,
-    /// What others call it, as a URL [default: its first address]
+    /// URL at which others reach this controller [default: its first address]
     #[arg(long, value_name = "URL", env = "FARPOOL_CONTROL_ADVERTISE", hide_env_values = true)]
     pub advertise: Option<String>,
-    /// Where intent is kept: redb:PATH, or etcd://HOST:PORT, several with commas [default: a redb
-    /// file in /var/lib/farpool, or below the user's state folder]
+    /// Where the controller keeps its state: redb:PATH, or etcd://HOST:PORT, several separated by
+    /// commas [default: a redb file in /var/lib/farpool, or below the user's state folder]
     #[arg(long, value_name = "STORE", env = "FARPOOL_CONTROL_STORE", hide_env_values = true)]
     pub store: Option<StoreAt>,
-    /// A file with the token that every request must present
+    /// File with the token that every request must present [default: no token]
     #[arg(long, value_name = "FILE", env = "FARPOOL_CONTROL_TOKEN_FILE", hide_env_values = true)]
     pub token_file: Option<PathBuf>,
-    /// Allow listening beyond loopback, unencrypted; needs a token as well
+    /// Allow listening beyond loopback; requests are sent unencrypted, and a token is required
     #[arg(long, value_name = "BOOL", env = "FARPOOL_CONTROL_ALLOW_REMOTE", hide_env_values = true)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub allow_remote: Option<bool>,
-    /// Drive this circuit switch of the topology by its control socket; may be repeated
+    /// Drive circuit switch NAME of the topology through its control socket; may be repeated
     #[arg(
         long,
         value_name = "NAME=SOCKET",
@@ -69,8 +70,8 @@ farpool node --control http://127.0.0.1:7080 --donate 8GiB\n  \
 farpool node --collaborate --min 40%:50% --max 80%:90% --join 10.0.0.7:7070 --listen \
 tcp://10.0.0.8:7070 --allow-remote-tcp\n  \
 farpool node list\n\n\
-What the server's own programs need is never lent, and taken back when they need it.\n\
-The first SIGTERM or SIGINT drains the node, the second ends it at once.")]
+Memory that the server's own programs use is not lent; it is reclaimed when they need it.\n\
+The first SIGTERM or SIGINT drains the node, the second stops it at once.")]
 pub struct NodeArgs {
     #[command(subcommand)]
     pub action: Option<NodeAction>,
@@ -87,35 +88,36 @@ pub struct NodeArgs {
 #[derive(Clone, Debug, Default, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct NodeSettings {
-    /// The controllers, with commas between: http://host:port
+    /// The controllers: http://host:port, several separated by commas
     #[arg(long, value_name = "URL", env = "FARPOOL_NODE_CONTROL", hide_env_values = true)]
     pub control: Option<String>,
-    /// Memory to lend at most, as far as this machine's programs leave it [default: none]
+    /// Maximum memory to lend; less is lent while this machine's own programs need it [default:
+    /// none]
     #[arg(long, value_name = "SIZE", env = "FARPOOL_NODE_DONATE", hide_env_values = true)]
     pub donate: Option<Size>,
-    /// This node's name in the rack [default: the machine's]
+    /// This node's name in the rack [default: the host's name]
     #[arg(long, value_name = "NAME", env = "FARPOOL_NODE_NAME", hide_env_values = true)]
     pub name: Option<String>,
-    /// Where its blade listens, may be repeated [default: tcp://127.0.0.1:7070]
+    /// Address its blade listens on; may be repeated [default: tcp://127.0.0.1:7070]
     #[arg(long, value_name = "ADDR", env = "FARPOOL_NODE_LISTEN", hide_env_values = true)]
     #[arg(value_delimiter = ',')]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub listen: Vec<BladeAddress>,
-    /// What others connect to, may be repeated [default: where it listens]
+    /// Address at which clients reach its blade; may be repeated [default: where it listens]
     #[arg(long, value_name = "ADDR", env = "FARPOOL_NODE_ADVERTISE", hide_env_values = true)]
     #[arg(value_delimiter = ',')]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub advertise: Vec<BladeAddress>,
-    /// The topology's compute brick it is [default: the one of its name]
+    /// Its compute brick in the topology [default: the one with the node's name]
     #[arg(long, value_name = "NAME", env = "FARPOOL_NODE_COMPUTE_BRICK", hide_env_values = true)]
     pub compute_brick: Option<String>,
-    /// The topology's memory brick it is [default: the one of its name]
+    /// Its memory brick in the topology [default: the one with the node's name]
     #[arg(long, value_name = "NAME", env = "FARPOOL_NODE_MEMORY_BRICK", hide_env_values = true)]
     pub memory_brick: Option<String>,
-    /// A file with the controller's token
+    /// File with the controller's token
     #[arg(long, value_name = "FILE", env = "FARPOOL_NODE_TOKEN_FILE", hide_env_values = true)]
     pub token_file: Option<PathBuf>,
-    /// Allow listening beyond loopback: pages then travel unencrypted
+    /// Allow listening beyond loopback; pages are sent unencrypted
     #[arg(
         long,
         value_name = "BOOL",
@@ -124,59 +126,60 @@ pub struct NodeSettings {
     )]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub allow_remote_tcp: Option<bool>,
-    /// How long segments may take to move away when it is to end; 0 for not at all [default: 30s]
+    /// How long to wait at the end for segments to move to other nodes; 0: do not wait [default:
+    /// 30s]
     #[arg(long, value_name = "TIME", env = "FARPOOL_NODE_DRAIN_TIMEOUT", hide_env_values = true)]
     pub drain_timeout: Option<Patience>,
-    /// What it serves a second, for each processor, while this machine's own programs use all of
-    /// them; or `unlimited` [default: 5MiB, which costs them less than 2 %]
+    /// Limit on the bytes served per second and processor while this machine's own programs use all
+    /// processors, or `unlimited` [default: 5MiB, which slows them by less than 2 %]
     #[arg(long, value_name = "RATE", env = "FARPOOL_NODE_BUSY_RATE", hide_env_values = true)]
     pub busy_rate: Option<BusyRate>,
 }
 
-/// What only a node with a controller is told. Each argument of the others names it: clap does not
-/// require what is in conflict with an argument that is given.
+/// Arguments of a node with a controller only. Every argument of [`CollaborateArgs`] names them:
+/// clap does not enforce `requires` on an argument that conflicts with one that is given.
 const WITH_CONTROLLER: [&str; 4] = ["control", "donate", "compute_brick", "memory_brick"];
 
-/// A node that has no controller; what else it is told means the same as with one. It speaks UDP at
-/// the address of `--listen tcp://`, and `--token-file` is what its REST interface asks for.
+/// A node without a controller; its other arguments mean the same as with one. It speaks UDP at the
+/// address of `--listen tcp://`, and its door requires the token of `--token-file`.
 #[derive(Debug, Args)]
 pub struct CollaborateArgs {
-    /// Lend to and borrow from other nodes without a controller
+    /// Lend to and borrow from other nodes, without a controller
     #[arg(long, conflicts_with_all = WITH_CONTROLLER)]
     pub collaborate: bool,
-    /// Lend below the first use of memory, stop above the second
+    /// Lend while this node's own programs use less than LOW% of its memory; stop above HIGH%
     #[arg(long, value_name = "LOW%:HIGH%", default_value = "40%:50%")]
     #[arg(requires = "collaborate", conflicts_with_all = WITH_CONTROLLER)]
     pub min: Band,
-    /// Borrow above the second use of memory, stop below the first
+    /// Borrow while this node's own programs need more than HIGH% of its memory; stop below LOW%
     #[arg(long, value_name = "LOW%:HIGH%", default_value = "80%:90%")]
     #[arg(requires = "collaborate", conflicts_with_all = WITH_CONTROLLER)]
     pub max: Band,
-    /// A node to greet; may be repeated
+    /// Address of another node, to join its cluster; may be repeated
     #[arg(long, value_name = "HOST:PORT", value_delimiter = ',')]
     #[arg(requires = "collaborate", conflicts_with_all = WITH_CONTROLLER)]
     pub join: Vec<String>,
-    /// Nodes of one cluster lend each other memory
+    /// Name of the cluster; only nodes of the same cluster lend each other memory
     #[arg(long, value_name = "NAME", default_value = "farpool")]
     #[arg(requires = "collaborate", conflicts_with_all = WITH_CONTROLLER)]
     pub cluster: String,
-    /// Where it stands: nodes are the nearer the more leading bits are equal
+    /// Position of this node: two nodes are nearer the more leading bits of their numbers are equal
     #[arg(long, value_name = "NUMBER", default_value_t = 0)]
     #[arg(requires = "collaborate", conflicts_with_all = WITH_CONTROLLER)]
     pub zone: u32,
-    /// Whom it chooses: fcfs, round-robin or nearest
+    /// How to choose among nodes: fcfs, round-robin or nearest
     #[arg(long, value_name = "NAME", default_value = "fcfs")]
     #[arg(requires = "collaborate", conflicts_with_all = WITH_CONTROLLER)]
     pub arbitration: Arbitration,
-    /// How long what it lends stands without a renewal
+    /// How long memory that it lends stays granted without a renewal
     #[arg(long, value_name = "TIME", default_value = "10s")]
     #[arg(requires = "collaborate", conflicts_with_all = WITH_CONTROLLER)]
     pub lease: Span,
-    /// How long others have to move out when it needs its memory
+    /// How long borrowers have to move out when it reclaims memory
     #[arg(long, value_name = "TIME", default_value = "10s")]
     #[arg(requires = "collaborate", conflicts_with_all = WITH_CONTROLLER)]
     pub reclaim_deadline: Span,
-    /// Where its programs ask (farpool run --pool http://IP:PORT)
+    /// Address at which this node's programs ask for memory (farpool run --pool http://IP:PORT)
     #[arg(
         long,
         alias = "door",
@@ -195,10 +198,10 @@ pub struct CollaborateArgs {
     pub state_file: Option<PathBuf>,
 }
 
-/// Which controller is asked, and how the answer is printed.
+/// Which controller to ask, and how to print the answer.
 #[derive(Debug, Args)]
 pub struct RemoteArgs {
-    /// The controllers, with commas between: http://host:port
+    /// The controllers: http://host:port, several separated by commas
     #[arg(
         long,
         value_name = "URL",
@@ -206,7 +209,7 @@ pub struct RemoteArgs {
         default_value = "http://127.0.0.1:7080"
     )]
     pub control: String,
-    /// A file with the controller's token
+    /// File with the controller's token
     #[arg(long, value_name = "FILE", env = "FARPOOL_TOKEN_FILE", hide_env_values = true)]
     pub token_file: Option<PathBuf>,
     /// Print JSON
@@ -220,19 +223,19 @@ pub enum NodeAction {
     List(RemoteArgs),
     /// Show one node
     Show {
-        /// Its name
+        /// Name of the node
         name: String,
         #[command(flatten)]
         remote: RemoteArgs,
     },
-    /// Have everything moved away from a node, and nothing placed on it
+    /// Move all segments away from a node, and place none on it
     Drain {
-        /// Its name
+        /// Name of the node
         name: String,
-        /// Return when it is empty
+        /// Return once the node is empty
         #[arg(long, conflicts_with = "undo")]
         wait: bool,
-        /// Let it be used again
+        /// End the drain: let the node be used again
         #[arg(long)]
         undo: bool,
         #[command(flatten)]
@@ -252,36 +255,37 @@ pub enum SegmentAction {
     List(RemoteArgs),
     /// Show one segment
     Show {
-        /// Its id
+        /// Id of the segment
         id: SegmentId,
         #[command(flatten)]
         remote: RemoteArgs,
     },
-    /// Have memory granted to a host, until the segment is deleted
+    /// Grant memory to a host until the segment is deleted
     Create(SegmentCreateArgs),
-    /// Give a segment up; what it holds is gone
+    /// Delete a segment and its contents
     Delete {
-        /// Its id
+        /// Id of the segment
         id: SegmentId,
         #[command(flatten)]
         remote: RemoteArgs,
     },
-    /// Have a segment moved to another node by its client
+    /// Ask a segment's client to move it to another node
     Move(SegmentMoveArgs),
 }
 
 #[derive(Debug, Args)]
 pub struct SegmentCreateArgs {
-    /// The node or compute brick that will use it
+    /// Node or compute brick that will use the segment
     #[arg(long, value_name = "NAME")]
     pub host: String,
-    /// Its size, in superpages of 16 MiB
+    /// Size of the segment, in superpages of 16 MiB
     #[arg(long)]
     pub size: Size,
-    /// Its id, a UUID; the same request with the same id is granted once [default: a random one]
+    /// Id of the segment, a UUID; repeating a request with the same id grants it only once
+    /// [default: a random one]
     #[arg(long, value_name = "UUID")]
     pub id: Option<SegmentId>,
-    /// first-fit, pack, spread, nearest or least-loaded
+    /// How the node is chosen: first-fit, pack, spread, nearest or least-loaded
     #[arg(long, value_parser = policy, default_value = "least-loaded")]
     pub policy: Policy,
     #[command(flatten)]
@@ -290,15 +294,15 @@ pub struct SegmentCreateArgs {
 
 #[derive(Debug, Args)]
 pub struct SegmentMoveArgs {
-    /// Its id
+    /// Id of the segment
     pub id: SegmentId,
-    /// first-fit, pack, spread, nearest or least-loaded
+    /// How the node is chosen: first-fit, pack, spread, nearest or least-loaded
     #[arg(long, value_parser = policy, default_value = "least-loaded")]
     pub policy: Policy,
-    /// A failure domain that will not do; may be repeated
+    /// Failure domain to avoid; may be repeated
     #[arg(long, value_name = "DOMAIN", value_delimiter = ',')]
     pub avoid: Vec<String>,
-    /// Return when it has moved
+    /// Return once the segment has moved
     #[arg(long)]
     pub wait: bool,
     #[command(flatten)]
@@ -327,37 +331,37 @@ pub struct RackArgs {
 pub enum RackAction {
     /// Draw the rack
     Show {
-        /// Draw this file; no controller is asked
+        /// Draw this topology file, without asking a controller
         #[arg(long, value_name = "FILE")]
         topology: Option<PathBuf>,
-        /// Print it as a topology file
+        /// Print the rack as a topology file
         #[arg(long, conflicts_with = "json")]
         toml: bool,
         #[command(flatten)]
         remote: RemoteArgs,
     },
-    /// Print the topology file of a rack made by rule
+    /// Print the topology file of a regular rack
     Generate(GenerateArgs),
 }
 
 #[derive(Debug, Args)]
 pub struct GenerateArgs {
-    /// How many racks
+    /// Number of racks
     #[arg(value_name = "RACKS", value_parser = clap::value_parser!(u32).range(1..))]
     pub racks: u32,
-    /// Trays of each rack
+    /// Number of trays per rack
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub trays: u32,
-    /// Compute bricks of each tray
+    /// Number of compute bricks per tray
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub compute: u32,
-    /// Memory bricks of each tray
+    /// Number of memory bricks per tray
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub memory: u32,
-    /// Ports of each brick
+    /// Number of ports per brick
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub ports: u32,
-    /// Which switches join the bricks
+    /// Switches that connect the bricks
     #[arg(long, value_enum, default_value_t = NetworkArg::Packet)]
     pub network: NetworkArg,
     /// Memory of each memory brick
@@ -365,26 +369,26 @@ pub struct GenerateArgs {
     pub capacity: Size,
 }
 
-/// Which switches join the bricks of a generated rack.
+/// Switches that connect the bricks of a generated rack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum NetworkArg {
     /// Packet switches only
     Packet,
     /// Circuit switches only
     Circuit,
-    /// Circuits within a rack, packets between racks
+    /// Circuit switches within a rack, packet switches between racks
     Mixed,
 }
 
 #[derive(Debug, Args)]
 pub struct EventsArgs {
-    /// Only what came after the event with this id
+    /// Print only events after the one with this id
     #[arg(long, value_name = "ID", default_value_t = 0)]
     pub after: u64,
-    /// Go on with what happens from now on, until interrupted
+    /// Also print new events as they happen, until interrupted
     #[arg(long)]
     pub follow: bool,
-    /// End after so many
+    /// Stop after N events
     #[arg(long, value_name = "N")]
     pub count: Option<u64>,
     #[command(flatten)]
@@ -399,11 +403,11 @@ pub struct TaskArgs {
 
 #[derive(Debug, Subcommand)]
 pub enum TaskAction {
-    /// Show all tasks that are remembered
+    /// Show all tasks that the controller still keeps
     List(RemoteArgs),
     /// Show one task
     Show {
-        /// Its id
+        /// Id of the task
         id: TaskId,
         #[command(flatten)]
         remote: RemoteArgs,

@@ -17,27 +17,27 @@ pub struct SimArgs {
 
 #[derive(Debug, Subcommand)]
 pub enum SimAction {
-    /// Run a trace through designs, local sizes and policies, or an experiment from a file
+    /// Simulate a trace with designs, local sizes and policies, or run an experiment file
     Run(SimRunArgs),
-    /// Show how often pages are missing at each size of local memory
+    /// Show the miss ratio of a trace at each size of local memory
     Mrc(SimMrcArgs),
-    /// Measure what far memory costs programs on this machine
+    /// Measure the costs of far memory on this machine
     Calibrate(CalibrateArgs),
-    /// Predict a program's time under farpool run, from its trace and measured costs
+    /// Predict a program's run time under farpool run, from its trace and measured costs
     Predict(PredictArgs),
-    /// Print the papers' tables and claims beside what comes out here
+    /// Compare the papers' tables and claims with this simulator's results
     Reproduce(ReproduceArgs),
-    /// List the designs that have a name, or print one as TOML to change it
+    /// List the named designs, or print one as TOML to change it
     Designs(DesignsArgs),
 }
 
-/// How an answer is given; the same for all simulations.
+/// How an answer is printed; the same for all simulations.
 #[derive(Debug, Clone, Args)]
 pub struct AnswerArgs {
     /// Print the answer as JSON
     #[arg(long)]
     pub json: bool,
-    /// Write the answer with its plots to this file, one self-contained HTML page
+    /// Write the answer and its plots to this file, as one self-contained HTML page
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
 }
@@ -45,13 +45,13 @@ pub struct AnswerArgs {
 /// How a trace is loaded.
 #[derive(Debug, Clone, Args)]
 pub struct LoadArgs {
-    /// Bytes of a page [default: 4KiB]
+    /// Page size [default: 4KiB]
     #[arg(long, value_name = "SIZE")]
     pub page: Option<Size>,
-    /// The most memory the simulation may take [default: what the machine has available]
+    /// Maximum memory of the simulation [default: what the machine has available]
     #[arg(long, value_name = "SIZE")]
     pub memory: Option<Size>,
-    /// Threads to simulate with [default: one for each processor]
+    /// Number of threads to simulate with [default: one per processor]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub threads: Option<u16>,
 }
@@ -63,32 +63,32 @@ farpool sim run sort.parquet\n  \
 farpool sim run sort.parquet --design ps,fgra,disk --local 75%,50%,25% --policy clock,lru --report \
 sort.html\n  \
 farpool sim run experiment.toml\n\n\
-A local size is a share of the pages that the trace touches, or a size in bytes.")]
+A local size is a share of the pages that the trace uses, or a size in bytes.")]
 pub struct SimRunArgs {
-    /// A trace, or an experiment (a name that ends in .toml)
+    /// A trace, or an experiment if its name ends in .toml
     pub input: PathBuf,
-    /// The designs; `farpool sim designs` lists them
+    /// Designs to simulate; `farpool sim designs` lists them
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     #[arg(default_value = "ps,ps+cbf,fgra,fgra+migration,fgra-pcie,disk")]
     pub design: Vec<Preset>,
-    /// Local memory: shares of the footprint, or sizes
+    /// Sizes of local memory: shares of the footprint (75%), or sizes in bytes (64MiB)
     #[arg(long, value_name = "SIZES", value_delimiter = ',', default_value = "75%,50%,25%")]
     pub local: Vec<LocalSize>,
-    /// Which pages leave local memory
+    /// Policies that choose which pages leave local memory
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = "clock")]
     pub policy: Vec<CacheKind>,
-    /// Programs like this one, each with its link, that share the far memory's device
+    /// Number of such programs that share the far memory's device, each with its own link
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub clients: u32,
-    /// References that wait at the same time; 1: each one blocks the program
+    /// Number of references that may wait at the same time; 1: each one blocks the program
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=64))]
     pub overlap: u32,
-    /// How long a tick of the trace's clock lasts, in ps [default: what the trace says]
+    /// Length of a tick of the trace's clock, in picoseconds [default: what the trace says]
     #[arg(long, value_name = "PS", value_parser = clap::value_parser!(u64).range(1..))]
     pub tick_ps: Option<u64>,
-    /// For policies that draw lots
+    /// Random seed of policies that choose at random
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     #[command(flatten)]
@@ -103,12 +103,12 @@ Examples:\n  \
 farpool sim mrc sort.parquet --report sort.html\n  \
 farpool sim mrc sort.parquet --policy lru,clock,s3-fifo,belady --local 10%,25%,64MiB\n  \
 farpool sim mrc big.parquet --sample 0.001\n\n\
-Without --exact or --sample, curves are exact while that takes seconds; each curve says how it was \
-made.")]
+Without --exact or --sample, curves are exact if that takes only seconds; each curve says how it \
+was made.")]
 pub struct SimMrcArgs {
     /// A trace
     pub trace: PathBuf,
-    /// The policies; belady is what no policy can pass
+    /// Policies to compare; belady is the optimum, which no policy can beat
     #[arg(
         long,
         value_name = "NAMES",
@@ -116,14 +116,14 @@ pub struct SimMrcArgs {
         default_value = "lru,fifo,clock,sieve"
     )]
     pub policy: Vec<MissPolicy>,
-    /// The sizes of local memory: shares of the footprint, or sizes
+    /// Sizes of local memory: shares of the footprint (75%), or sizes in bytes (64MiB)
     #[arg(long, value_name = "SIZES", value_delimiter = ',')]
     #[arg(default_value = "1%,2%,5%,10%,15%,20%,25%,30%,40%,50%,60%,70%,75%,80%,90%,100%")]
     pub local: Vec<LocalSize>,
-    /// Count every reference, however long it takes
+    /// Simulate every reference, however long it takes
     #[arg(long, conflicts_with = "sample")]
     pub exact: bool,
-    /// Look at this share of the pages only (SHARDS, miniature simulation)
+    /// Simulate only this share of the pages, above 0 and at most 1 (SHARDS, miniature simulation)
     #[arg(long, value_name = "SHARE")]
     pub sample: Option<f64>,
     #[command(flatten)]
@@ -138,18 +138,18 @@ Examples:\n  \
 farpool sim calibrate --out here.toml\n  \
 farpool sim calibrate --blade tcp://10.0.0.7:7070 --out blade7.toml\n\n\
 Programs that use memory in known ways are run all-local and far; the costs that explain the\n\
-difference are written, with what they were found from. Nothing else should run meanwhile.")]
+difference are written, with the measurements. Nothing else should run meanwhile.")]
 pub struct CalibrateArgs {
     /// The file of costs to write
     #[arg(short, long, value_name = "FILE")]
     pub out: PathBuf,
-    /// A blade to measure with; may be repeated [default: memory of this machine]
+    /// Measure with this blade; may be repeated [default: memory of this machine]
     #[arg(long, value_name = "ADDR")]
     pub blade: Vec<String>,
-    /// Memory of each probe
+    /// Memory that each probe uses
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     pub bytes: Size,
-    /// Times each probe is run in each place; the fastest counts
+    /// Number of runs of each probe in each place; the fastest counts
     #[arg(long, value_name = "N", default_value_t = 3)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
@@ -163,31 +163,32 @@ Examples:\n  \
 farpool sim calibrate --out here.toml\n  \
 farpool trace --pages --time --out sort.parquet -- sort big.txt\n  \
 farpool sim predict sort.parquet --costs here.toml --local 75%,50%,25%\n\n\
-The trace should be one of pages: caches hide which pages are in use. A local size is a share\n\
+Capture the trace with --pages: caches hide which pages are in use. A local size is a share\n\
 of all the program's memory, or a size in bytes.")]
 pub struct PredictArgs {
     /// A trace
     pub trace: PathBuf,
-    /// What far memory costs, from farpool sim calibrate
+    /// File of costs, from farpool sim calibrate
     #[arg(long, value_name = "FILE")]
     pub costs: PathBuf,
-    /// --local of the runs: shares of the program's memory, or sizes
+    /// Sizes of local memory, as --local of farpool run: shares of the program's memory, or sizes
+    /// in bytes
     #[arg(long, value_name = "SIZES", value_delimiter = ',', default_value = "75%,50%,25%")]
     pub local: Vec<LocalSize>,
-    /// The program's own time, all its memory local [default: what the trace says]
+    /// The program's run time with all its memory local [default: what the trace says]
     #[arg(long, value_name = "TIME")]
     pub native: Option<Span>,
-    /// Memory of the program that counts against the limit and cannot be far: code, files [default:
-    /// what the trace says]
+    /// Memory that counts against the limit and cannot be far: code, files [default: what the trace
+    /// says]
     #[arg(long, value_name = "SIZE")]
     pub fixed: Option<Size>,
-    /// --victims of the runs
+    /// Policy that chooses which pages to evict, as --policy of farpool run
     #[arg(long, value_name = "NAME", default_value_t)]
     pub victims: VictimKind,
-    /// --prefetch of the runs
+    /// Prefetch policy, as --prefetch of farpool run
     #[arg(long, value_name = "NAME", default_value_t)]
     pub prefetch: PrefetchKind,
-    /// For the victim policy that draws lots
+    /// Random seed of the victim policy `random`
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     #[command(flatten)]
@@ -212,18 +213,19 @@ pub enum Paper {
 Examples:\n  \
 farpool sim reproduce gutierrez\n  \
 farpool sim reproduce lim sort.parquet sqlite.parquet --report lim.html\n\n\
-Each cell is exact, in shape, or departs, and says why.")]
+Each result is marked as exact, right in shape, or departing from the paper, with the reason.")]
 pub struct ReproduceArgs {
-    /// Whose figures
+    /// Paper to compare with
     #[arg(value_enum)]
     pub paper: Paper,
-    /// lim: the traces that its claims about programs are tried on
+    /// lim: traces to test its claims about programs on
     pub traces: Vec<PathBuf>,
-    /// lim: utilisation of machines (docs/operators/planning.md) that sections 4.4 and 4.5 are
-    /// tried on; may be repeated
+    /// lim: utilisation of machines (docs/operators/planning.md) to test sections 4.4 and 4.5 on;
+    /// may be repeated
     #[arg(long, value_name = "FILE")]
     pub utilisation: Vec<PathBuf>,
-    /// What those machines were promised, as for farpool plan pack; they are packed by that
+    /// The resources that those machines were promised, by which they are packed; as for farpool
+    /// plan pack
     #[arg(long, value_name = "FILE", requires = "utilisation")]
     pub promised: Option<PathBuf>,
     #[command(flatten)]

@@ -17,8 +17,8 @@ farpool trace --via fault --local 25% --out redis.parquet -- redis-server\n  \
 farpool trace --pages --time --out sort.parquet -- sort big.txt     # for farpool sim predict\n  \
 farpool trace import --format oracleGeneral cache.oracleGeneral.zst --out cache.parquet\n  \
 farpool trace info sort.parquet\n\n\
-The program runs under qemu-user, 14 to 20 times slower; it is not changed. All its threads are\n\
-recorded. Children that it forks and programs that it starts run on unrecorded; the trace says\n\
+The unmodified program runs under qemu-user, 14 to 20 times slower. All its threads are\n\
+recorded. Children that it forks and programs that it starts are not; the trace says\n\
 how many.")]
 pub struct TraceArgs {
     #[command(subcommand)]
@@ -27,7 +27,7 @@ pub struct TraceArgs {
     pub capture: CaptureArgs,
 }
 
-/// [`farpool_trace::capture::PAGE_WINDOW_ACCESSES`], as a person would write it.
+/// [`farpool_trace::capture::PAGE_WINDOW_ACCESSES`] as text.
 const DEFAULT_PAGE_WINDOW: &str = "4096";
 const _: () = assert!(farpool_trace::capture::PAGE_WINDOW_ACCESSES == 4096);
 /// Longer than any program runs under QEMU.
@@ -38,39 +38,40 @@ pub struct CaptureArgs {
     /// The trace to write
     #[arg(short, long, value_name = "FILE", required = true)]
     pub out: Option<PathBuf>,
-    /// How to see what the program refers to
+    /// How to observe the program's references
     #[arg(long, value_enum, default_value_t = Via::Qemu)]
     pub via: Via,
-    /// With --via fault: local memory, as for farpool run; the less, the more is seen
+    /// With --via fault: local memory, as for farpool run; the smaller, the more references are
+    /// seen
     #[arg(long, value_name = "SIZE|PERCENT")]
     pub local: Option<LocalLimit>,
     /// Each thread's first-level cache as SIZE:WAYS, or none
     #[arg(long, value_name = "SIZE:WAYS", default_value = "64KiB:8")]
     pub l1: CacheLevel,
-    /// The last-level cache, which all threads share, as SIZE:WAYS, or none
+    /// The last-level cache, shared by all threads, as SIZE:WAYS, or none
     #[arg(long, value_name = "SIZE:WAYS", default_value = "2MiB:16")]
     pub llc: CacheLevel,
     /// Record every access: the same as --l1 none --llc none
     #[arg(long, conflicts_with_all = ["l1", "llc"])]
     pub unfiltered: bool,
-    /// Record pages of 4 KiB as a pager sees them: a thread's page once in WINDOW of its accesses,
+    /// Record pages of 4 KiB as a pager sees them: each page once in WINDOW accesses of a thread,
     /// and its first write
     #[arg(long, value_name = "WINDOW", conflicts_with_all = ["l1", "llc", "unfiltered"])]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = DEFAULT_PAGE_WINDOW)]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=MAX_PAGE_WINDOW))]
     pub pages: Option<u64>,
-    /// Before that, run the program N times by itself, its output discarded, and note the shortest
-    /// time [default N: 3]
+    /// First run the program N times by itself, its output discarded, and store the shortest time
+    /// in the trace [default N: 3]
     #[arg(long, value_name = "N", num_args = 0..=1, require_equals = true)]
     #[arg(default_missing_value = "3", value_parser = clap::value_parser!(u32).range(1..))]
     pub time: Option<u32>,
-    /// Stop recording after this many records; the program goes on
+    /// Stop recording after N records; the program continues
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub max_records: Option<u64>,
     /// qemu-user to run the program with [default: qemu-x86_64 from PATH]
     #[arg(long, value_name = "FILE")]
     pub qemu: Option<PathBuf>,
-    /// Say what was captured as JSON
+    /// Print what was captured as JSON
     #[arg(long)]
     pub json: bool,
     /// The program and its arguments
@@ -78,10 +79,10 @@ pub struct CaptureArgs {
     pub program: Vec<OsString>,
 }
 
-/// Where references are seen.
+/// Where references are observed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Via {
-    /// Under qemu-user: loads and stores, through caches
+    /// Under qemu-user: loads and stores, filtered by caches
     Qemu,
     /// Under farpool run: the page faults that its pager serves, at nearly full speed
     Fault,
@@ -89,11 +90,11 @@ pub enum Via {
 
 #[derive(Debug, Subcommand)]
 pub enum TraceAction {
-    /// Make a trace of another tool's
+    /// Convert another tool's trace
     Import(ImportArgs),
     /// Write a trace for libCacheSim (oracleGeneral, with exact next requests)
     Export(ExportArgs),
-    /// Say what a trace holds and how it was made
+    /// Describe a trace and how it was made
     Info(TraceInfoArgs),
 }
 
@@ -131,15 +132,15 @@ impl From<TimeUnit> for Clock {
 
 #[derive(Debug, Args)]
 pub struct ImportArgs {
-    /// What FROM is
+    /// Format of FROM
     #[arg(long, value_enum)]
     pub format: TraceFormat,
-    /// The file to read; decompressed when its name ends in .zst
+    /// The file to read; decompressed if its name ends in .zst
     pub from: PathBuf,
     /// The trace to write
     #[arg(short, long, value_name = "FILE")]
     pub out: PathBuf,
-    /// Bytes of a block: addresses are divided by it [default: lackey 64, vscsi 512, others 4KiB]
+    /// Block size, by which addresses are divided [default: lackey 64, vscsi 512, others 4KiB]
     #[arg(long, value_name = "SIZE")]
     pub block: Option<Size>,
     /// csv: the column of block numbers [default: block]
@@ -148,13 +149,13 @@ pub struct ImportArgs {
     /// csv: the column of addresses in bytes [default: address]
     #[arg(long, value_name = "NAME")]
     pub address_column: Option<String>,
-    /// csv: the column of times, which must not go back [default: time]
+    /// csv: the column of times, which must not decrease [default: time]
     #[arg(long, value_name = "NAME")]
     pub time_column: Option<String>,
-    /// csv: what a number in it is
+    /// csv: unit of the time column
     #[arg(long, value_enum, default_value = "ns")]
     pub time_unit: TimeUnit,
-    /// csv: the column that tells reads from writes [default: write]
+    /// csv: the column that marks writes [default: write]
     #[arg(long, value_name = "NAME")]
     pub write_column: Option<String>,
     /// csv: the column of threads [default: thread]
@@ -166,10 +167,10 @@ pub struct ImportArgs {
 pub struct ExportArgs {
     /// The trace to read
     pub from: PathBuf,
-    /// The file to write; compressed when its name ends in .zst
+    /// The file to write; compressed if its name ends in .zst
     #[arg(short, long, value_name = "FILE")]
     pub out: PathBuf,
-    /// Bytes of a page: one object
+    /// Page size; each page is one object
     #[arg(long, value_name = "SIZE", default_value = "4KiB")]
     pub page: Size,
 }
@@ -178,7 +179,7 @@ pub struct ExportArgs {
 pub struct TraceInfoArgs {
     /// The trace
     pub trace: PathBuf,
-    /// As JSON
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
 }

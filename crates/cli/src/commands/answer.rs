@@ -1,4 +1,4 @@
-//! Answers of `sim` and `plan`: where they come from, and the ways in which they are given.
+//! Answers of `sim` and `plan`: their provenance and their output formats.
 
 use std::ffi::OsString;
 
@@ -8,13 +8,14 @@ use farpool_report::{Page, Provenance};
 use crate::args::AnswerArgs;
 use crate::terminal;
 
-/// The provenance of what is being answered: this program, and the words it was asked with.
+/// Returns the provenance of the answer: this program and its arguments.
 pub fn provenance() -> Provenance {
     let words = std::env::args_os().skip(1);
     Provenance::new(env!("CARGO_PKG_VERSION"), asked(words))
 }
 
-/// The words without those that only say how the answer is given: they must not change it.
+/// Returns the arguments without those that only choose the output format, which must not change
+/// the answer.
 fn asked(words: impl Iterator<Item = OsString>) -> Vec<String> {
     let mut kept = Vec::new();
     let mut skip = false;
@@ -32,8 +33,8 @@ fn asked(words: impl Iterator<Item = OsString>) -> Vec<String> {
     kept
 }
 
-/// Gives the answer in the ways that were asked for. The report is written first: what is printed
-/// may be cut short.
+/// Prints and writes the answer in the requested formats. The report is written first, because the
+/// reader of the output may close early.
 pub fn give(page: &Page, args: &AnswerArgs) -> anyhow::Result<u8> {
     if let Some(path) = &args.report {
         page.write(path).context("the report")?;

@@ -1,4 +1,4 @@
-//! `farpool attach` and `farpool detach`: wires to the keeper.
+//! `farpool attach` and `farpool detach`: pass the command line on to the keeper.
 
 use std::io::Write;
 
@@ -10,7 +10,7 @@ use crate::args::{AttachArgs, DetachArgs, RunSettings};
 use crate::config::UsageError;
 use crate::values::Size;
 
-/// Attaches and stays until the process ends or is left.
+/// Attaches and stays until the process ends or is detached.
 pub fn main(args: AttachArgs) -> anyhow::Result<u8> {
     refuse_remote(&args.blade, Some(args.allow_remote_tcp))?;
     let (pid, local, quiet) = (args.pid, args.local, args.quiet);
@@ -25,12 +25,12 @@ pub fn main(args: AttachArgs) -> anyhow::Result<u8> {
                  for {milliseconds:.1} ms"
             ),
             Reach::Tree => format!(
-                "process {pid} and all below it have {local} of local memory now; {} of them were \
-                 entered so far, their {threads} threads stopped for {milliseconds:.1} ms at most",
+                "process {pid} and its descendants have {local} of local memory now; {} of them were \
+                 attached so far, their {threads} threads stopped at most {milliseconds:.1} ms",
                 entered.processes
             ),
         };
-        // Nobody may read it any more; that is no reason to end, and the process with it.
+        // A closed output must not end this process, and the program with it.
         let _ = writeln!(std::io::stdout(), "{text}");
     });
     let end = end.map_err(|error| match error {
@@ -48,7 +48,7 @@ pub fn main(args: AttachArgs) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Has the keeper of an attached process leave it.
+/// Has the keeper detach from a process.
 pub fn detach(args: &DetachArgs) -> anyhow::Result<u8> {
     let attached = || runs().into_iter().find(|board| is_attached_to(board, args.pid));
     let board = board_of(args.pid).or_else(|error| attached().ok_or(error))?;

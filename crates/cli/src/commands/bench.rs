@@ -1,8 +1,9 @@
-//! `farpool bench` and the hidden `farpool workload`: wire to the measurements' room.
+//! `farpool bench` and the hidden `farpool workload`: pass the command line on to the crate of
+//! measurements.
 
 use farpool_bench::{BenchArgs, WorkloadArgs, bench_main, workload_main};
 
-/// Measures and prints; a bar that is missed is no failure.
+/// Measures and prints. A missed bar is not a failure.
 pub fn bench(args: &BenchArgs) -> anyhow::Result<u8> {
     bench_main(args)?;
     Ok(0)

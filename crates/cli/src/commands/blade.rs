@@ -1,4 +1,4 @@
-//! `farpool blade`: wires to the blade's server; starts, says it is ready, waits for a signal.
+//! `farpool blade`: starts the blade's server, prints the ready line, waits for a signal.
 
 use std::path::Path;
 
@@ -26,7 +26,7 @@ pub fn main(args: &BladeArgs) -> anyhow::Result<u8> {
     }
     refuse_remote(&settings.listen, settings.allow_remote_tcp)?;
     logging::start()?;
-    // Taken before anything is set up, so that no signal can leave a socket file behind.
+    // Caught before anything is set up, so that no signal can leave a socket file behind.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("signals cannot be watched")?;
     addresses.iter().filter_map(Address::socket_path).try_for_each(make_folder)?;
     let memory_bytes = config.memory_bytes;
@@ -39,9 +39,9 @@ pub fn main(args: &BladeArgs) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// The blade's settings; what was left open stays at the blade's defaults.
+/// Returns the blade's settings; unset ones keep the blade's defaults.
 fn config(settings: &BladeSettings) -> Result<BladeConfig, UsageError> {
-    let missing = || UsageError("the offer is missing; give --memory SIZE".into());
+    let missing = || UsageError("the memory to lend is missing; give --memory SIZE".into());
     let Size(memory_bytes) = settings.memory.ok_or_else(missing)?;
     let mut config = BladeConfig { memory_bytes, ..BladeConfig::default() };
     config.allow_remote_tcp = settings.allow_remote_tcp == Some(true);
@@ -60,7 +60,7 @@ fn config(settings: &BladeSettings) -> Result<BladeConfig, UsageError> {
     Ok(config)
 }
 
-/// /run is empty after each start of a machine: the socket's own folder is made when missing.
+/// Creates the socket's folder if missing, as /run is empty after each boot.
 fn make_folder(socket: &Path) -> anyhow::Result<()> {
     let Some(folder) = socket.parent() else {
         return Ok(());

@@ -1,4 +1,4 @@
-//! `farpool blades`: shows and changes the blades of a run that is under way.
+//! `farpool blades`: shows and changes the blades of a run.
 
 use std::io::Write;
 use std::time::Duration;
@@ -10,10 +10,10 @@ use serde_json::json;
 use super::{board_of, refuse_remote};
 use crate::args::BladesArgs;
 
-/// How often `--wait` looks.
+/// How often `--wait` checks.
 const LOOK_STEP: Duration = Duration::from_millis(50);
 
-/// Changes what is asked for, waits if asked to, and shows the blades.
+/// Makes the requested changes, waits if asked to, and shows the blades.
 pub fn main(args: &BladesArgs) -> anyhow::Result<u8> {
     refuse_remote(&args.add, Some(args.allow_remote_tcp))?;
     let path = board_of(args.pid)?;
@@ -33,7 +33,7 @@ pub fn main(args: &BladesArgs) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Waits until the keeper has let go of all these blades.
+/// Waits until the keeper has dropped all these blades.
 fn wait_for(pid: u32, blades: &RunBlades<'_>, left: &[BladeUse]) -> anyhow::Result<()> {
     let is_left = |all: &[BladeUse], blade: &BladeUse| {
         !all.iter().any(|it| (it.entry, it.generation) == (blade.entry, blade.generation))

@@ -1,4 +1,4 @@
-//! `farpool node --collaborate`: the daemon of a node that has no controller.
+//! `farpool node --collaborate`: the daemon of a node without a controller.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -21,8 +21,8 @@ use crate::commands::service::{read_token, say_ready, tell_systemd};
 use crate::config::UsageError;
 use crate::logging;
 
-/// Lends and borrows until SIGINT or SIGTERM; a second one ends it without waiting for anybody. The
-/// exit code is 1 if somebody still used memory of this node then.
+/// Lends and borrows until SIGINT or SIGTERM; a second signal ends it without waiting. Returns 1 if
+/// memory of this node was still in use at the end.
 pub fn daemon(args: &NodeArgs) -> anyhow::Result<u8> {
     let (options, busy_rate) = (options(args)?, busy_rate(&args.settings));
     logging::start()?;
@@ -42,7 +42,7 @@ pub fn daemon(args: &NodeArgs) -> anyhow::Result<u8> {
     Ok(u8::from(!node.run(&ending).is_clean()))
 }
 
-/// One look at this machine's memory, or at that of the control group that runs out first.
+/// Reads the memory use of this machine, or of the control group that runs out first.
 fn observe() -> std::io::Result<Observation> {
     let seen = MemoryFiles::default().look()?;
     let level = seen.tightest().ok_or_else(|| std::io::Error::other("no memory is seen"))?;
@@ -89,8 +89,8 @@ fn tcp(addresses: &[Address]) -> Option<SocketAddr> {
     })
 }
 
-/// The blade's socket for this node's programs: root's is a service's, others have theirs in a
-/// folder of their own.
+/// The blade's socket for this node's programs: in root's case the service's, else one in the
+/// user's own folder.
 fn default_socket(name: &str) -> anyhow::Result<PathBuf> {
     if !geteuid().is_root() && std::env::var_os("XDG_RUNTIME_DIR").is_none() {
         return Err(UsageError("no XDG_RUNTIME_DIR; give --listen unix:///PATH, too".into()).into());

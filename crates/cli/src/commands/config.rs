@@ -1,4 +1,4 @@
-//! `farpool config`: are the configuration files right, and what do all sources give together?
+//! `farpool config`: checks the configuration files and prints the combined settings.
 
 use std::path::{Path, PathBuf};
 
@@ -6,7 +6,7 @@ use crate::args::{ConfigAction, ConfigArgs};
 use crate::config::{self, Config};
 use crate::terminal;
 
-/// Checks or prints; a wrong file is a usage error that names the key and the file.
+/// Checks or prints the settings. A wrong file is a usage error that names the key and the file.
 pub fn main(args: &ConfigArgs, chosen: Option<&Path>) -> anyhow::Result<u8> {
     let files = config::files(chosen);
     let from_files = Config::from_files(&files)?;

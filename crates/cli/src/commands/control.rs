@@ -1,4 +1,4 @@
-//! `farpool control`: wires to the controller; starts, says it is ready, waits for a signal.
+//! `farpool control`: starts the controller, prints the ready line, waits for a signal.
 
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;
@@ -19,7 +19,7 @@ use crate::config::UsageError;
 use crate::logging;
 use crate::values::{StoreAt, SwitchAt};
 
-/// Where it listens if nothing is said: this machine only.
+/// Default address to listen on: this machine only.
 const LISTEN_DEFAULT: SocketAddr =
     SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 7080);
 /// The store of a service.
@@ -29,7 +29,7 @@ const STORE_OF_USER: &str = "farpool/control.redb";
 /// The store holds the keys of grants.
 const FOLDER_MODE: u32 = 0o700;
 
-/// Serves until SIGINT or SIGTERM. What it acknowledged is stored; blades and clients go on.
+/// Serves until SIGINT or SIGTERM. Everything acknowledged is stored; blades and clients continue.
 pub fn main(args: ControlArgs) -> anyhow::Result<u8> {
     let options = options(args.settings)?;
     logging::start()?;
@@ -40,7 +40,7 @@ pub fn main(args: ControlArgs) -> anyhow::Result<u8> {
         if let Some(signal) = signals.forever().next() {
             tracing::info!(signal, "stopping");
             tell_systemd("STOPPING=1");
-            // Already ended by itself if this fails.
+            // Fails only if the thread has already ended.
             let _ = end.send(signal);
         }
     });
@@ -68,13 +68,13 @@ fn say(addresses: &[SocketAddr], json: bool) -> anyhow::Result<()> {
     })
 }
 
-/// What the user can mend with a flag is a usage error that names it.
+/// Turns an error that a flag can fix into a usage error that names the flag.
 fn explained(error: ControlError) -> anyhow::Error {
     let how = match &error {
         ControlError::Remote(_) => "; give --allow-remote",
         ControlError::NoToken(_) => " with --token-file",
         ControlError::NoDriver(_) => "; name its control socket with --switch NAME=SOCKET",
-        ControlError::NoSwitch(_) => "; look at --switch",
+        ControlError::NoSwitch(_) => "; check --switch",
         _ => return error.into(),
     };
     UsageError(format!("{error}{how}")).into()
@@ -100,7 +100,7 @@ fn options(settings: ControlSettings) -> anyhow::Result<ControlOptions> {
     })
 }
 
-/// A switch that does not answer yet must not keep the controller from serving the rest of the
+/// A switch that does not answer yet must not stop the controller from serving the rest of the
 /// rack.
 fn driver(at: &SwitchAt) -> NamedSwitch {
     (at.name.clone(), Box::new(EmulatedSwitchDriver::at(&at.socket, &at.name)))
@@ -113,7 +113,7 @@ fn usual_store() -> Result<PathBuf, UsageError> {
     let variable =
         |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let home = variable("XDG_STATE_HOME").or_else(|| Some(variable("HOME")?.join(".local/state")));
-    let nowhere = || UsageError("there is no home for the store; give --store redb:PATH".into());
+    let nowhere = || UsageError("no home directory for the store; give --store redb:PATH".into());
     Ok(home.ok_or_else(nowhere)?.join(STORE_OF_USER))
 }
 

@@ -1,4 +1,4 @@
-//! `farpool core`: writes a core file of a process, with the memory that is far.
+//! `farpool core`: writes a core file of a process, including its far memory.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -12,7 +12,7 @@ use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 use crate::args::CoreArgs;
 use crate::terminal;
 
-/// Writes the core; told to end, it removes what it has written and lets the process go on.
+/// Writes the core. When interrupted, removes the file and lets the process continue.
 pub fn main(args: &CoreArgs) -> anyhow::Result<u8> {
     let must_end = Arc::new(AtomicBool::new(false));
     for signal in [SIGTERM, SIGINT, SIGHUP] {
@@ -38,14 +38,14 @@ fn report(args: &CoreArgs, core: &Core) -> anyhow::Result<()> {
     if core.unreadable_pages > 0 {
         eprintln!(
             "farpool: {} pages of process {} could not be read and are zeros in the core; they \
-             were lost with a blade, or lie behind the end of a file",
+             were lost with a blade, or are past the end of a file",
             core.unreadable_pages, args.pid
         );
     }
     if !core.is_of_one_moment && !args.running {
         eprintln!(
-            "farpool: process {} was let go before all was read, for a page did not come while it \
-             stood still: the core is not that of one moment",
+            "farpool: process {} was resumed before all memory was read, because a page did not \
+             arrive while it was stopped: the core is not a consistent snapshot",
             args.pid
         );
     }
@@ -64,7 +64,7 @@ fn report(args: &CoreArgs, core: &Core) -> anyhow::Result<()> {
         terminal::print(&format!("{told}\n"))?;
     } else if !args.quiet {
         terminal::print(&format!(
-            "{}: {} MiB in {} mappings, {} threads; process {} stood still for {:.1} ms\n",
+            "{}: {} MiB in {} mappings, {} threads; process {} was stopped for {:.1} ms\n",
             args.file.display(),
             core.written_bytes >> 20,
             core.mappings,

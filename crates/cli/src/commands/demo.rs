@@ -1,12 +1,12 @@
-//! `farpool demo`: wires to the demo's room.
+//! `farpool demo`: passes the command line on to the demo's crate.
 
 use farpool_demo::rack::plan::Plan;
 use farpool_demo::rack::{self, Variant};
 
 use crate::args::{DemoArgs, DemoCommand, RackDemoArgs, RackVariant};
 
-/// Runs a demo; exit code 1 when a row failed or its results differ from the all-local ones, or a
-/// check failed.
+/// Runs a demo. Returns 1 if a row failed, its results differ from the all-local ones, or a check
+/// failed.
 pub fn main(args: &DemoArgs) -> anyhow::Result<u8> {
     match &args.command {
         Some(DemoCommand::Rack(args)) => return rack(args),

@@ -1,7 +1,7 @@
-//! `farpool doctor`: what this machine can do, each lack with its remedy in one sentence.
+//! `farpool doctor`: checks what this machine supports; each lack has a remedy in one sentence.
 //!
-//! Every answer comes from trying the thing, never from the kernel's version, which is printed
-//! for information only. Exit code 0 when `farpool run` can work here, 1 otherwise.
+//! Every check tries the feature itself and ignores the kernel's version, which is printed for
+//! information only. Exit code 0 if `farpool run` works here, 1 otherwise.
 
 use std::fmt::Display;
 use std::fs::{self, File};
@@ -18,19 +18,19 @@ use crate::args::DoctorArgs;
 use crate::probe;
 use crate::terminal::{self, Tone};
 
-/// Descriptors the keeper wants: one userfaultfd and a few sockets per process of the tree.
+/// Descriptors the keeper should have: one userfaultfd and a few sockets per process of the tree.
 const NOFILE_WANTED: u64 = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Status {
-    /// There and working.
+    /// Present and working.
     Ok,
-    /// Not there; `farpool run` needs it.
+    /// Not present; `farpool run` needs it.
     Missing,
-    /// Not there; `farpool run` works without it, slower or with less.
+    /// Not present; `farpool run` works without it, slower or with fewer features.
     Absent,
-    /// Nothing to judge, good to know.
+    /// For information only.
     Info,
 }
 
@@ -43,7 +43,7 @@ struct Check {
 }
 
 impl Check {
-    /// Something `run` needs.
+    /// A feature that `run` needs.
     fn needed<T>(
         name: &'static str,
         tried: &Result<T, impl Display>,
@@ -52,7 +52,7 @@ impl Check {
         Check::tried(name, tried, Status::Missing, remedy)
     }
 
-    /// Something `run` can do without.
+    /// A feature that `run` can do without.
     fn wanted<T>(
         name: &'static str,
         tried: &Result<T, impl Display>,
@@ -140,7 +140,7 @@ fn userfaultfd() -> Vec<Check> {
     let features = farpool_run::userfaultfd_features();
     let remedy = features.as_ref().map_or_else(UserfaultfdLack::remedy, |_| "");
     let mut checks = vec![
-        // Root, and whoever may use userfaultfd(2), does without it.
+        // Root and users who may call userfaultfd(2) do not need it.
         Check::wanted(
             "userfaultfd-device",
             &device,
@@ -155,7 +155,7 @@ fn userfaultfd() -> Vec<Check> {
     checks
 }
 
-/// A userfaultfd feature the pager uses, with what its lack means.
+/// A userfaultfd feature that the pager uses, and what its lack means.
 struct Feature {
     name: &'static str,
     bit: u64,
@@ -163,7 +163,7 @@ struct Feature {
     remedy: &'static str,
 }
 
-/// In the order of `UFFD_FEATURE_*`. Those the pager cannot do without are `Missing` when absent.
+/// In the order of `UFFD_FEATURE_*`. A feature that the pager needs is `Missing` when not present.
 const FEATURES: [Feature; 6] = [
     Feature {
         name: "uffd-thread-id",
@@ -175,7 +175,7 @@ const FEATURES: [Feature; 6] = [
         name: "uffd-exact-address",
         bit: features::EXACT_ADDRESS,
         lack: Status::Absent,
-        remedy: "faults are then known by page only, which is all the pager needs",
+        remedy: "faults are then reported by page only, which is all the pager needs",
     },
     Feature {
         name: "uffd-wp-unpopulated",
@@ -204,7 +204,7 @@ const FEATURES: [Feature; 6] = [
 ];
 
 impl Feature {
-    /// Without a userfaultfd nothing is known of what the kernel offers.
+    /// Checks the feature. Without a userfaultfd the kernel's features are not known.
     fn check(&self, offered: Option<u64>) -> Check {
         let Some(offered) = offered else {
             return Check::info(self.name, "not known: userfaultfd cannot be used, see above");
@@ -231,17 +231,17 @@ fn kernel_interfaces() -> Vec<Check> {
         Check::needed(
             "memfd",
             &memfd,
-            "allow memfd_create (seccomp filters of containers forbid it at times)",
+            "allow memfd_create (seccomp filters of containers sometimes forbid it)",
         ),
         Check::wanted(
             "io-uring",
             &probe::io_uring(),
-            "blades use epoll then; to allow io_uring: sudo sysctl kernel.io_uring_disabled=0",
+            "blades then use epoll; to allow io_uring: sudo sysctl kernel.io_uring_disabled=0",
         ),
     ]
 }
 
-/// Scans nothing, in the way the evictor will scan.
+/// Scans an empty range, with the call that the evictor uses.
 fn pagemap_scan() -> io::Result<()> {
     Pagemap::open()?.scan(0, 0, category::WRITTEN, &mut []).map(drop)
 }
@@ -264,7 +264,7 @@ fn limits() -> Vec<Check> {
     ]
 }
 
-/// What the pager needs besides the program's own, in each process.
+/// Checks the address space, of which the pager needs some in each process besides the program's.
 fn address_space(limit_bytes: Option<u64>) -> Check {
     let enough = limit_bytes.is_none_or(|limit| limit > PAGER_ADDRESS_BYTES);
     Check {
@@ -317,7 +317,7 @@ fn cores() -> String {
     std::thread::available_parallelism().map_or("unknown".into(), |cores| cores.to_string())
 }
 
-/// The pager, the blades and the protocol know pages of one size.
+/// Checks the page size: the pager, the blades and the protocol support only one.
 fn page_size() -> Check {
     let bytes = rustix::param::page_size();
     let fits = bytes == farpool_units::PAGE_BYTES;
@@ -337,7 +337,7 @@ fn read(path: &str) -> String {
     fs::read_to_string(path).map_or("unknown".into(), |text| text.trim().to_owned())
 }
 
-/// Which door `farpool run` takes, and why not the other.
+/// Reports which door `farpool run` takes, and why not the other.
 fn door(sidecars: &Result<(), DoorLack>) -> Check {
     match sidecars {
         Ok(()) => Check {
@@ -349,14 +349,14 @@ fn door(sidecars: &Result<(), DoorLack>) -> Check {
         Err(lack) => Check {
             name: "door",
             status: Status::Absent,
-            found: format!("preload: no sidecar can work, for {lack}"),
+            found: format!("preload: no sidecar can work: {lack}"),
             remedy: Some(lack.remedy()),
         },
     }
 }
 
-/// Starts a small program with the library preloaded: the loader says on stderr when it cannot.
-/// With sidecars only `--door preload` needs it.
+/// Starts a small program with the library preloaded; the loader reports failures on stderr. If
+/// sidecars work, only `--door preload` needs the library.
 fn preload(has_sidecars: bool) -> Check {
     const REMEDY: &str =
         "build or install the library beside the binary: make build, or make install";
@@ -377,7 +377,7 @@ fn try_preload() -> io::Result<()> {
     }
 }
 
-/// Where `make build` and `make install` put the library, seen from the binary.
+/// Finds the library where `make build` and `make install` put it, relative to the binary.
 fn preload_library() -> io::Result<PathBuf> {
     const NAME: &str = "libfarpool_preload.so";
     let binary = std::env::current_exe()?.canonicalize()?;

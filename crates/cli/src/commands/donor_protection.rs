@@ -1,4 +1,4 @@
-//! A node's blade holds back while its host's own programs use all processors.
+//! Slows a node's blade while its host's own programs use all processors.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,13 +8,13 @@ use farpool_blade::Blade;
 use farpool_host::processors::ProcessorFiles;
 use farpool_policy::RateLimit;
 
-/// Time between two looks: a program that wakes up has its processors back within two of them.
+/// Time between two checks: a program that wakes up has its processors back within two of them.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Looks at the processors until the process ends.
+/// Checks the processors until the process ends.
 ///
 /// # Errors
-/// No thread can be had.
+/// No thread can be started.
 pub fn keep(blade: Arc<Blade>, busy_bytes_per_s: u64) -> anyhow::Result<()> {
     if busy_bytes_per_s == RateLimit::UNLIMITED_BYTES_PER_S {
         return Ok(());

@@ -1,4 +1,4 @@
-//! `farpool completions` and `farpool man`: both made from the definitions in `args.rs`.
+//! `farpool completions` and `farpool man`: both generated from the definitions in `args.rs`.
 
 use std::path::Path;
 
@@ -33,7 +33,7 @@ fn write_pages(command: &Command, folder: &Path) -> anyhow::Result<()> {
     write_page(command, "farpool", folder)
 }
 
-/// The page of a command and those of its subcommands, as in farpool-node-drain.1.
+/// Writes the page of a command and those of its subcommands, such as farpool-node-drain.1.
 fn write_page(command: &Command, name: &str, folder: &Path) -> anyhow::Result<()> {
     let path = folder.join(format!("{name}.1"));
     std::fs::write(&path, page(command, name)?)
@@ -45,7 +45,7 @@ fn write_page(command: &Command, name: &str, folder: &Path) -> anyhow::Result<()
         .try_for_each(|sub| write_page(sub, &format!("{name}-{}", sub.get_name()), folder))
 }
 
-/// The page in roff; `name` is what the page is called, as in `farpool-run`.
+/// Returns the page in roff; `name` is its name, such as `farpool-run`.
 fn page(command: &Command, name: &str) -> anyhow::Result<Vec<u8>> {
     let mut text = Vec::new();
     let titled = command.clone().display_name(name.to_owned());

@@ -1,4 +1,4 @@
-//! `farpool kv`: wires to the key-value server; starts, says it is ready, waits for a signal.
+//! `farpool kv`: starts the key-value server, prints the ready line, waits for a signal.
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -23,15 +23,15 @@ use crate::logging;
 use crate::privileges;
 use crate::values::{FlashPart, Size};
 
-/// memcached's least and largest `-I`.
+/// The smallest and largest `-I` of memcached.
 const ITEM_BYTES_MIN: u64 = 1 << 10;
 const ITEM_BYTES_MAX: u64 = 1 << 30;
-/// Files, sockets and bells of the server itself.
+/// Descriptors of the server itself: files, sockets and wake-up descriptors.
 const DESCRIPTORS_BESIDE_CLIENTS: u64 = 256;
-/// Fewer requests a turn only make a thread slower.
+/// Fewer requests per turn only make a thread slower.
 const REQUESTS_PER_TURN_MIN: usize = 256;
 
-/// Options of memcached's `-o` about parts that are built otherwise here.
+/// Options of memcached's `-o` about internals that Farpool does not have.
 const WITHOUT_EFFECT: [&str; 28] = [
     "maxconns_fast",
     "hashpower",
@@ -63,7 +63,7 @@ const WITHOUT_EFFECT: [&str; 28] = [
     "modern",
 ];
 
-/// Serves until a signal or a client ends it.
+/// Serves until a signal or a client stops the server.
 pub fn main(args: &KvArgs) -> anyhow::Result<u8> {
     match &args.command {
         Some(KvCommand::Bench(args)) => return kv_bench::main(args),
@@ -72,11 +72,11 @@ pub fn main(args: &KvArgs) -> anyhow::Result<u8> {
     }
     let settings = settings(args)?;
     if args.daemonize {
-        privileges::become_daemon().context("cannot go on in the background")?;
+        privileges::become_daemon().context("cannot run in the background")?;
     }
     logging::start()?;
     farpool_kv_server::heap::keep_large_buffers_apart();
-    // Taken before anything is set up, so that no signal can leave a socket file behind.
+    // Caught before anything is set up, so that no signal can leave a socket file behind.
     let mut signals =
         Signals::new([SIGINT, SIGTERM, SIGUSR1]).context("signals cannot be watched")?;
     let unix_s =
@@ -133,12 +133,12 @@ impl PidFile {
 
 impl Drop for PidFile {
     fn drop(&mut self) {
-        // Gone already, or no longer ours to remove: either way nothing else can be done.
+        // Already removed, or no longer removable: nothing else can be done.
         let _ = std::fs::remove_file(&self.0);
     }
 }
 
-/// Descriptors for all clients, core files and memory that stays, as far as asked for.
+/// Raises the limits: descriptors for all clients, and core files and locked memory if asked for.
 fn raise_limits(args: &KvArgs, connections_max: u64) -> anyhow::Result<()> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let files = getrlimit(Resource::Nofile);
@@ -157,7 +157,7 @@ fn raise_limits(args: &KvArgs, connections_max: u64) -> anyhow::Result<()> {
         {
             tracing::warn!(
                 wanted,
-                "fewer descriptors than clients may come: raise the limit on open files"
+                "fewer file descriptors than clients allowed: raise the limit on open files"
             );
         }
     }
@@ -174,7 +174,7 @@ fn raise_limits(args: &KvArgs, connections_max: u64) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The new user must be able to remove the sockets' files in the end.
+/// Gives the socket files to the new user, who must be able to remove them at exit.
 fn give_sockets_to(user: &str, paths: &[PathBuf]) -> anyhow::Result<()> {
     for path in paths {
         privileges::give_file_to(user, path)
@@ -278,7 +278,7 @@ fn far(args: &KvArgs) -> Result<Option<FarSettings>, UsageError> {
             rate_bytes_per_s: args.rate.map(|Size(bytes)| bytes),
         }),
         None if args.blade.is_empty() => {
-            let how = "--far needs somebody who gives it: --blade ADDR or --pool URL";
+            let how = "--far needs a source: --blade ADDR or --pool URL";
             return Err(UsageError(how.into()));
         }
         None => {
@@ -300,9 +300,9 @@ fn flash(part: &FlashPart) -> FlashSettings {
     FlashSettings { path, bytes: part.size.0, reset: false, write_bytes_per_s: None, books }
 }
 
-/// Where flash's book-keeping may lie while it is in use, best first: what systemd gave the
-/// service, what lives as long as the machine runs, the user's own (which goes when the user has
-/// logged out), what everybody may write to.
+/// Directories for the book-keeping of flash while it is in use, best first: the one systemd gave
+/// the service, the one that lasts while the machine runs, the user's own (removed when the user
+/// logs out), the one everybody may write to.
 fn books_directories() -> Vec<PathBuf> {
     let given = std::env::var_os("RUNTIME_DIRECTORY").unwrap_or_default();
     let of_user = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
@@ -319,15 +319,15 @@ fn refuse_what_is_not_built(args: &KvArgs) -> Result<(), UsageError> {
     match args.protocol.as_deref() {
         None | Some("ascii" | "auto") => Ok(()),
         Some(other) => Err(UsageError(format!(
-            "the {other} protocol is not served, the text protocol with its meta commands is; use \
+            "the {other} protocol is not served, only the text protocol with meta commands; use \
              -B ascii"
         ))),
     }
 }
 
-/// `--memory` or `-m`, if one is given.
+/// Returns `--memory` or `-m`, if one is given.
 fn memory_bytes(args: &KvArgs) -> Result<Option<usize>, UsageError> {
-    let too_much = || UsageError("no machine has so much memory; write --memory 4GiB".to_owned());
+    let too_much = || UsageError("no machine has that much memory; write --memory 4GiB".to_owned());
     let bytes = match (args.memory, args.memory_mib) {
         (Some(Size(bytes)), _) => bytes,
         (None, Some(mebibytes)) => mebibytes.checked_mul(MIB).ok_or_else(too_much)?,
@@ -336,7 +336,7 @@ fn memory_bytes(args: &KvArgs) -> Result<Option<usize>, UsageError> {
     usize::try_from(bytes).map(Some).map_err(|_| too_much())
 }
 
-/// `-I`: bytes, or with k, m or g.
+/// Parses `-I`: bytes, or with k, m or g.
 fn item_bytes(text: &str) -> Result<usize, UsageError> {
     let wrong = || {
         UsageError(format!("{text:?} is not the size of an item; write -I 4m, from 1k to 1024m"))
@@ -348,7 +348,7 @@ fn item_bytes(text: &str) -> Result<usize, UsageError> {
     usize::try_from(bytes).map_err(|_| wrong())
 }
 
-/// `-l`: names or numbers, with or without a port, `notls:` in front or not.
+/// Parses `-l`: names or numbers, with or without a port and the prefix `notls:`.
 fn addresses(listen: &[String], port: u16) -> Result<Vec<SocketAddr>, UsageError> {
     let mut addresses = Vec::new();
     for text in listen {
@@ -376,7 +376,7 @@ fn take_keyvault(settings: &mut Settings, args: &KvArgs) -> Result<(), UsageErro
     for address in &args.keyvault {
         match &address.0 {
             Address::Tcp(_) if args.credentials.is_some() => {
-                let how = "KeyVault knows no credentials: with -Y it is served on a unix socket \
+                let how = "KeyVault has no credentials: with -Y it is served on a unix socket \
                     only, whose mode says who may";
                 return Err(UsageError(how.into()));
             }

@@ -1,4 +1,4 @@
-//! `farpool kv bench`: wires to the load generator; fills, runs or sweeps, prints.
+//! `farpool kv bench`: fills the server, runs the load or a sweep, prints the figures.
 
 use std::time::Duration;
 
@@ -17,18 +17,18 @@ use crate::args::{BenchGaps, BenchProtocol, KvBenchArgs, Promise};
 use crate::config::UsageError;
 use crate::terminal;
 
-/// A sweep without `--rate` begins here.
+/// First rate of a sweep without `--rate`.
 const SWEEP_FIRST_RATE: f64 = 10_000.0;
-/// No client sends more; a sweep ends there.
+/// Highest rate of a sweep: no client sends more.
 const SWEEP_MOST_RATE: f64 = 8e6;
-/// A client that sends this share of the requests later than the tightest promise cannot judge the
-/// server.
+/// If this quantile of the client's own delays is over half the tightest target, the client warns
+/// that it cannot judge the server.
 const LATE_SHARE: f64 = 0.99;
 
-/// Measures as asked; exit code 1 when a promise was broken.
+/// Runs the measurement. Returns 1 if a latency target was missed.
 pub fn main(args: &KvBenchArgs) -> anyhow::Result<u8> {
     if !args.closed && !args.sweep && args.rate.is_none() {
-        let how = "say how to ask: --closed, --rate 50000, or --sweep --slo p95=10ms";
+        let how = "choose how to send requests: --closed, --rate 50000, or --sweep --slo p95=10ms";
         return Err(UsageError(how.into()).into());
     }
     let workload = workload(args)?;
@@ -99,7 +99,7 @@ fn workload(args: &KvBenchArgs) -> Result<Workload, UsageError> {
     Ok(workload)
 }
 
-/// Bytes of the reply to a get of a key that is there.
+/// Returns the length of the reply to a get that hits.
 fn reply_bytes(workload: &Workload) -> usize {
     let mut request = Vec::new();
     Writer { workload, protocol: Protocol::Text }.push(
@@ -127,7 +127,7 @@ fn keeps(measured: &Measured, promise: Promise) -> bool {
     measured.unanswered <= measured.requests / 100 && u128::from(found) <= promise.limit.as_nanos()
 }
 
-/// Tries rates; the last that kept all promises, with its figures.
+/// Tries rates. Returns the highest that met all latency targets, with its figures.
 fn sweep(args: &KvBenchArgs, plan: Plan) -> anyhow::Result<(Plan, Measured)> {
     let progress = terminal::counter("runs");
     let mut sweep = Sweep::new(args.rate.unwrap_or(SWEEP_FIRST_RATE), SWEEP_MOST_RATE);
@@ -150,7 +150,7 @@ fn sweep(args: &KvBenchArgs, plan: Plan) -> anyhow::Result<(Plan, Measured)> {
         }
     }
     progress.finish_and_clear();
-    best.context("no rate keeps the promises, however low: is the server busy with something else?")
+    best.context("no rate meets the targets, however low: is the server busy with something else?")
 }
 
 fn print(args: &KvBenchArgs, plan: &Plan, measured: &Measured) {
@@ -189,12 +189,12 @@ fn print(args: &KvBenchArgs, plan: &Plan, measured: &Measured) {
     );
     println!("client        {:.0} % of a processor{late}", 100.0 * cpu_share(measured));
     for promise in &args.slo {
-        let kept = if keeps(measured, *promise) { "kept" } else { "BROKEN" };
-        println!("promise       p{} <= {:?}: {kept}", promise.percent, promise.limit);
+        let kept = if keeps(measured, *promise) { "met" } else { "MISSED" };
+        println!("target        p{} <= {:?}: {kept}", promise.percent, promise.limit);
     }
 }
 
-/// What to say about a client that could not keep its schedule.
+/// Describes how far the client was behind its schedule; warns if that spoils the measurement.
 fn lateness(args: &KvBenchArgs, measured: &Measured) -> String {
     if measured.late.count() == 0 {
         return String::new();

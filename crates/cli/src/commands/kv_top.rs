@@ -1,4 +1,4 @@
-//! `farpool kv top`: what a memcached does, look after look, from its own figures.
+//! `farpool kv top`: shows a memcached server's own figures, sample by sample.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, IsTerminal, Read, Write, stdout};
@@ -14,9 +14,10 @@ use crate::args::KvTopArgs;
 use crate::terminal;
 use crate::values::Size;
 
-/// A server that says nothing for so long is given up.
+/// How long to wait for a server's reply.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// `stats` and its sections are far shorter; more is no memcached.
+/// Longest reply that is read: `stats` and its sections are far shorter, so anything longer is not
+/// memcached.
 const REPLY_BYTES_MAX: u64 = 16 << 20;
 
 trait Stream: Read + Write {}
@@ -41,7 +42,7 @@ impl Connection {
         Ok(Self(BufReader::new(stream)))
     }
 
-    /// The lines of a reply up to its `END`.
+    /// Returns the lines of a reply up to its `END`.
     fn ask(&mut self, request: &str) -> anyhow::Result<Vec<String>> {
         self.0.get_mut().write_all(request.as_bytes())?;
         let mut lines = Vec::new();
@@ -61,10 +62,10 @@ impl Connection {
     }
 }
 
-/// What was asked of one prefix so far: gets, hits, sets, deletes.
+/// Commands on one prefix so far: gets, hits, sets, deletes.
 type PrefixCounts = [u64; 4];
 
-/// One look at a server.
+/// One sample of a server.
 #[derive(Debug, Clone)]
 struct Look {
     at: Instant,
@@ -90,8 +91,8 @@ impl Look {
     }
 }
 
-/// `PREFIX name get 1 hit 2 set 3 del 4`; a name may hold anything, so the counts are read from the
-/// end.
+/// Parses `PREFIX name get 1 hit 2 set 3 del 4`. A name may contain anything, so the counts are
+/// read from the end.
 fn prefix(line: &str) -> Option<(String, PrefixCounts)> {
     let mut words = line.strip_prefix("PREFIX ")?.rsplitn(9, ' ');
     let mut counts = [0; 4];
@@ -102,7 +103,7 @@ fn prefix(line: &str) -> Option<(String, PrefixCounts)> {
     Some((words.next()?.to_owned(), counts))
 }
 
-/// What happened between two looks, for each second.
+/// Rates per second between two samples.
 struct Rates<'a> {
     before: &'a Look,
     now: &'a Look,
@@ -117,18 +118,18 @@ impl Rates<'_> {
         (self.now.figure(name) - self.before.figure(name)).max(0.0) / self.seconds()
     }
 
-    /// Hits of reads, if there were any.
+    /// Share of reads that hit, if there were reads.
     fn hit_ratio(&self) -> Option<f64> {
         let (hits, misses) = (self.of("get_hits"), self.of("get_misses"));
         (hits + misses > 0.0).then(|| hits / (hits + misses))
     }
 
-    /// Processors that the server was busy on.
+    /// Processors that the server kept busy.
     fn processors(&self) -> f64 {
         self.of("rusage_user") + self.of("rusage_system")
     }
 
-    /// Prefixes with what was asked of each per second, the busiest first.
+    /// Prefixes with their commands per second, the busiest first.
     fn prefixes(&self, most: usize) -> Vec<(&str, [f64; 4])> {
         let none = PrefixCounts::default();
         let mut rates: Vec<(&str, [f64; 4])> = self
@@ -149,7 +150,7 @@ impl Rates<'_> {
     }
 }
 
-/// Looks until it was told to end, or the server ends.
+/// Samples until the count is reached or the server ends.
 pub fn main(args: &KvTopArgs) -> anyhow::Result<u8> {
     let server = &args.server;
     let mut connection = Connection::open(server)
@@ -220,8 +221,8 @@ fn size(bytes: f64) -> String {
     Size(bytes as u64).to_string()
 }
 
-/// What a pool or blades gave, and what became of items whose memory was wanted back; None without
-/// far memory.
+/// Describes the far memory granted, and what happened to items whose memory was reclaimed. None
+/// without far memory.
 fn far_memory(now: &Look) -> Option<String> {
     now.figures.get("far_wanted_bytes")?;
     let bytes = |name: &str| size(now.figure(name));
@@ -240,7 +241,7 @@ fn far_memory(now: &Look) -> Option<String> {
     ))
 }
 
-/// Over the last one on a terminal, behind it elsewhere.
+/// Replaces the last sample on a terminal, follows it elsewhere.
 fn screen(server: &Server, rates: &Rates<'_>, prefixes: usize) -> String {
     let now = rates.now;
     let percent =

@@ -1,4 +1,4 @@
-//! What a node that lends memory is told, with a controller or without one.
+//! Settings of a node that lends memory, with a controller or without one.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use crate::args::NodeSettings;
 use crate::commands::refuse_remote;
 use crate::values::{BusyRate, Patience};
 
-/// Where its blade listens if nothing is said: this machine only.
+/// Default address of its blade: this machine only.
 const LISTEN_DEFAULT: &str = "tcp://127.0.0.1:7070";
 
 /// How long segments may take to move away at the end: some GiB over 10 Gb/s, well within the 90 s
 /// that systemd gives a service to stop.
 const DRAIN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 
-/// Where it listens, if that is allowed.
+/// Returns the addresses to listen on, if they are allowed.
 pub(super) fn listen(settings: &NodeSettings) -> anyhow::Result<Vec<Address>> {
     refuse_remote(&settings.listen, settings.allow_remote_tcp)?;
     let mut listen: Vec<Address> = settings.listen.iter().map(|at| at.0.clone()).collect();
@@ -26,7 +26,7 @@ pub(super) fn listen(settings: &NodeSettings) -> anyhow::Result<Vec<Address>> {
     Ok(listen)
 }
 
-/// Bytes a second and processor that are served while this host's own programs use all processors.
+/// Bytes per second and processor to serve while this host's own programs use all processors.
 pub(super) fn busy_rate(settings: &NodeSettings) -> u64 {
     settings.busy_rate.map_or(BUSY_BYTES_PER_S_PER_PROCESSOR, |BusyRate(bytes_per_s)| bytes_per_s)
 }

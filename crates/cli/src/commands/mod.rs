@@ -1,5 +1,5 @@
-//! One module per subcommand: takes the parsed arguments, calls the room that does the work,
-//! prints what it says. Each `main` returns the exit code.
+//! One module per subcommand: takes the parsed arguments, calls the crate that does the work,
+//! prints the result. Each `main` returns the exit code.
 
 pub mod answer;
 pub mod attach;
@@ -49,7 +49,7 @@ pub fn refuse_remote(addresses: &[BladeAddress], allowed: Option<bool>) -> Resul
     }
 }
 
-/// The board of the run that a process belongs to.
+/// Returns the board of a process's run.
 pub fn board_of(pid: u32) -> anyhow::Result<PathBuf> {
     let belongs = |board: &PathBuf| {
         read_statistics(board).is_ok_and(|run| {

@@ -1,5 +1,5 @@
-//! `farpool node`: wires to the node daemon; starts, says it is ready, and turns signals into a
-//! drain (the first) and an end (the second).
+//! `farpool node`: starts the node daemon and prints the ready line; the first signal drains the
+//! node, the second stops it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -30,12 +30,12 @@ pub fn main(args: NodeArgs) -> anyhow::Result<u8> {
     }
 }
 
-/// Lends until SIGINT or SIGTERM, then until it is empty or the time is over.
+/// Lends until SIGINT or SIGTERM, then until the node is empty or the time is over.
 fn daemon(settings: NodeSettings, json: bool) -> anyhow::Result<u8> {
     let (patience, busy_rate) = (drain_timeout(&settings), busy_rate(&settings));
     let options = options(settings)?;
     logging::start()?;
-    // Taken before anything is set up, so that no signal can leave a socket file behind.
+    // Caught before anything is set up, so that no signal can leave a socket file behind.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("signals cannot be watched")?;
     let name = options.name.clone();
     let daemon = NodeDaemon::start(options)?;

@@ -1,4 +1,4 @@
-//! `farpool run`: wires to the keeper.
+//! `farpool run`: passes the command line on to the keeper.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use crate::commands::service::read_token;
 use crate::config::UsageError;
 use crate::values::{Door, Size, WhenFull, WhenOutside};
 
-/// Runs the program; the result is its own exit code, 128 + n when signal n ended it.
+/// Runs the program. Returns its exit code, or 128 + n if signal n ended it.
 pub fn main(args: RunArgs) -> anyhow::Result<u8> {
     refuse_remote(&args.settings.blade, args.settings.allow_remote_tcp)?;
     let options = options(args)?;
@@ -23,7 +23,7 @@ pub fn main(args: RunArgs) -> anyhow::Result<u8> {
     Ok(u8::try_from(code).unwrap_or(crate::EXIT_FAILED))
 }
 
-/// The keeper's options; what was left open stays at the keeper's defaults.
+/// Returns the keeper's options; unset ones keep the keeper's defaults.
 fn options(args: RunArgs) -> Result<RunOptions, UsageError> {
     let RunArgs { settings, program } = args;
     let missing = |what: &str| UsageError(format!("{what} is missing; see farpool run --help"));
@@ -74,10 +74,10 @@ fn options(args: RunArgs) -> Result<RunOptions, UsageError> {
     Ok(options)
 }
 
-/// Where a file goes if memory must be spilled: on a disk, not in memory.
+/// Folder for spilled memory: on a disk, not in memory.
 const SPILL_DIRECTORY: &str = "/var/tmp";
 
-/// The rack to take memory from, if one was named.
+/// Returns the rack to take memory from, if one was named.
 pub fn rack(settings: &RunSettings) -> Result<Option<RackOptions>, UsageError> {
     let Some(controllers) = settings.pool.clone() else { return Ok(None) };
     Ok(Some(RackOptions {

@@ -1,4 +1,4 @@
-//! What the services of this binary have in common: the ready line, systemd, tokens.
+//! Shared by the services of this binary: the ready line, systemd, tokens.
 
 use std::io::{Write, stdout};
 use std::path::Path;
@@ -8,24 +8,24 @@ use anyhow::Context;
 use crate::config::UsageError;
 use crate::notify::notify;
 
-/// Longest token file that is read; a longer one is the wrong file.
+/// Longest token file; a longer one is the wrong file.
 const TOKEN_LIMIT_BYTES: usize = 4096;
 
-/// The one line on standard output: scripts wait for it and learn the ports that were chosen.
+/// Prints the one line on standard output. Scripts wait for it and read the chosen ports from it.
 pub fn say_ready(line: &str) -> anyhow::Result<()> {
     writeln!(stdout(), "{line}").context("standard output is closed")?;
     tell_systemd("READY=1");
     Ok(())
 }
 
-/// Tells systemd, where it asked for it.
+/// Notifies systemd if it asked for that.
 pub fn tell_systemd(state: &str) {
     if let Err(error) = notify(state) {
         tracing::warn!(%error, state, "systemd does not take the message");
     }
 }
 
-/// The token in a file, without the line's end.
+/// Returns the token in a file, without the line's end.
 pub fn read_token(path: Option<&Path>) -> Result<Option<String>, UsageError> {
     let Some(path) = path else { return Ok(None) };
     let wrong = |why: String| UsageError(format!("the token file {} {why}", path.display()));

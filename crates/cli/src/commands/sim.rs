@@ -1,4 +1,4 @@
-//! `farpool sim`: wires to the simulator's room.
+//! `farpool sim`: passes the command line on to the simulator's crate.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -29,7 +29,7 @@ use crate::config::UsageError;
 use crate::terminal::{bar, counter, print};
 use crate::values::Size;
 
-/// Simulates; exit code 1 when a configuration could not be simulated.
+/// Simulates. Returns 1 if a configuration could not be simulated.
 pub fn main(args: SimArgs) -> anyhow::Result<u8> {
     match args.action {
         SimAction::Run(args) => run(args),
@@ -86,7 +86,7 @@ fn threads(args: &LoadArgs) -> usize {
     args.threads.map_or_else(processors, usize::from)
 }
 
-/// Loads a trace, after saying what that takes.
+/// Loads a trace, after printing how much memory that takes.
 fn load_trace(path: &Path, page_bytes: u64, args: &LoadArgs) -> anyhow::Result<References> {
     let reader = TraceReader::open(path, Columns::ALL)?;
     let options = announce(&reader, page_bytes, args, load::memory_bytes)?;
@@ -96,7 +96,8 @@ fn load_trace(path: &Path, page_bytes: u64, args: &LoadArgs) -> anyhow::Result<R
     Ok(loaded?)
 }
 
-/// Says how much memory the records take, by `bytes_of` their number, and how much may be used.
+/// Prints how much memory the records take, computed by `bytes_of` from their number, and how much
+/// may be used.
 fn announce(
     trace: &TraceReader,
     page_bytes: u64,
@@ -169,7 +170,7 @@ fn mrc(args: &SimMrcArgs) -> anyhow::Result<u8> {
     give(&curves::page(&question, &pages, page_bytes, &answers, provenance), &args.answer)
 }
 
-/// `farpool plan local`: a plan, but made by simulating.
+/// `farpool plan local`: a plan, made by simulation.
 pub fn local(args: &LocalArgs) -> anyhow::Result<u8> {
     let page_bytes = args.load.page.map_or(PAGE_BYTES_U64, |size| size.0);
     let references = load_trace(&args.trace, page_bytes, &args.load)?;
@@ -208,7 +209,7 @@ fn calibrate(args: &CalibrateArgs) -> anyhow::Result<u8> {
     give(&prediction::costs_page(&measured, provenance), &args.answer)
 }
 
-/// The simulator counts in picoseconds, of which 213 days fit.
+/// The simulator counts in picoseconds, which overflow after 213 days.
 fn picoseconds(time: Duration) -> Result<u64, UsageError> {
     u64::try_from(time.as_nanos() * 1000)
         .map_err(|_| UsageError("--native is longer than 213 days".to_owned()))
@@ -276,7 +277,7 @@ fn predict(args: &PredictArgs) -> anyhow::Result<u8> {
 fn papers(args: &ReproduceArgs) -> anyhow::Result<u8> {
     let is_given = !args.traces.is_empty() || !args.utilisation.is_empty();
     if is_given && args.paper != Paper::Lim {
-        let refusal = "only lim's claims are tried on traces and utilisation";
+        let refusal = "only lim's claims are tested on traces and utilisation";
         return Err(UsageError(refusal.to_owned()).into());
     }
     let page = match args.paper {
@@ -317,7 +318,7 @@ fn lim(args: &ReproduceArgs) -> anyhow::Result<Page> {
     let page = farpool_plan::pages::reproduction(&tables, from);
     Ok(if claims.is_empty() {
         page.warning(
-            "no trace was named: what the thesis says of programs (chapter 4) was not tried",
+            "no trace was named: the thesis's claims about programs (chapter 4) were not tested",
         )
     } else {
         page.table(reproduce::table(&claims))
@@ -325,7 +326,7 @@ fn lim(args: &ReproduceArgs) -> anyhow::Result<Page> {
     })
 }
 
-/// What the machine could give without swapping, as the kernel estimates it.
+/// Returns the memory available without swapping, as estimated by the kernel.
 fn available_bytes() -> Option<u64> {
     let text = std::fs::read_to_string(PathBuf::from("/proc/meminfo")).ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

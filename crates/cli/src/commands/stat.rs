@@ -1,4 +1,4 @@
-//! `farpool stat`: what programs and blades are doing, from the runs' boards and the blades' own
+//! `farpool stat`: shows what programs and blades do, from the runs' boards and the blades' own
 //! counters. Reading them costs a program nothing.
 
 use std::io::{IsTerminal, stdout};
@@ -17,13 +17,13 @@ use crate::terminal::{self, table};
 
 /// How long a blade may take to answer before it is shown as unreachable.
 const BLADE_DEADLINE: Duration = Duration::from_secs(2);
-/// A page in MiB, as a shift of the page count.
+/// Shift that converts pages to MiB.
 const PAGES_PER_MIB_SHIFT: u32 = 8;
 
-/// What one blade says of itself, or why it says nothing.
+/// The figures of one blade, or why there are none.
 type BladeAnswer = Result<(BladeTotals, Vec<ClientUsage>), String>;
 
-/// Prints once, or again and again.
+/// Prints once, or repeatedly with `--watch`.
 pub fn main(args: &StatArgs) -> anyhow::Result<u8> {
     loop {
         let runs = live_runs();
@@ -40,7 +40,8 @@ pub fn main(args: &StatArgs) -> anyhow::Result<u8> {
     }
 }
 
-/// The runs whose keepers live; a board that cannot be read belongs to a run that just ended.
+/// Returns the runs whose keepers live. A board that cannot be read belongs to a run that just
+/// ended.
 fn live_runs() -> Vec<RunStatistics> {
     let alive = |run: &RunStatistics| {
         std::path::Path::new("/proc").join(run.keeper_pid.to_string()).exists()
@@ -59,7 +60,7 @@ fn ask(address: &Address) -> BladeAnswer {
         purpose: Purpose::Monitor,
         quota_bytes: 0,
         deadline: BLADE_DEADLINE,
-        // The user named the address; only counters travel.
+        // The user named the address, and only counters are sent.
         allow_remote_tcp: true,
         asks: None,
         descriptors: Arc::new(DescriptorSet::default()),
@@ -70,7 +71,7 @@ fn ask(address: &Address) -> BladeAnswer {
         let skip_clients = u32::try_from(all.len()).map_err(|error| error.to_string())?;
         let answer = control.call(&Request::Stat { skip_clients }).map_err(|e| e.to_string())?;
         let Response::Stat { totals, clients } = answer.response else {
-            return Err("the blade answers something else than was asked".into());
+            return Err("the blade's answer does not match the request".into());
         };
         all.extend_from_slice(clients);
         if clients.is_empty() || all.len() >= totals.clients.get() as usize {
@@ -125,7 +126,7 @@ fn client_json(client: &ClientUsage) -> Value {
     })
 }
 
-/// Both tables; over the last ones when watching on a terminal.
+/// Formats both tables, over the previous ones when watching on a terminal.
 fn tables(runs: &[RunStatistics], blades: &[(Address, BladeAnswer)], watching: bool) -> String {
     let clear = match watching && stdout().is_terminal() {
         true => "\x1b[H\x1b[J",
@@ -160,7 +161,7 @@ const PROGRAM_HEADER: [&str; 20] = [
 
 fn programs_table(runs: &[RunStatistics]) -> String {
     if runs.is_empty() {
-        return "no program runs on far memory now\n".into();
+        return "no program runs on far memory\n".into();
     }
     let rows = runs.iter().flat_map(|run| {
         let head = program_row(&run.program, run.keeper_pid, &run.total, Some(run));
@@ -173,7 +174,7 @@ fn programs_table(runs: &[RunStatistics]) -> String {
     table(&PROGRAM_HEADER, &rows.collect::<Vec<_>>()) + &unmovable_lines(runs)
 }
 
-/// A run or, without one, a process of the run above.
+/// Formats a run or, without one, a process of the run above.
 fn program_row(
     name: &str,
     pid: u32,
@@ -184,7 +185,7 @@ fn program_row(
     let mib = |name| (numbers.counter(name) >> PAGES_PER_MIB_SHIFT).to_string();
     let latency =
         |fraction| quantile_ns(&numbers.fetch_latency, fraction).map_or("-".into(), microseconds);
-    // Those that have no pager have no row.
+    // Processes without a pager have no row.
     let local_pages =
         numbers.counter("resident_pages") + run.map_or(0, |run| run.unpublished_pages);
     vec![
@@ -213,7 +214,7 @@ fn program_row(
     ]
 }
 
-/// The limit as it is now, and the share that it follows from.
+/// Formats the current limit, and the share that it results from.
 fn limit_text(run: &RunStatistics) -> String {
     let now = (run.limit_now_bytes() >> 20).to_string();
     match run.local_percent {
@@ -222,7 +223,7 @@ fn limit_text(run: &RunStatistics) -> String {
     }
 }
 
-/// Local memory that would hold what the program works on, while it has less.
+/// Formats the local memory that the working set needs, while the program has less.
 fn needs_text(run: &RunStatistics) -> String {
     run.working_set.map_or("-".into(), |set| {
         let mib = set.pages.div_ceil(1 << PAGES_PER_MIB_SHIFT);
@@ -230,7 +231,7 @@ fn needs_text(run: &RunStatistics) -> String {
     })
 }
 
-/// What cannot move, where it alone passes a run's limit.
+/// Describes memory that cannot be moved, for runs where it alone exceeds the limit.
 fn unmovable_lines(runs: &[RunStatistics]) -> String {
     let passes = |run: &&RunStatistics| {
         let limit_bytes = run.limit_now_bytes();
@@ -248,7 +249,7 @@ fn unmovable_lines(runs: &[RunStatistics]) -> String {
     runs.iter().filter(passes).map(line).collect()
 }
 
-/// A keeper's own blade has a name that nobody needs.
+/// Shows a keeper's own blade as `private`, as its address is of no use.
 fn blades_text(blades: &[String]) -> String {
     let is_private = |address: &str| address.contains("/run-") && address.ends_with("/blade.sock");
     let shown = |address: &String| if is_private(address) { "private" } else { address }.to_owned();

@@ -1,4 +1,4 @@
-//! `farpool trace`: wires to the trace room.
+//! `farpool trace`: passes the command line on to the trace crate.
 
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
@@ -20,10 +20,10 @@ use crate::config::UsageError;
 use crate::terminal::{counter, print};
 use crate::values::{CacheLevel, LocalLimit, Size};
 
-/// The capture plugin's file, beside the binary or in ../lib/farpool.
+/// File name of the capture plugin, which is beside the binary or in ../lib/farpool.
 const PLUGIN_NAME: &str = "libfarpool_capture_qemu.so";
 
-/// Captures, imports, exports or describes; a capture passes on the program's exit code.
+/// Captures, imports, exports or describes a trace. A capture returns the program's exit code.
 pub fn main(args: TraceArgs) -> anyhow::Result<u8> {
     match args.action {
         None => capture(args.capture),
@@ -55,8 +55,8 @@ fn capture(args: CaptureArgs) -> anyhow::Result<u8> {
     })?;
     let plugin = find_plugin()?;
     let command = capture::resolve(&args.program, std::env::var_os("PATH").as_deref())?;
-    // The terminal sends ctrl-C to the program, too: it ends, and the trace is finished. While the
-    // program is timed, both signals end the command.
+    // The terminal sends ctrl-C to the program, too: the program ends, and the trace is completed.
+    // While the program is timed, both signals end the command.
     let interrupted = Arc::new(AtomicBool::new(false));
     let terminated = Arc::new(AtomicBool::new(false));
     signal_hook::flag::register(SIGINT, Arc::clone(&interrupted))?;
@@ -73,7 +73,7 @@ fn capture(args: CaptureArgs) -> anyhow::Result<u8> {
     let captured = running.finish(&mut |records| {
         shown.set_position(records);
         if terminated.swap(false, Ordering::Relaxed) {
-            // A program that has ended in between needs no signal.
+            // A program that has ended meanwhile needs no signal.
             let _ =
                 process.map(|it| rustix::process::kill_process(it, rustix::process::Signal::TERM));
         }
@@ -132,17 +132,17 @@ fn find_plugin() -> anyhow::Result<PathBuf> {
     })
 }
 
-/// Like `farpool run`: the program's own, 128 + n when signal n ended it.
+/// As for `farpool run`: the program's own code, or 128 + n if signal n ended it.
 fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
 
-/// What is said of a capture.
+/// What is printed about a capture.
 struct Told {
     records: u64,
     threads: u64,
-    /// The program's.
+    /// Exit code of the program.
     code: u8,
     notes: Vec<String>,
 }

@@ -10,7 +10,7 @@ use farpool_control::StoreChoice;
 
 use super::Span;
 
-/// How long something may take, 0 for not at all.
+/// How long something may take; 0: do not wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience(pub Duration);
 
@@ -35,7 +35,7 @@ impl fmt::Display for Patience {
 }
 
 /// Where a controller keeps its state: `redb:PATH`, or `etcd://HOST:PORT,HOST:PORT`, where each
-/// member may have its `etcd://`.
+/// member may begin with `etcd://`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreAt(pub StoreChoice);
 
@@ -44,7 +44,7 @@ impl FromStr for StoreAt {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let wrong =
-            || format!("{text:?} is no store; give redb:PATH or etcd://HOST:PORT,HOST:PORT");
+            || format!("{text:?} is not a store; give redb:PATH or etcd://HOST:PORT,HOST:PORT");
         if let Some(path) = text.strip_prefix("redb:").filter(|path| !path.is_empty()) {
             return Ok(StoreAt(StoreChoice::Redb(PathBuf::from(path))));
         }
@@ -72,7 +72,7 @@ impl fmt::Display for StoreAt {
     }
 }
 
-/// A circuit switch by its name in the topology, and the socket of what drives it.
+/// A circuit switch, by its name in the topology, and its control socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwitchAt {
     pub name: String,
@@ -87,7 +87,7 @@ impl FromStr for SwitchAt {
             Some((name, socket)) if !name.is_empty() && !socket.is_empty() => {
                 Ok(SwitchAt { name: name.to_owned(), socket: PathBuf::from(socket) })
             }
-            _ => Err(format!("{text:?} names no switch and its control socket; give NAME=SOCKET")),
+            _ => Err(format!("{text:?} is not a switch and its control socket; give NAME=SOCKET")),
         }
     }
 }
@@ -98,10 +98,10 @@ impl fmt::Display for SwitchAt {
     }
 }
 
-/// How a brick is chosen, by the name that the interface has for it.
+/// How a brick is chosen, by its name in the REST interface.
 pub fn policy(text: &str) -> Result<Policy, String> {
     serde_json::from_value(text.into()).map_err(|_| {
-        format!("{text:?} is no policy; choose first-fit, pack, spread, nearest or least-loaded")
+        format!("{text:?} is not a policy; choose first-fit, pack, spread, nearest or least-loaded")
     })
 }
 

@@ -1,4 +1,4 @@
-//! Values of `farpool trace` and of what is done with traces.
+//! Values of `farpool trace` and of the commands that read traces.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +13,7 @@ pub struct CacheLevel {
     pub ways: u32,
 }
 
-/// Bytes of a line, as the plugin has it.
+/// Bytes of a cache line, as in the capture plugin.
 const LINE_BYTES: u64 = farpool_trace::capture::LINE_BYTES;
 
 impl CacheLevel {
@@ -27,14 +27,14 @@ impl FromStr for CacheLevel {
         if text == "none" {
             return Ok(Self::NONE);
         }
-        let form = || format!("{text:?} is no cache; write it as 64KiB:8 (size and ways) or none");
+        let form = || format!("{text:?} is not a cache; write 64KiB:8 (size and ways) or none");
         let (size, ways) = text.split_once(':').ok_or_else(form)?;
         let (Size(bytes), ways) = (size.parse()?, ways.parse::<u32>().map_err(|_| form())?);
         let set_bytes = u64::from(ways) * LINE_BYTES;
         let is_whole = set_bytes > 0 && bytes.is_multiple_of(set_bytes);
         if !is_whole || !(bytes / set_bytes).is_power_of_two() {
             let rule = "the sets of lines of 64 bytes must be a power of two";
-            return Err(format!("no cache of {size} has {ways} ways: {rule}"));
+            return Err(format!("a cache of {size} cannot have {ways} ways: {rule}"));
         }
         Ok(Self { bytes, ways })
     }
@@ -57,7 +57,7 @@ impl FromStr for Slowdown {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let refusal = || format!("{text:?} is no slowdown; write it as 3% or 2.5%");
+        let refusal = || format!("{text:?} is not a slowdown; write it as 3% or 2.5%");
         let share = text.strip_suffix('%').ok_or_else(refusal)?;
         let (whole, tenth) = share.split_once('.').unwrap_or((share, "0"));
         let digits = |part: &str| part.parse::<u32>().map(u64::from).map_err(|_| refusal());

@@ -42,7 +42,7 @@ pub fn dense(args: &DenseArgs) -> anyhow::Result<u8> {
     give(&pages::dense(&catalog, only, from), &args.answer)
 }
 
-/// The text of a file or of what comes along under this name, and where it is from.
+/// Returns the text of a file or of the built-in catalog of this name, and where it is from.
 fn read(
     path: &Path,
     preset: impl Fn(&str) -> Option<String>,
@@ -52,8 +52,7 @@ fn read(
         Some(text) => (text, format!("{name} (comes with farpool)")),
         None => {
             if !is_file_name(name) && !path.exists() {
-                let why =
-                    format!("{name} is no file, and no catalog of this name comes along (--help)");
+                let why = format!("{name} is neither a file nor a built-in catalog (see --help)");
                 return Err(UsageError(why).into());
             }
             let text = text_of(path)?;
@@ -64,7 +63,7 @@ fn read(
     Ok((text, provenance().input(input)))
 }
 
-/// A path, and no name of something that comes along.
+/// True for a path, false for the name of a built-in catalog.
 fn is_file_name(name: &str) -> bool {
     name.contains('/') || name.ends_with(".toml")
 }

@@ -1,4 +1,4 @@
-//! `farpool plan`: reads what is asked for, lets `farpool-plan` answer, prints the answer.
+//! `farpool plan`: reads the question, has `farpool-plan` answer it, prints the answer.
 
 mod catalogs;
 mod series;
@@ -23,7 +23,7 @@ pub fn main(action: &PlanAction) -> anyhow::Result<u8> {
     }
 }
 
-/// A question without an answer is a mistake of usage; anything else is wrong with the data.
+/// A question without an answer is a usage error; any other error is one of the data.
 fn refused(error: PlanError) -> anyhow::Error {
     match error {
         PlanError::Question(why) => UsageError(why).into(),

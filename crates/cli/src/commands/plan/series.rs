@@ -1,4 +1,4 @@
-//! `farpool plan pool` and `pack`: answers from what machines used over time.
+//! `farpool plan pool` and `pack`: answers from the utilisation of machines over time.
 
 use farpool_plan::cost::latest_memory;
 use farpool_plan::pack::{self, Demand, Server};
@@ -27,7 +27,7 @@ pub fn pool(args: &PoolArgs) -> anyhow::Result<u8> {
         local_price_per_gib: local_price,
         far_price_per_gib: args.far_price.map_or(local_price, |price| price.0),
         member_cost: args.member_cost.map(|cost| cost.0),
-        // No machine has so much memory that the figure would lose a byte that matters.
+        // No machine has enough memory for the rounding to matter.
         #[allow(clippy::cast_precision_loss)]
         machine_memory_bytes: args.machine_memory.map(|size| size.0 as f64),
         worth: args.worth.share(),
@@ -73,7 +73,7 @@ pub fn pack(args: &PackArgs) -> anyhow::Result<u8> {
     give(&pages::pack(&answer, &question, &machines.warnings(), from), &args.answer)
 }
 
-/// The machines, and where they come from.
+/// The machines and their provenance.
 fn read(args: &SeriesArgs, progress: &ProgressBar) -> anyhow::Result<(Utilisation, Provenance)> {
     progress.set_message("reading");
     let above = match args.above_100 {

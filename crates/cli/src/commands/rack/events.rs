@@ -1,4 +1,4 @@
-//! `farpool events`: what the controller remembers, and with `--follow` what happens from then on.
+//! `farpool events`: the events the controller keeps, and with `--follow` new ones as they happen.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::thread;
@@ -10,9 +10,9 @@ use super::client;
 use crate::args::EventsArgs;
 use crate::terminal;
 
-/// The stream has no mark where the past ends: after so long without an event it has.
+/// The stream does not mark where past events end; they end when none arrives for this long.
 const PAST_IS_OVER: Duration = Duration::from_millis(500);
-/// Time before a controller that broke off is asked again.
+/// Time before a lost controller is asked again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
 pub fn main(args: &EventsArgs) -> anyhow::Result<u8> {
@@ -27,11 +27,11 @@ pub fn main(args: &EventsArgs) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Prints events until there were enough.
+/// Prints events until the count is reached.
 struct Printer {
     json: bool,
     left: u64,
-    /// The last event that was printed.
+    /// Id of the last event printed.
     last: u64,
 }
 
@@ -57,7 +57,7 @@ impl Printer {
 
 fn past(stream: EventStream, printer: &mut Printer) -> anyhow::Result<()> {
     let (sender, events) = channel();
-    // Ends with this process; it may be waiting for an event that never comes.
+    // Ends with this process, as it may wait for an event that never arrives.
     thread::spawn(move || stream.map(|event| sender.send(event)).take_while(Result::is_ok).count());
     while !printer.is_done() {
         match events.recv_timeout(PAST_IS_OVER) {
@@ -68,7 +68,8 @@ fn past(stream: EventStream, printer: &mut Printer) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Goes on after the last event when a controller breaks off; what it forgot meanwhile is missing.
+/// Continues after the last event when the connection breaks; events the controller has dropped
+/// meanwhile are missing.
 fn follow(client: &Client, mut stream: EventStream, printer: &mut Printer) -> anyhow::Result<()> {
     loop {
         while !printer.is_done() {
@@ -82,7 +83,7 @@ fn follow(client: &Client, mut stream: EventStream, printer: &mut Printer) -> an
     }
 }
 
-/// Asks until a controller answers; says once that none does.
+/// Asks until a controller answers; reports once that none does.
 fn again(client: &Client, last: u64) -> anyhow::Result<EventStream> {
     let mut is_said = false;
     loop {
@@ -94,7 +95,7 @@ fn again(client: &Client, last: u64) -> anyhow::Result<EventStream> {
             }
             Err(error) => {
                 if !std::mem::replace(&mut is_said, true) {
-                    eprintln!("farpool: {error}; asking again");
+                    eprintln!("farpool: {error}; retrying");
                 }
             }
         }

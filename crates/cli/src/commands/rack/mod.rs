@@ -1,5 +1,5 @@
-//! What people ask the rack's controller: one request each, printed as a table or as the JSON that
-//! the controller gave. Errors of the controller keep their kind, which the exit code tells.
+//! Commands that ask the rack's controller: one request each, printed as a table or as the
+//! controller's JSON. The exit code tells the kind of a controller's error.
 
 mod events;
 mod nodes;
@@ -21,13 +21,13 @@ use crate::commands::service::read_token;
 use crate::terminal::{self, table};
 use crate::values::Size;
 
-/// The controller that the flags name.
+/// Returns the controller named by the flags.
 fn client(remote: &RemoteArgs) -> anyhow::Result<Client> {
     let token = read_token(remote.token_file.as_deref())?;
     Ok(Client::new(&remote.control, token.as_deref())?)
 }
 
-/// Prints what the controller gave as JSON, or as `text` has it.
+/// Prints the controller's answer as JSON, or as formatted by `text`.
 fn show<T: Serialize>(
     remote: &RemoteArgs,
     answer: &T,
@@ -40,7 +40,7 @@ fn show<T: Serialize>(
     Ok(0)
 }
 
-/// A value's name in the interface, as in `first-fit`.
+/// Returns a value's name in the REST interface, such as `first-fit`.
 fn name_of(value: &impl Serialize) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(name)) => name,

@@ -45,7 +45,7 @@ fn row(node: &Node) -> Vec<String> {
     ]
 }
 
-/// A node that is gone says so first; whether it is drained comes after.
+/// Formats the state of a node, and whether it is being drained.
 fn state(node: &Node) -> String {
     let state = name_of(&node.state);
     if node.draining && state != "draining" { format!("{state}, draining") } else { state }

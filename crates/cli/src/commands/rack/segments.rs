@@ -28,7 +28,7 @@ pub fn main(action: SegmentAction) -> anyhow::Result<u8> {
     }
 }
 
-/// All pages as one list.
+/// Fetches all pages of the list.
 fn list(remote: &RemoteArgs) -> anyhow::Result<u8> {
     let client = client(remote)?;
     let mut all = SegmentList { segments: Vec::new(), next_page_token: None };

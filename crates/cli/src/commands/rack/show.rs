@@ -16,7 +16,7 @@ pub fn main(action: &RackAction) -> anyhow::Result<u8> {
         RackAction::Generate(args) => generate(args)?,
         RackAction::Show { topology: Some(path), toml, remote } => {
             if remote.json {
-                let why = "only a controller gives a topology as JSON; leave out --topology";
+                let why = "only a controller prints a topology as JSON; leave out --topology";
                 return Err(UsageError(why.into()).into());
             }
             of_file(path, *toml)?
@@ -59,6 +59,6 @@ fn generate(args: &GenerateArgs) -> anyhow::Result<String> {
         capacity_bytes: args.capacity.0,
         ..RackSpec::new(network)
     };
-    let wrong = |error| UsageError(format!("no such rack can be made: {error}"));
+    let wrong = |error| UsageError(format!("cannot generate this rack: {error}"));
     Ok(topology::write(&topology::generate(&spec).map_err(wrong)?))
 }

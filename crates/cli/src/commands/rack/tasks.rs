@@ -9,9 +9,9 @@ use super::{client, name_of, sheet, show};
 use crate::args::{RemoteArgs, TaskAction};
 use crate::terminal::table;
 
-/// Time between two questions whether a task has ended.
+/// How often a running task is polled.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
-/// Exit code when the task ended badly.
+/// Exit code if the task failed.
 const FAILED: u8 = 1;
 
 pub fn main(action: &TaskAction) -> anyhow::Result<u8> {
@@ -31,7 +31,7 @@ pub fn main(action: &TaskAction) -> anyhow::Result<u8> {
     }
 }
 
-/// Shows a task that was begun, after it has ended if that is waited for.
+/// Shows a task, with `wait` once it has ended. Returns the exit code.
 pub fn finish(
     client: &Client,
     remote: &RemoteArgs,
