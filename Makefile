@@ -29,10 +29,11 @@ test: ## run every test; the last line says how many passed, failed and were ski
 test-fast: ## run unit and property tests only
 	scripts/test.sh --fast
 
-lint: ## check formatting and clippy's warnings
+lint: ## check formatting, clippy's warnings and the links of the documentation
 	@scripts/install-deps.sh build
 	cargo fmt --all -- --check
 	cargo clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps
 
 fuzz: ## fuzz every decoder for 20 s (FUZZ_SECONDS=n), with the stable compiler
 	@scripts/install-deps.sh build

@@ -1,5 +1,5 @@
 //! Making room: expired segments first, then flushed items, then segments that are mostly holes,
-//! then S3-FIFO, or another policy ([`super::ranked`]).
+//! then S3-FIFO, or another policy (`super::ranked`).
 //!
 //! S3-FIFO (Yang et al., SOSP 2023) on segments: the oldest segment of a queue is emptied. Its
 //! items that were read move on (from the small queue to the main queue, in the main queue for one

@@ -5,7 +5,7 @@
 //! their registers are read, and the memory is read page by page while the pager, which runs on,
 //! brings pages in and moves others out.
 //!
-//! [`elf`], [`notes`], [`mappings`] and [`copy`] are pure; [`process`], [`sys`], [`file`] and
+//! `elf`, `notes`, `mappings` and `copy` are pure; `process`, `sys`, [`file`] and
 //! [`take`] do what touches the machine.
 //!
 //! Invariants: the process's memory is never written, and no missing page of the pager's own buffer

@@ -5,9 +5,9 @@
 //! what the program maps, and its allocator by mimalloc, whose memory comes from those same
 //! functions: glibc's malloc does not call mmap through the PLT and could not be seen.
 //!
-//! Rooms: [`memory`] the mmap family, [`heap`] the malloc family, [`process`] fork, [`threads`] new
-//! threads, [`rights`] changes of user, [`pipes`] calls that lend pages, [`exec`] and [`variadic`]
-//! the environment of new programs, [`local`] the allocator of our own code, whose memory is never
+//! Rooms: `memory` the mmap family, `heap` the malloc family, `process` fork, `threads` new
+//! threads, `rights` changes of user, `pipes` calls that lend pages, `exec` and `variadic`
+//! the environment of new programs, `local` the allocator of our own code, whose memory is never
 //! far.
 //!
 //! Invariants:

@@ -1,6 +1,6 @@
 //! `farpool run`: starts a program with the pager inside it, and stays as its keeper.
 //!
-//! The keeper ([`keeper`]) owns what all processes of the program's tree share: the board with the
+//! The keeper (`keeper`) owns what all processes of the program's tree share: the board with the
 //! one limit, the private blade if no other was named, the statistics, signals and the exit code.
 //! It is only a parent: no page of the program passes through it.
 //!

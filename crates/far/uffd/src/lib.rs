@@ -6,7 +6,7 @@
 //! (bytes done so far *and* the errno), because a batch that stopped half way is the normal case.
 //!
 //! Invariants:
-//! * every ABI struct is checked for its size at compile time ([`abi`]);
+//! * every ABI struct is checked for its size at compile time (`abi`);
 //! * no call allocates, so all of them are safe to use on the fault path.
 
 mod abi;

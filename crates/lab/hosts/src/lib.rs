@@ -8,7 +8,7 @@
 //! Invariants:
 //! * namespaces have no names: descriptors of this process hold them, so they end with it;
 //! * what descriptors do not hold (control groups, processes started in a host) is taken down by a
-//!   janitor process, which sees this process's end whatever ended it ([`janitor`]);
+//!   janitor process, which sees this process's end whatever ended it (`janitor`);
 //! * hosts speak IPv4 only and nothing by themselves: IPv6 is off, so a frame that arrives was
 //!   caused.
 //!

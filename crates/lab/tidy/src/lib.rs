@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// The folder that holds the workspace's Cargo.toml.
 ///
 /// # Panics
-/// When this crate lies elsewhere than in crates/<group>/<name>.
+/// When this crate lies elsewhere than in `crates/<group>/<name>`.
 #[must_use]
 pub fn root() -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(3).expect("three folders up");

@@ -1,5 +1,5 @@
 //! Which pages of the superpage that the evictor is at are resident, by the kernel's page map: one
-//! look serves all its chunks. It may be out of date by [`MAP_LIFE`]; the page states decide what
+//! look serves all its chunks. It may be out of date by `MAP_LIFE`; the page states decide what
 //! is really taken.
 
 use std::time::{Duration, Instant};

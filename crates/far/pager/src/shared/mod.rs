@@ -1,4 +1,4 @@
-//! Parts of the state that all threads of a pager share; [`crate::core`] puts them together.
+//! Parts of the state that all threads of a pager share; `crate::core` puts them together.
 
 pub mod budget;
 pub mod crew;

@@ -7,7 +7,7 @@
 //! have taken minutes.
 //!
 //! A process asks for a turn when it went over the limit for want of anything to move out, which
-//! happens only then, or when it sees the tree thrash ([`crate::evict::thrash`]). Turns are noted
+//! happens only then, or when it sees the tree thrash (`crate::evict::thrash`). Turns are noted
 //! on the board, in one word: whose it is, and until when.
 
 use std::sync::atomic::AtomicU64;

@@ -149,7 +149,7 @@ impl Layout {
         outcome
     }
 
-    /// Changes whenever pages were moved or filled, see [`crate::space::order::Owed`].
+    /// Changes whenever pages were moved or filled, see `crate::space::order::Owed`.
     pub fn moves(&self) -> u64 {
         self.moves.load(SeqCst)
     }
@@ -282,7 +282,7 @@ impl Layout {
     // ---- the steward's side
     // ----------------------------------------------------------------------
 
-    /// The change that comes next, see [`crate::space::order`]. It counts as not applied until
+    /// The change that comes next, see `crate::space::order`. It counts as not applied until
     /// [`Layout::has_applied`]. `look`: what is known of a range. None: there is none, or it has to
     /// wait for one that was not read yet.
     pub fn next(&self, look: impl Fn(&Range<usize>) -> Place, uffd: &Uffd) -> Option<Change> {

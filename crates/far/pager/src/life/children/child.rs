@@ -48,7 +48,7 @@ pub fn fills() -> u64 {
 
 /// Where a child's pages come from.
 pub trait Source {
-    /// Fetches pages, at most [`FETCHED_AT_ONCE`]; returns the bits of those that came.
+    /// Fetches pages, at most `FETCHED_AT_ONCE`; returns the bits of those that came.
     fn fetch(&mut self, pages: &[Lacking]) -> u64;
     /// Where the page of this number came to lie.
     fn address(&self, number: usize) -> usize;
