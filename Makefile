@@ -85,6 +85,7 @@ install-files:
 uninstall: ## remove what install put under PREFIX
 	rm -rf $(DESTDIR)$(PREFIX)/lib/farpool
 	rm -f $(DESTDIR)$(PREFIX)/bin/.debug/farpool.debug
+	rmdir --ignore-fail-on-non-empty $(DESTDIR)$(PREFIX)/bin/.debug 2>/dev/null || true
 	rm -f $(DESTDIR)$(PREFIX)/bin/farpool $(DESTDIR)$(PREFIX)/share/man/man1/farpool{,-*}.1
 	rm -f $(DESTDIR)$(PREFIX)/lib/systemd/system/farpool-kv.service
 	rm -f $(DESTDIR)$(PREFIX)/share/bash-completion/completions/farpool
@@ -93,6 +94,9 @@ uninstall: ## remove what install put under PREFIX
 
 dist: man completions ## make a tarball, a Debian package and checksums in target/dist
 	scripts/dist.sh $(TARGET_DIR)/dist $(RELEASE)
+
+dist-check: dist ## install the Debian package on a bare system and try it there (root, debootstrap)
+	scripts/dist-check.sh $(TARGET_DIR)/dist
 
 clean: ## remove what the build made
 	cargo clean

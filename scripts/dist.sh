@@ -37,11 +37,11 @@ cp -r "$stage/deb" "$stage/$name"
 tar -C "$stage" --owner=0 --group=0 --sort=name -czf "$out/$name.tar.gz" "$name"
 
 # The newest symbol version that a file asks for is the C library that it needs.
-glibc=$(objdump -T "$farpool" "$2"/libfarpool_preload.so | grep -o 'GLIBC_[0-9.]*' |
-    cut -d_ -f2 | sort -V | tail -1)
+glibc=$(objdump -T "$farpool" "$2"/libfarpool_{preload,capture_qemu}.so |
+    grep -o 'GLIBC_[0-9.]*' | cut -d_ -f2 | sort -V | tail -1)
 
-# Builds a package from a folder. Arguments: package, folder, depends, description; its text on
-# standard input.
+# Builds a package from a folder. Arguments: package, folder, description, and the fields that name
+# other packages; its text on standard input.
 package() {
     install -d "$2/DEBIAN"
     cat >"$2/DEBIAN/control" <<END
@@ -49,24 +49,27 @@ Package: $1
 Version: $version
 Architecture: $architecture
 Maintainer: Farpool's maintainers <farpool@localhost>
-Depends: $3
+$4
 Section: admin
 Priority: optional
 Installed-Size: $(du -sk "$2" | cut -f1)
-Description: $4
+Description: $3
 $(sed 's/^/ /')
 END
     dpkg-deb --root-owner-group --build "$2" "$out/${1}_${version}_$architecture.deb" >/dev/null
 }
 
-package farpool "$stage/deb" "libc6 (>= $glibc), libgcc-s1" \
-    "far memory for racks of Linux servers" <<END
+# farpool trace runs programs under qemu-user; gdb reads what farpool core writes.
+package farpool "$stage/deb" "far memory for racks of Linux servers" \
+    "Depends: libc6 (>= $glibc), libgcc-s1
+Suggests: qemu-user, gdb" <<END
 Runs unmodified programs with part of their memory on other machines, lends
 the spare memory of a host, and matches the two in a rack. With it come a
 key-value server that speaks memcached's protocol, and a simulator and a
 planner that tell beforehand whether far memory pays.
 END
-package farpool-dbgsym "$stage/symbols" "farpool (= $version)" "debug symbols of farpool" <<END
+package farpool-dbgsym "$stage/symbols" "debug symbols of farpool" \
+    "Depends: farpool (= $version)" <<END
 What gdb and perf need to name functions and lines of farpool.
 END
 
