@@ -79,6 +79,24 @@ fn the_changelog_has_one_form() {
     require_none("the CHANGELOG has releases, and Added, Changed, Fixed, Removed in them", &broken);
 }
 
+/// Whether a text is a date such as 2026-11-27.
+fn is_date(text: &str) -> bool {
+    let digits = |it: &str, count| it.len() == count && it.bytes().all(|b| b.is_ascii_digit());
+    let parts: Vec<&str> = text.split('-').collect();
+    matches!(parts[..], [y, m, d] if digits(y, 4) && digits(m, 2) && digits(d, 2))
+}
+
+#[test]
+fn the_newest_release_is_the_version_of_the_workspace() {
+    let text = page("CHANGELOG.md");
+    let mut releases = text.lines().filter_map(|line| line.strip_prefix("## "));
+    assert_eq!(releases.next(), Some("[Unreleased]"), "what comes next has a place");
+    let newest = releases.next().expect("a release");
+    let before = format!("[{}] - ", env!("CARGO_PKG_VERSION"));
+    let date = newest.strip_prefix(before.as_str());
+    assert!(date.is_some_and(is_date), "CHANGELOG.md: {newest} is not {before}YYYY-MM-DD");
+}
+
 /// Lines of a document that are prose, with their indices: no code (a span alone in its line
 /// is code, too), no row of a table and no line of one word, such as an address.
 fn prose(text: &str) -> impl Iterator<Item = (usize, &str)> {
