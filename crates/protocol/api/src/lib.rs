@@ -9,6 +9,8 @@
 //! Bodies of `PUT` reject unknown fields, because a misspelled limit must not pass silently.
 //! Reports and answers ignore them, so that an older node understands a newer controller.
 
+#![warn(missing_docs)]
+
 mod answers;
 mod client;
 mod ids;

@@ -30,7 +30,9 @@ pub type PlaceKey = (SegmentId, u64);
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Placement {
     pub entry: usize,
+    /// Which place of that number is meant.
     pub generation: u32,
+    /// Whether the place is being left.
     pub is_leaving: bool,
 }
 

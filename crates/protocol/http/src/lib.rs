@@ -11,6 +11,8 @@
 //! - A token is compared in a time that depends on lengths only.
 //! - Nothing here knows what a server serves: routes, limits and state are its own.
 
+#![warn(missing_docs)]
+
 pub mod bearer;
 pub mod events;
 mod extract;

@@ -20,15 +20,18 @@ impl LeastRecentlyGranted {
         }
     }
 
+    /// A member that wants no more turns.
     pub fn leave(&mut self, member: u32) {
         self.members.retain(|&it| it != member);
     }
 
+    /// Whether there are no members.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
 
+    /// How many members there are.
     #[must_use]
     pub fn len(&self) -> usize {
         self.members.len()

@@ -24,7 +24,9 @@ pub const CREDITS: u32 = 256;
 /// The address of a server of this protocol.
 #[derive(Debug, Clone)]
 pub enum Address {
+    /// TCP.
     Tcp(SocketAddr),
+    /// A unix socket.
     Unix(PathBuf),
     /// A unix socket for the greeting, shared memory afterwards.
     Shared(PathBuf),
@@ -33,18 +35,28 @@ pub enum Address {
 /// Errors between client and server.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
+    /// No connection came about.
     #[error("cannot connect to {address:?}: {source}")]
-    Connect { address: Address, source: std::io::Error },
+    Connect {
+        /// The server's address.
+        address: Address,
+        /// What the kernel said.
+        source: std::io::Error,
+    },
+    /// A call on the connection failed.
     #[error("the connection broke: {0}")]
     Io(#[from] Errno),
+    /// The server closed the connection.
     #[error("the server closed the connection")]
     Closed,
     #[error("the server sent an invalid frame: {0}")]
     Frame(#[from] FrameError),
+    /// The server refused.
     #[error("the server answered {0:?}")]
     Status(Status),
     #[error("the server's answer is invalid")]
     Answer,
+    /// A key or value that no frame can carry.
     #[error("the key is empty or longer than 250 bytes, or the value longer than a frame")]
     TooLong,
 }
@@ -52,8 +64,11 @@ pub enum ClientError {
 /// An item that was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Value {
+    /// The flags that the item was stored with.
     pub client_flags: u32,
+    /// The CAS number of the item.
     pub cas: u64,
+    /// The value.
     pub bytes: Vec<u8>,
 }
 
@@ -123,6 +138,7 @@ impl Client {
         self.connections.iter_mut().try_for_each(Connection::release_ended)
     }
 
+    /// How many shards the server has.
     #[must_use]
     pub fn shards(&self) -> usize {
         self.connections.len()
@@ -272,7 +288,9 @@ impl Client {
 /// How SET stores.
 #[derive(Debug, Clone, Copy)]
 pub struct Storing {
+    /// What is done where there is an item, or none.
     pub mode: SetMode,
+    /// Flags that are kept with the item.
     pub client_flags: u32,
     /// As memcached's: 0 for never, up to 30 days relative to now, else Unix time.
     pub exptime: i32,

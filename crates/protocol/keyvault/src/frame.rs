@@ -55,6 +55,7 @@ codes! {
         Hello = 0x01,
         /// Does nothing: its answer confirms that earlier requests have arrived.
         Noop = 0x02,
+        /// Reads an item.
         Get = 0x10,
         /// Several keys of one shard at once.
         MultiGet = 0x11,
@@ -64,8 +65,11 @@ codes! {
         GetLease = 0x13,
         /// Ends leases, whose values are no longer read.
         Release = 0x14,
+        /// Stores an item.
         Set = 0x20,
+        /// Takes an item out.
         Delete = 0x21,
+        /// Sets the expiry of an item.
         Touch = 0x22,
         /// Adds to or subtracts from a number.
         Change = 0x23,
@@ -82,6 +86,7 @@ codes! {
 codes! {
     /// The result of a request.
     Status {
+        /// It was done.
         Ok = 0,
         /// There is no such item.
         NotFound = 1,
@@ -91,6 +96,7 @@ codes! {
         NotStored = 3,
         /// The value is longer than the server allows.
         TooLarge = 4,
+        /// There is no room for it.
         OutOfMemory = 5,
         /// The value is not a number.
         NotNumeric = 6,
@@ -113,27 +119,51 @@ codes! {
 pub struct Header {
     /// Bytes of the whole frame, header included.
     pub length: u32,
+    /// What is asked or answered.
     pub opcode: Opcode,
     /// None in a request.
     pub status: Option<Status>,
+    /// The shard that is asked, or that answers.
     pub shard: u16,
+    /// The number of the connection in its shard.
     pub connection: u16,
+    /// The number that the client gave the request.
     pub request: u32,
 }
 
 /// Why bytes are not a frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum FrameError {
+    /// A length below that of a header.
     #[error("a frame of {length} bytes is shorter than its header")]
-    TooShort { length: u32 },
+    TooShort {
+        /// The length that the frame claims.
+        length: u32,
+    },
+    /// An opcode that this version does not have.
     #[error("opcode {code:#04x} is unknown")]
-    Opcode { code: u8 },
+    Opcode {
+        /// What stood there.
+        code: u8,
+    },
+    /// A status that this version does not have.
     #[error("status {code} is unknown")]
-    Status { code: u8 },
+    Status {
+        /// What stood there.
+        code: u8,
+    },
+    /// Bytes that changed on the way.
     #[error("the checksum of request {request} is wrong")]
-    Checksum { request: u32 },
+    Checksum {
+        /// The number of the request.
+        request: u32,
+    },
+    /// A body that does not fit its opcode.
     #[error("the body of {opcode:?} is malformed")]
-    Body { opcode: Opcode },
+    Body {
+        /// The opcode of the frame.
+        opcode: Opcode,
+    },
 }
 
 /// Returns the length of the frame that begins with these bytes, or None if there are fewer than 4.

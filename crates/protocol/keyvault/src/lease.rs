@@ -101,7 +101,9 @@ enum Bytes {
 /// the lease, which one of the next requests reports to the server.
 #[derive(Debug)]
 pub struct Value {
+    /// The flags that the item was stored with.
     pub client_flags: u32,
+    /// The CAS number of the item.
     pub cas: u64,
     bytes: Bytes,
 }

@@ -10,6 +10,8 @@
 //! clients map it, [`lease`] the values they read there; [`owner`] tells which shard owns a key,
 //! [`arbiter`] whose turn it is; [`client`] is the client.
 
+#![warn(missing_docs)]
+
 pub mod arbiter;
 mod checksum;
 pub mod client;

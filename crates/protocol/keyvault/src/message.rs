@@ -23,10 +23,15 @@ pub const MULTI_GET_KEYS_MAX: usize = 1024;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum SetMode {
+    /// Stores in any case.
     Set = 0,
+    /// Stores where there is no item.
     Add = 1,
+    /// Stores where there is an item.
     Replace = 2,
+    /// Puts the value behind the one that is there.
     Append = 3,
+    /// Puts the value before the one that is there.
     Prepend = 4,
 }
 
@@ -46,6 +51,7 @@ impl SetMode {
 /// A client's request for a connection, or the server's grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Hello {
+    /// The version of the protocol, [`crate::frame::VERSION`].
     pub version: u16,
     /// In a request: the shard to be served by, or [`crate::frame::BROADCAST`] for any. In a grant:
     /// the number of shards.
@@ -59,52 +65,88 @@ pub struct Hello {
 /// A request's body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request<'a> {
+    /// [`Opcode::Hello`].
     Hello(Hello),
+    /// [`Opcode::Noop`].
     Noop,
+    /// [`Opcode::Get`].
     Get {
+        /// The key of the item.
         key: &'a [u8],
     },
+    /// [`Opcode::MultiGet`].
     MultiGet(Keys<'a>),
+    /// [`Opcode::GetAndTouch`].
     GetAndTouch {
+        /// The key of the item.
         key: &'a [u8],
+        /// When it expires, as memcached has it: 0 never, up to 30 days from now, else Unix time.
         exptime: i32,
     },
+    /// [`Opcode::GetLease`].
     GetLease {
+        /// The key of the item.
         key: &'a [u8],
     },
+    /// [`Opcode::Release`].
     Release(LeaseIds<'a>),
+    /// [`Opcode::Set`].
     Set {
+        /// What is done where there is an item, or none.
         mode: SetMode,
+        /// The key of the item.
         key: &'a [u8],
+        /// The value.
         value: &'a [u8],
+        /// Flags that are kept with the item.
         client_flags: u32,
+        /// When it expires, as memcached has it: 0 never, up to 30 days from now, else Unix time.
         exptime: i32,
+        /// The CAS number that the item must have; 0 for any.
         cas: u64,
     },
+    /// [`Opcode::Delete`].
     Delete {
+        /// The key of the item.
         key: &'a [u8],
+        /// The CAS number that the item must have; 0 for any.
         cas: u64,
     },
+    /// [`Opcode::Touch`].
     Touch {
+        /// The key of the item.
         key: &'a [u8],
+        /// When it expires, as memcached has it: 0 never, up to 30 days from now, else Unix time.
         exptime: i32,
     },
+    /// [`Opcode::Change`].
     Change {
+        /// The key of the item.
         key: &'a [u8],
+        /// By how much.
         delta: u64,
+        /// Whether it is subtracted.
         subtracts: bool,
+        /// What is stored where there is no item; None to store nothing.
         initial: Option<u64>,
+        /// When a new item expires, as memcached has it.
         exptime: i32,
     },
+    /// [`Opcode::Flush`].
     Flush {
+        /// Seconds until then.
         delay_s: u32,
     },
+    /// [`Opcode::Share`].
     Share {
+        /// The size of the ring for requests.
         request_bytes: u32,
+        /// The size of the ring for answers.
         answer_bytes: u32,
     },
     /// Values shorter than `bytes_min` are to be sent as copies.
     Leases {
+        /// The shortest value that is leased.
         bytes_min: u32,
     },
 }
@@ -117,11 +159,13 @@ pub struct Keys<'a> {
 }
 
 impl<'a> Keys<'a> {
+    /// How many keys there are.
     #[must_use]
     pub const fn count(&self) -> u16 {
         self.count
     }
 
+    /// The keys, in the order of the request.
     pub fn iter(&self) -> impl Iterator<Item = &'a [u8]> + use<'a> {
         let mut rest = self.bytes;
         std::iter::from_fn(move || {
@@ -410,11 +454,13 @@ impl KeyList {
         true
     }
 
+    /// The keys, for a request.
     #[must_use]
     pub fn keys(&self) -> Keys<'_> {
         Keys { bytes: &self.bytes, count: self.count }
     }
 
+    /// Takes all keys out.
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.count = 0;
@@ -424,8 +470,11 @@ impl KeyList {
 /// An item in an answer to GET.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Item<'a> {
+    /// The flags that the item was stored with.
     pub client_flags: u32,
+    /// The CAS number of the item.
     pub cas: u64,
+    /// The value.
     pub value: &'a [u8],
 }
 

@@ -32,7 +32,9 @@ const LENGTH_BYTES: usize = 4;
 /// # Safety
 /// This module's reads and writes rely on the guarantee above.
 pub unsafe trait Region {
+    /// Where the region begins.
     fn address(&self) -> *mut u8;
+    /// The size of the ring, a power of two, without the control lines.
     fn ring_bytes(&self) -> usize;
 }
 
@@ -71,6 +73,7 @@ pub struct Writer<R> {
 }
 
 impl<R: Region> Writer<R> {
+    /// The writing end of a ring in which nothing was written yet.
     pub const fn new(region: R) -> Self {
         Self { region, written: 0, read: 0 }
     }
@@ -120,6 +123,7 @@ impl<R: Region> Writer<R> {
 /// The result of a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Popped {
+    /// There is no frame now.
     Nothing,
     /// One frame was appended.
     Frame,
@@ -136,6 +140,7 @@ pub struct Reader<R> {
 }
 
 impl<R: Region> Reader<R> {
+    /// The reading end of a ring in which nothing was written yet.
     pub const fn new(region: R) -> Self {
         Self { region, read: 0, told: 0 }
     }

@@ -16,7 +16,9 @@ use crate::ring::{CONTROL_BYTES, RING_BYTES_MAX, RING_BYTES_MIN, Region};
 /// The sizes of the two rings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RingSizes {
+    /// The ring for requests.
     pub request_bytes: usize,
+    /// The ring for answers.
     pub answer_bytes: usize,
 }
 

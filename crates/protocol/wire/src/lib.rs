@@ -22,6 +22,8 @@
 //! known); a checksum per page (4 bytes a page for no gain, as a bad frame ends the connection
 //! anyway); variable-length integers (branches per field).
 
+#![warn(missing_docs)]
+
 mod address;
 mod checksum;
 mod codec;

@@ -21,6 +21,7 @@ use crate::share::{Ring, RingSizes, map, receive_with_files};
 /// Sizes of the rings that a client asks for: small, so that they stay in the processors' caches.
 /// Frames too long for them go over the socket.
 pub const REQUEST_RING_BYTES: u32 = 64 << 10;
+/// As [`REQUEST_RING_BYTES`], for answers.
 pub const ANSWER_RING_BYTES: u32 = 256 << 10;
 /// Bytes of one read from a socket.
 const READ_BYTES: usize = 64 << 10;
@@ -34,8 +35,11 @@ const LOOKS: u32 = 64;
 /// One answer, borrowed from a connection's buffer.
 #[derive(Debug, Clone, Copy)]
 pub struct Answer<'a> {
+    /// The number of the request.
     pub request: u32,
+    /// How it went.
     pub status: Status,
+    /// The body of the frame.
     pub body: &'a [u8],
 }
 

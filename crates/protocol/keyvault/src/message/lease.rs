@@ -30,11 +30,13 @@ impl<'a> LeaseIds<'a> {
         out.extend_from_slice(self.bytes);
     }
 
+    /// How many leases there are.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.bytes.len() / LEASE_ID_BYTES
     }
 
+    /// Whether there are no leases.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.bytes.is_empty()
@@ -54,15 +56,18 @@ pub struct LeaseIdList {
 }
 
 impl LeaseIdList {
+    /// Adds a lease.
     pub fn push(&mut self, id: NonZeroU32) {
         self.bytes.extend_from_slice(&id.get().to_le_bytes());
     }
 
+    /// How many leases there are.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.bytes.len() / LEASE_ID_BYTES
     }
 
+    /// Whether there are no leases.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
         self.bytes.is_empty()
@@ -90,11 +95,15 @@ impl LeaseIdList {
 /// The place of a leased value, in an answer to GETLEASE.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LeasedItem {
+    /// The flags that the item was stored with.
     pub client_flags: u32,
+    /// The number that ends the lease.
     pub lease: NonZeroU32,
+    /// The CAS number of the item.
     pub cas: u64,
     /// Offset in the memory granted by LEASES.
     pub at: u64,
+    /// The length of the value.
     pub value_bytes: u32,
 }
 
@@ -113,7 +122,9 @@ impl LeasedItem {
 /// An answer to GETLEASE: a copy, as in GET, or a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaybeLeased<'a> {
+    /// The value itself.
     Copy(Item<'a>),
+    /// Where it lies.
     Lease(LeasedItem),
 }
 
