@@ -4,6 +4,8 @@
 //! ask a controller also 3 not found, 4 conflict, 5 unreachable. `farpool run` exits with the
 //! program's exit code, or 128 + n if signal n ended it.
 
+#![allow(unreachable_pub, reason = "a program: nothing leaves the crate")]
+
 mod args;
 mod commands;
 mod config;

@@ -35,7 +35,7 @@ const VALID: Duration = Duration::from_secs(3600);
 
 /// What the disk does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub(crate) enum Fault {
     None,
     /// Everything takes so long.
     Slow(Duration),
@@ -59,7 +59,7 @@ pub enum Fault {
 
 /// What the test tells the disk.
 #[derive(Debug)]
-pub struct Faults {
+pub(crate) struct Faults {
     /// The fault, and the first byte that it concerns.
     order: Mutex<(Fault, u64)>,
     held: Mutex<Vec<Job>>,
@@ -77,7 +77,7 @@ enum Job {
 
 impl Faults {
     /// From now on everything on the disk is so.
-    pub fn set(&self, fault: Fault) {
+    pub(crate) fn set(&self, fault: Fault) {
         self.set_from(fault, 0);
     }
 
@@ -91,7 +91,7 @@ impl Faults {
     }
 
     /// How often the disk has not done what it should.
-    pub fn done(&self) -> u64 {
+    pub(crate) fn done(&self) -> u64 {
         self.done.load(Ordering::Relaxed)
     }
 
@@ -271,14 +271,14 @@ impl Filesystem for OneFile {
 
 /// A block device that is there as long as this value lives and something has it open.
 #[derive(Debug)]
-pub struct Loop {
+pub(crate) struct Loop {
     path: PathBuf,
     _open: File,
 }
 
 impl Loop {
     /// A device over a file; None, with the reason said, where there can be none.
-    pub fn over(file: &Path, is_direct: bool) -> Option<Self> {
+    pub(crate) fn over(file: &Path, is_direct: bool) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             farpool_testkit::skip("loop devices need root");
             return None;
@@ -308,14 +308,14 @@ impl Loop {
         Some(Self { path, _open: open })
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 }
 
 /// A disk that fails as it is told.
 #[derive(Debug)]
-pub struct Disk {
+pub(crate) struct Disk {
     pub device: Loop,
     pub faults: Arc<Faults>,
     _session: BackgroundSession,
@@ -323,7 +323,7 @@ pub struct Disk {
 
 impl Disk {
     /// A disk of zeros; None, with the reason said, where there can be none.
-    pub fn start(size: u64) -> Option<Self> {
+    pub(crate) fn start(size: u64) -> Option<Self> {
         let bytes = tempfile::tempfile().expect("a file for what the disk holds");
         bytes.set_len(size).expect("room for the disk");
         let faults = Arc::new(Faults {

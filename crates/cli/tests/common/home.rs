@@ -5,13 +5,13 @@ use std::path::Path;
 use tempfile::TempDir;
 
 #[derive(Debug)]
-pub struct Home {
+pub(crate) struct Home {
     disk: TempDir,
     memory: TempDir,
 }
 
 impl Home {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let disk = tempfile::tempdir().expect("a home");
         let memory = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
         let books = disk.path().join(super::common::BOOKS);
@@ -19,12 +19,12 @@ impl Home {
         Self { disk, memory }
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.disk.path()
     }
 
     /// How many files servers have left in memory.
-    pub fn books(&self) -> usize {
+    pub(crate) fn books(&self) -> usize {
         std::fs::read_dir(self.memory.path()).expect("it is there").count()
     }
 }

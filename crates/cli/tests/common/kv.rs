@@ -15,12 +15,12 @@ use serde_json::Value;
 use crate::common::farpool;
 
 /// What has not come by then never will: a hang fails the test instead of the whole run.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// Requests sent before their replies are read.
 const BATCH: usize = 200;
 
 /// A server; killed when dropped.
-pub struct Kv {
+pub(crate) struct Kv {
     pub child: Child,
     pub address: SocketAddr,
     pub client: Client,
@@ -31,12 +31,16 @@ pub struct Kv {
 }
 
 impl Kv {
-    pub fn start(home: &Path, flags: &[&str]) -> Self {
+    pub(crate) fn start(home: &Path, flags: &[&str]) -> Self {
         Self::start_with(home, flags, |_| ())
     }
 
     /// As [`Self::start`], with changes to the command, such as its environment.
-    pub fn start_with(home: &Path, flags: &[&str], change: impl FnOnce(&mut Command)) -> Self {
+    pub(crate) fn start_with(
+        home: &Path,
+        flags: &[&str],
+        change: impl FnOnce(&mut Command),
+    ) -> Self {
         let address = free_address();
         let log = home.join(format!("log-{}", address.port()));
         let mut command = farpool(home);
@@ -55,17 +59,17 @@ impl Kv {
     }
 
     /// What it has written on standard error.
-    pub fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(&self.log).expect("its log is there")
     }
 
-    pub fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         kill_process(pid.expect("a process id"), signal).expect("the server takes the signal");
     }
 
     /// Its exit code if it ends within `limit`.
-    pub fn ends_within(&mut self, limit: Duration) -> Option<i32> {
+    pub(crate) fn ends_within(&mut self, limit: Duration) -> Option<i32> {
         let deadline = Instant::now() + limit;
         loop {
             if let Some(status) = self.child.try_wait().expect("it is our child") {
@@ -79,7 +83,7 @@ impl Kv {
     }
 
     /// A number from the process's `status`, given there in kB.
-    pub fn status_bytes(&self, name: &str) -> usize {
+    pub(crate) fn status_bytes(&self, name: &str) -> usize {
         let path = format!("/proc/{}/status", self.child.id());
         let text = std::fs::read_to_string(path).expect("the server lives");
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -100,10 +104,10 @@ impl Drop for Kv {
 }
 
 /// A client of the text protocol.
-pub struct Client(BufReader<TcpStream>);
+pub(crate) struct Client(BufReader<TcpStream>);
 
 impl Client {
-    pub fn connect(address: SocketAddr) -> Self {
+    pub(crate) fn connect(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).expect("it listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("sockets have timeouts");
         stream.set_write_timeout(Some(PATIENCE)).expect("sockets have timeouts");
@@ -111,23 +115,23 @@ impl Client {
         Self(BufReader::new(stream))
     }
 
-    pub fn send(&mut self, bytes: &[u8]) {
+    pub(crate) fn send(&mut self, bytes: &[u8]) {
         self.0.get_mut().write_all(bytes).expect("the server takes requests");
     }
 
-    pub fn line(&mut self) -> String {
+    pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
         let bytes = self.0.read_line(&mut line).expect("the server answers");
         assert!(bytes > 0, "the server left");
         line.trim_end().to_owned()
     }
 
-    pub fn ask(&mut self, request: &str) -> String {
+    pub(crate) fn ask(&mut self, request: &str) -> String {
         self.send(format!("{request}\r\n").as_bytes());
         self.line()
     }
 
-    pub fn stat(&mut self, name: &str) -> u64 {
+    pub(crate) fn stat(&mut self, name: &str) -> u64 {
         self.send(b"stats\r\n");
         let mut found = None;
         loop {
@@ -142,7 +146,7 @@ impl Client {
     }
 
     /// Waits until a figure of `stats` is as wanted: threads tell theirs once a second.
-    pub fn wait_for_stat(&mut self, name: &str, is_it: impl Fn(u64) -> bool) -> u64 {
+    pub(crate) fn wait_for_stat(&mut self, name: &str, is_it: impl Fn(u64) -> bool) -> u64 {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let value = self.stat(name);
@@ -155,13 +159,13 @@ impl Client {
     }
 
     /// The version of a key's value, if it is there; the value must be right to the byte.
-    pub fn version(&mut self, key: usize) -> Option<u32> {
+    pub(crate) fn version(&mut self, key: usize) -> Option<u32> {
         self.send(format!("get key{key}\r\n").as_bytes());
         self.reply(key)
     }
 
     /// The reply to a `get` of the key.
-    pub fn reply(&mut self, key: usize) -> Option<u32> {
+    pub(crate) fn reply(&mut self, key: usize) -> Option<u32> {
         let line = self.line();
         if line == "END" {
             return None;
@@ -179,7 +183,7 @@ impl Client {
 }
 
 /// The bytes of a version of a key.
-pub fn value(key: usize, version: u32) -> Vec<u8> {
+pub(crate) fn value(key: usize, version: u32) -> Vec<u8> {
     let mut value = format!("{key}.{version}.").into_bytes();
     value.resize(40 + (key * 131 + version as usize * 17) % 1500, b'v');
     value
@@ -187,15 +191,15 @@ pub fn value(key: usize, version: u32) -> Vec<u8> {
 
 /// The newest version of each key; 0 is none. Deleting takes a version, too: nothing older may be
 /// there afterwards.
-pub struct Known(pub Vec<u32>);
+pub(crate) struct Known(pub Vec<u32>);
 
 impl Known {
-    pub fn new(keys: usize) -> Self {
+    pub(crate) fn new(keys: usize) -> Self {
         Self(vec![0; keys])
     }
 
     /// Stores a new version of keys, and reads the replies.
-    pub fn store(&mut self, client: &mut Client, keys: impl Iterator<Item = usize>) {
+    pub(crate) fn store(&mut self, client: &mut Client, keys: impl Iterator<Item = usize>) {
         let keys: Vec<usize> = keys.collect();
         for batch in keys.chunks(BATCH) {
             let mut requests = Vec::new();
@@ -213,7 +217,7 @@ impl Known {
     }
 
     /// Deletes keys, and reads the replies.
-    pub fn delete(&mut self, client: &mut Client, keys: impl Iterator<Item = usize>) {
+    pub(crate) fn delete(&mut self, client: &mut Client, keys: impl Iterator<Item = usize>) {
         for key in keys {
             self.0[key] += 1;
             let reply = client.ask(&format!("delete key{key}"));
@@ -222,7 +226,7 @@ impl Known {
     }
 
     /// How many of the keys are there: each has its newest version, or is missing.
-    pub fn check(&self, client: &mut Client, keys: impl Iterator<Item = usize>) -> usize {
+    pub(crate) fn check(&self, client: &mut Client, keys: impl Iterator<Item = usize>) -> usize {
         let is_there = |&key: &usize| match client.version(key) {
             None => false,
             Some(version) => {

@@ -11,10 +11,10 @@ use rustix::process::{Pid, Signal, kill_process};
 const LONGEST_RUN: Duration = Duration::from_secs(300);
 
 /// Where a home has the folder for flash's book-keeping, if it has one.
-pub const BOOKS: &str = "books";
+pub(crate) const BOOKS: &str = "books";
 
 /// The binary, with an empty home and none of our variables.
-pub fn farpool(home: &Path) -> Command {
+pub(crate) fn farpool(home: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_farpool"));
     for (name, _) in std::env::vars_os() {
         if name.to_string_lossy().starts_with("FARPOOL_") {
@@ -32,7 +32,7 @@ pub fn farpool(home: &Path) -> Command {
 }
 
 /// Runs to the end: exit code, standard output, standard error.
-pub fn ended(command: &mut Command) -> (i32, String, String) {
+pub(crate) fn ended(command: &mut Command) -> (i32, String, String) {
     let child =
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
     let pid = Pid::from_child(&child);

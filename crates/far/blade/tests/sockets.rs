@@ -572,7 +572,7 @@ mod shm {
     use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream;
 
-    pub fn receive_mapped(stream: &UnixStream) -> (OwnedFd, u64, bool) {
+    pub(crate) fn receive_mapped(stream: &UnixStream) -> (OwnedFd, u64, bool) {
         let mut bytes = [0; 256];
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut control = RecvAncillaryBuffer::new(&mut space);

@@ -214,7 +214,7 @@ const GAUGES: [Counter; 13] = [
 ];
 
 /// Number of counters.
-pub const COUNTER_COUNT: usize = Counter::ElsewherePages as usize + 1;
+pub(crate) const COUNTER_COUNT: usize = Counter::ElsewherePages as usize + 1;
 
 /// One process on the board.
 #[repr(C, align(64))]

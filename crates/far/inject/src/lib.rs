@@ -20,6 +20,8 @@
 //! CAP_SYS_ADMIN, and no filter of our own), but the sidecar itself then lives under the program's
 //! filter. Where both are under the same filters (in a container) the calls are made under these.
 
+#![allow(unreachable_pub, reason = "many modules; the root says what leaves the crate")]
+
 mod arch;
 mod birth;
 mod elf;

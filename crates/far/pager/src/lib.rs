@@ -20,6 +20,8 @@
 //! [`fault`] and [`evict`] beside each other, [`life`] (how a pager begins, follows the program,
 //! forks, hands over and leaves), `pager` (what the program's own threads call).
 
+#![allow(unreachable_pub, reason = "many modules; the root says what leaves the crate")]
+
 pub mod abort;
 mod core;
 mod error;

@@ -6,6 +6,8 @@
 //!
 //! When the keeper dies, the program is killed with it (its limit and its blade would be gone).
 
+#![allow(unreachable_pub, reason = "many modules; the root says what leaves the crate")]
+
 mod attach;
 mod authority;
 mod births;

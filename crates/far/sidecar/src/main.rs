@@ -7,6 +7,7 @@
 //!
 //! Built without `-C target-feature=+crt-static` (as part of the workspace, for tests and lints) it
 //! is an ordinary program that says what it is for. `farpool-sidecar-image` makes the real one.
+#![allow(unreachable_pub, reason = "a program: nothing leaves the crate")]
 #![cfg_attr(not(test), no_main)]
 #![cfg_attr(any(test, not(target_feature = "crt-static")), allow(dead_code))]
 

@@ -2,7 +2,7 @@
 
 /// Escapes `text` for HTML and SVG, inside elements and quoted attributes. Characters that XML does
 /// not allow become the replacement character.
-pub fn html(text: &str) -> String {
+pub(crate) fn html(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for character in text.chars() {
         match character {

@@ -13,6 +13,8 @@
 //! guard that takes it down on every way out, SIGINT and SIGTERM included; a row that cannot run
 //! here is shown with its reason, never left out.
 
+#![allow(unreachable_pub, reason = "many modules; the root says what leaves the crate")]
+
 mod error;
 mod jobs;
 mod latency;

@@ -48,14 +48,14 @@ fn is_about((package, name, _): &(&str, &str, Class), program: &TestProgram) -> 
     *package == program.package && (*name == program.name || *name == program.kind)
 }
 
-pub fn class_of(program: &TestProgram) -> Class {
+pub(crate) fn class_of(program: &TestProgram) -> Class {
     let of_package = || PACKAGES.iter().find(|(package, _)| *package == program.package);
     let own = OTHERS.iter().find(|line| is_about(line, program)).map(|(_, _, class)| *class);
     own.or_else(|| of_package().map(|(_, class)| *class)).unwrap_or(Class::Quick)
 }
 
 /// Programs that have a class and do not exist: a new name would be classed like its package.
-pub fn unknown(programs: &[TestProgram]) -> Vec<String> {
+pub(crate) fn unknown(programs: &[TestProgram]) -> Vec<String> {
     let is_known = |line: &&_| programs.iter().any(|program| is_about(line, program));
     let unknown = OTHERS.iter().filter(|line| !is_known(line));
     unknown.map(|(package, name, _)| format!("{package} {name}")).collect()
@@ -63,7 +63,10 @@ pub fn unknown(programs: &[TestProgram]) -> Vec<String> {
 
 /// The programs in the order in which they start, those that take long first, so that no long one
 /// is left alone at the end.
-pub fn in_order(mut programs: Vec<TestProgram>, class: impl Fn(Class) -> bool) -> Vec<TestProgram> {
+pub(crate) fn in_order(
+    mut programs: Vec<TestProgram>,
+    class: impl Fn(Class) -> bool,
+) -> Vec<TestProgram> {
     programs.retain(|it| class(class_of(it)));
     let is_long = |it: &TestProgram| class_of(it) == Class::Waiting;
     let place = |it: &TestProgram| OTHERS.iter().position(|line| is_about(line, it));

@@ -9,7 +9,7 @@ const LINE_LIMIT: usize = 300;
 
 /// How one test program ended.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Outcome {
+pub(crate) struct Outcome {
     pub title: String,
     pub took: Duration,
     /// Time of a processor that it and its children took, if the kernel said it.
@@ -26,7 +26,7 @@ pub struct Outcome {
 impl Outcome {
     /// Reads what libtest printed. A program that did not end well has one failure at the least:
     /// it may have died before it had a result.
-    pub fn read(title: String, text: &str, ended_well: bool) -> Self {
+    pub(crate) fn read(title: String, text: &str, ended_well: bool) -> Self {
         let mut outcome = Self { title, ..Self::default() };
         let (mut part, mut has_result) = (Part::Names, false);
         for line in text.lines() {

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 /// A program made by `cargo test`.
 #[derive(Clone, Debug)]
-pub struct TestProgram {
+pub(crate) struct TestProgram {
     pub package: String,
     pub name: String,
     /// `lib`, `bin`, `test` or `example`.
@@ -20,14 +20,14 @@ pub struct TestProgram {
 
 impl TestProgram {
     /// As people name it: `farpool-e2e spill`, `farpool-pager lib`.
-    pub fn title(&self) -> String {
+    pub(crate) fn title(&self) -> String {
         let name = if self.kind == "test" { &self.name } else { &self.kind };
         format!("{} {name}", self.package)
     }
 }
 
 /// The cargo that started this program, or the one in the PATH.
-pub fn cargo() -> Command {
+pub(crate) fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
 }
 
@@ -35,7 +35,7 @@ pub fn cargo() -> Command {
 ///
 /// # Errors
 /// When cargo cannot be started, or the build fails.
-pub fn build(scope: &[String]) -> anyhow::Result<Vec<TestProgram>> {
+pub(crate) fn build(scope: &[String]) -> anyhow::Result<Vec<TestProgram>> {
     let output = cargo()
         .args(["test", "--no-run", "--message-format=json-render-diagnostics"])
         .args(scope)

@@ -19,7 +19,7 @@ const LOOK: Duration = Duration::from_millis(20);
 ///
 /// # Errors
 /// When it cannot be started, or the log not be written or read.
-pub fn run(title: String, mut command: Command, log: &Path) -> anyhow::Result<Outcome> {
+pub(crate) fn run(title: String, mut command: Command, log: &Path) -> anyhow::Result<Outcome> {
     let file = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
     command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
     let start = Instant::now();

@@ -9,7 +9,7 @@ use crate::outcome::Outcome;
 const SLOWEST: usize = 10;
 
 /// `ok      163.0 s (12.3 s of a CPU)  farpool-e2e spill: 11 passed`.
-pub fn line(outcome: &Outcome) -> String {
+pub(crate) fn line(outcome: &Outcome) -> String {
     let word = if outcome.failed == 0 { "ok" } else { "FAILED" };
     let cpu = outcome.cpu.map_or("?".to_owned(), |cpu| format!("{:.1}", cpu.as_secs_f64()));
     let mut line = format!(

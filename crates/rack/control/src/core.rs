@@ -66,7 +66,7 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub fn new(state: State, committer: Committer, started: Instant) -> Arc<Self> {
+    pub(crate) fn new(state: State, committer: Committer, started: Instant) -> Arc<Self> {
         let guarded =
             Guarded { state, random: Random::default(), queued: 0, events: VecDeque::new() };
         Arc::new(Self {
@@ -80,18 +80,18 @@ impl Core {
     }
 
     /// Uptime; monotonic, so the wall clock may jump.
-    pub fn now_ms(&self) -> u64 {
+    pub(crate) fn now_ms(&self) -> u64 {
         at_most(self.started.elapsed().as_millis())
     }
 
     /// Answers may be given until then.
-    pub fn lead_until(&self, until: Instant) {
+    pub(crate) fn lead_until(&self, until: Instant) {
         let ms = until.saturating_duration_since(self.started).as_millis();
         self.valid_until_ms.store(at_most(ms), Ordering::Release);
     }
 
     /// No answer may be given any more.
-    pub fn end(&self) {
+    pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::Release);
         self.changed.send_modify(|count| *count += 1);
     }
@@ -114,7 +114,7 @@ impl Core {
 
     /// Carries out a command and looks at the state right after it; returns when all of that is
     /// durable.
-    pub async fn apply<T>(
+    pub(crate) async fn apply<T>(
         &self,
         command: Command,
         look: impl FnOnce(&State, &Applied, u64) -> Result<T, Problem>,
@@ -131,7 +131,7 @@ impl Core {
     }
 
     /// Looks at the state; returns when what was seen is durable.
-    pub async fn read<T>(&self, look: impl FnOnce(&State, u64) -> T) -> Result<T, Problem> {
+    pub(crate) async fn read<T>(&self, look: impl FnOnce(&State, u64) -> T) -> Result<T, Problem> {
         self.check_leads()?;
         let (seen, queued) = {
             let guarded = self.lock();
@@ -142,12 +142,12 @@ impl Core {
     }
 
     /// Looks at the state without waiting for the store: for figures only.
-    pub fn peek<T>(&self, look: impl FnOnce(&State, u64) -> T) -> T {
+    pub(crate) fn peek<T>(&self, look: impl FnOnce(&State, u64) -> T) -> T {
         look(&self.lock().state, self.now_ms())
     }
 
     /// Looks again and again, at each change, until it gives something or the time is over.
-    pub async fn wait(
+    pub(crate) async fn wait(
         &self,
         wait: Duration,
         mut arrived: impl FnMut(&State) -> bool,
@@ -182,7 +182,7 @@ impl Core {
     }
 
     /// Does everything that is due.
-    pub fn tick(&self) {
+    pub(crate) fn tick(&self) {
         if self.check_leads().is_err() {
             return;
         }
@@ -206,7 +206,7 @@ impl Core {
     }
 
     /// Events after the one with id `after`.
-    pub async fn events_after(&self, after: u64) -> Result<Vec<Event>, Problem> {
+    pub(crate) async fn events_after(&self, after: u64) -> Result<Vec<Event>, Problem> {
         self.check_leads()?;
         let (events, queued) = {
             let guarded = self.lock();
@@ -218,12 +218,12 @@ impl Core {
     }
 
     /// Wakes at every change.
-    pub fn changes(&self) -> watch::Receiver<u64> {
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
     }
 
     /// Batches durable and queued so far.
-    pub fn commits(&self) -> (u64, u64) {
+    pub(crate) fn commits(&self) -> (u64, u64) {
         let queued = self.lock().queued;
         (self.committer.state().borrow().durable, queued)
     }

@@ -38,7 +38,7 @@ pub(crate) struct Lead {
 
 impl Lead {
     /// Why it cannot go on; waits until there is such a reason.
-    pub async fn failed(&mut self) -> ControlError {
+    pub(crate) async fn failed(&mut self) -> ControlError {
         match self.failures.recv().await {
             Some(error) => error,
             None => std::future::pending().await,
@@ -46,7 +46,7 @@ impl Lead {
     }
 
     /// Ends all threads.
-    pub async fn end(mut self) {
+    pub(crate) async fn end(mut self) {
         self.ending.store(true, Ordering::Release);
         if let Role::Leading(core) = self.app.role() {
             core.end();

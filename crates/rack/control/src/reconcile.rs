@@ -102,14 +102,14 @@ fn wanted_back(state: &State, name: &str, node: &Node, here: &[&SegmentRecord]) 
 
 /// What to change on a switch.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct SwitchSteps {
+pub(crate) struct SwitchSteps {
     /// Taken down first, because ports may be used again.
     pub disconnect: Vec<Circuit>,
     pub connect: Vec<Circuit>,
 }
 
 /// The circuits that every switch shall have.
-pub fn wanted_circuits(state: &State) -> BTreeMap<String, Vec<Circuit>> {
+pub(crate) fn wanted_circuits(state: &State) -> BTreeMap<String, Vec<Circuit>> {
     let mut wanted: BTreeMap<String, Vec<Circuit>> = BTreeMap::new();
     for circuit in state.circuit_list().circuits {
         if let Some(pair) = Circuit::new(circuit.from_port, circuit.to_port) {
@@ -120,7 +120,7 @@ pub fn wanted_circuits(state: &State) -> BTreeMap<String, Vec<Circuit>> {
 }
 
 /// From what stands to what shall stand.
-pub fn switch_steps(wanted: &[Circuit], standing: &[Circuit]) -> SwitchSteps {
+pub(crate) fn switch_steps(wanted: &[Circuit], standing: &[Circuit]) -> SwitchSteps {
     let without = |all: &[Circuit], others: &[Circuit]| {
         all.iter().filter(|circuit| !others.contains(circuit)).copied().collect()
     };

@@ -87,7 +87,7 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub fn new(
+    pub(crate) fn new(
         member: Member,
         socket: UdpSocket,
         blade: Arc<Blade>,
@@ -116,20 +116,20 @@ impl Core {
     }
 
     /// Time since the start: the protocol's clock.
-    pub fn now(&self) -> Duration {
+    pub(crate) fn now(&self) -> Duration {
         self.started.elapsed()
     }
 
-    pub fn blade(&self) -> &Blade {
+    pub(crate) fn blade(&self) -> &Blade {
         &self.blade
     }
 
-    pub fn socket(&self) -> &UdpSocket {
+    pub(crate) fn socket(&self) -> &UdpSocket {
         &self.socket
     }
 
     /// Tells that something may have changed.
-    pub fn changes(&self) -> watch::Receiver<u64> {
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
     }
 
@@ -139,12 +139,12 @@ impl Core {
     }
 
     /// Looks without changing anything.
-    pub fn read<T>(&self, look: impl FnOnce(&State, Duration) -> T) -> T {
+    pub(crate) fn read<T>(&self, look: impl FnOnce(&State, Duration) -> T) -> T {
         look(&self.lock(), self.now())
     }
 
     /// Changes something, and does all that follows from it.
-    pub fn with<T>(&self, change: impl FnOnce(&mut State, Duration) -> T) -> T {
+    pub(crate) fn with<T>(&self, change: impl FnOnce(&mut State, Duration) -> T) -> T {
         let mut state = self.lock();
         let now = self.now();
         state.now = now;
@@ -158,7 +158,7 @@ impl Core {
     }
 
     /// Takes in one look at the memory.
-    pub fn observe(&self, seen: Observation) {
+    pub(crate) fn observe(&self, seen: Observation) {
         let grants = self.blade.grants();
         self.with(|state, now| {
             let used = |is_here: bool| -> u64 {
@@ -181,7 +181,7 @@ impl Core {
     }
 
     /// The memory could not be looked at: nothing is lent on doubtful numbers.
-    pub fn observe_failed(&self, error: &std::io::Error) {
+    pub(crate) fn observe_failed(&self, error: &std::io::Error) {
         self.with(|state, now| {
             if state.counts.looks_failed == 0 {
                 tracing::error!(%error, "the node's memory cannot be looked at; nothing is lent");
@@ -377,7 +377,7 @@ impl State {
     }
 
     /// Remembers an event.
-    pub fn tell(&mut self, kind: &str, subject: impl std::fmt::Display, detail: String) {
+    pub(crate) fn tell(&mut self, kind: &str, subject: impl std::fmt::Display, detail: String) {
         self.event_count += 1;
         let event = Event {
             id: self.event_count,
@@ -393,7 +393,7 @@ impl State {
     }
 
     /// Events after the one with this id.
-    pub fn events_after(&self, after: u64) -> Vec<Event> {
+    pub(crate) fn events_after(&self, after: u64) -> Vec<Event> {
         self.events.iter().filter(|event| event.id > after).cloned().collect()
     }
 }

@@ -13,11 +13,11 @@ use crate::graph::{
 use crate::ids::{ComputeId, DomainId, LinkId, MemoryId, PortId, RackId, SwitchId, TrayId};
 
 /// Most bricks of a kind, racks, trays or switches: bounds a graph's memory to some gigabytes.
-pub const VERTEX_LIMIT: usize = 1 << 22;
+pub(crate) const VERTEX_LIMIT: usize = 1 << 22;
 /// Most ports of one brick or switch; larger switches do not exist.
-pub const PORTS_LIMIT: u32 = 1 << 20;
+pub(crate) const PORTS_LIMIT: u32 = 1 << 20;
 /// Most ports of a graph.
-pub const ALL_PORTS_LIMIT: usize = 1 << 26;
+pub(crate) const ALL_PORTS_LIMIT: usize = 1 << 26;
 
 /// Why a piece does not fit the graph.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]

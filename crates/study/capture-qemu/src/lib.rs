@@ -11,6 +11,8 @@
 //! The process that is started is recorded, with all its threads. Children that it forks run on
 //! unrecorded, and so do programs started by `exec`, which leave QEMU; both are counted.
 
+#![allow(unreachable_pub, reason = "many modules; the root says what leaves the crate")]
+
 mod access;
 pub mod cache;
 mod line_access;

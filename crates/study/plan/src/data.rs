@@ -22,11 +22,11 @@ pub(crate) struct Check<'a> {
 }
 
 impl<'a> Check<'a> {
-    pub fn new(path: &'a Path) -> Check<'a> {
+    pub(crate) fn new(path: &'a Path) -> Check<'a> {
         Check { path }
     }
 
-    pub fn wrong(self, key: &str, reason: impl Into<String>) -> PlanError {
+    pub(crate) fn wrong(self, key: &str, reason: impl Into<String>) -> PlanError {
         PlanError::Key { path: self.path.to_owned(), key: key.into(), reason: reason.into() }
     }
 
@@ -39,19 +39,19 @@ impl<'a> Check<'a> {
     }
 
     /// For prices and powers.
-    pub fn not_negative(self, key: &str, value: f64) -> Result<(), PlanError> {
+    pub(crate) fn not_negative(self, key: &str, value: f64) -> Result<(), PlanError> {
         match value.is_finite() && value >= 0.0 {
             true => Ok(()),
             false => Err(self.wrong(key, format!("{value} is below zero or not a number"))),
         }
     }
 
-    pub fn not_negative_if(self, key: &str, value: Option<f64>) -> Result<(), PlanError> {
+    pub(crate) fn not_negative_if(self, key: &str, value: Option<f64>) -> Result<(), PlanError> {
         value.map_or(Ok(()), |value| self.not_negative(key, value))
     }
 
     /// For shares of a whole.
-    pub fn share(self, key: &str, value: f64) -> Result<(), PlanError> {
+    pub(crate) fn share(self, key: &str, value: f64) -> Result<(), PlanError> {
         match (0.0..=1.0).contains(&value) {
             true => Ok(()),
             false => Err(self.wrong(key, format!("{value} is not between 0 and 1"))),

@@ -22,7 +22,7 @@ impl Output {
     /// # Errors
     /// The folder cannot be written, or `path` is not a regular file (`/dev/null`) and must not be
     /// replaced.
-    pub fn begin(path: &Path) -> Result<Self, TraceError> {
+    pub(crate) fn begin(path: &Path) -> Result<Self, TraceError> {
         let target = match path.canonicalize() {
             Ok(target) => target,
             Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
@@ -44,7 +44,7 @@ impl Output {
     }
 
     /// The file's content.
-    pub fn file(&mut self) -> &mut std::fs::File {
+    pub(crate) fn file(&mut self) -> &mut std::fs::File {
         self.file.as_file_mut()
     }
 

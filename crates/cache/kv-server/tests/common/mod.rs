@@ -1,7 +1,7 @@
 //! Servers for tests: ours, in this process, and the real memcached; their guards end both.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
-pub mod talk;
+pub(crate) mod talk;
 
 use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
@@ -26,7 +26,7 @@ pub fn wait_until<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
 
 /// Our server in this process, on a Unix socket or on TCP.
 #[derive(Debug)]
-pub struct Ours {
+pub(crate) struct Ours {
     pub shared: Arc<Shared>,
     pub socket: PathBuf,
     pub addresses: Vec<SocketAddr>,
@@ -94,7 +94,7 @@ pub fn unix_s() -> i64 {
 
 /// A real memcached on a Unix socket of its own.
 #[derive(Debug)]
-pub struct Memcached {
+pub(crate) struct Memcached {
     child: Child,
     pub socket: PathBuf,
     _directory: TempDir,
@@ -162,7 +162,7 @@ impl Drop for Memcached {
 }
 
 /// The resident memory of a process in bytes.
-pub fn resident_bytes(pid: u32) -> usize {
+pub(crate) fn resident_bytes(pid: u32) -> usize {
     let path = Path::new("/proc").join(pid.to_string()).join("statm");
     let text = std::fs::read_to_string(path).expect("the process lives");
     let pages: usize = text.split(' ').nth(1).and_then(|it| it.parse().ok()).expect("statm's form");

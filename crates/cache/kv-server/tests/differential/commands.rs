@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 /// One request, data included.
-pub type Command = Vec<u8>;
+pub(crate) type Command = Vec<u8>;
 
 /// The longest key, and one byte more.
 const KEY_BYTES_MAX: usize = 250;
@@ -426,7 +426,7 @@ pub fn stream() -> impl Strategy<Value = Vec<Command>> {
 const STREAM_BYTES_MAX: usize = 16_000;
 
 /// Stores and appends of values up to and beyond 8 KiB, then reads.
-pub fn large_stream() -> impl Strategy<Value = Vec<Command>> {
+pub(crate) fn large_stream() -> impl Strategy<Value = Vec<Command>> {
     let size = prop_oneof![3 => 1usize..4000, 1 => 7900usize..8300];
     let mode = select(vec!["set", "add", "replace", "append", "prepend"]);
     let step =

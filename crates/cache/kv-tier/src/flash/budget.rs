@@ -7,7 +7,7 @@ const BURST_S: f64 = 2.0;
 
 /// A limit on bytes per second. Time is given by the caller.
 #[derive(Debug, Clone, Copy)]
-pub struct Budget {
+pub(super) struct Budget {
     bytes_per_s: f64,
     left_bytes: f64,
     last: Option<Instant>,
@@ -16,7 +16,7 @@ pub struct Budget {
 impl Budget {
     /// Allows at most this many bytes per second in the long run.
     #[must_use]
-    pub const fn new(bytes_per_s: f64) -> Self {
+    pub(super) const fn new(bytes_per_s: f64) -> Self {
         Self { bytes_per_s, left_bytes: bytes_per_s * BURST_S, last: None }
     }
 

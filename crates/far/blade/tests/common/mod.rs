@@ -15,13 +15,13 @@ use tempfile::TempDir;
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A blade on a unix socket and on loopback TCP.
-pub struct TestBlade {
+pub(crate) struct TestBlade {
     pub serving: Serving,
     pub directory: TempDir,
 }
 
 impl TestBlade {
-    pub fn start(config: BladeConfig) -> TestBlade {
+    pub(crate) fn start(config: BladeConfig) -> TestBlade {
         let directory = tempfile::tempdir().unwrap();
         let unix = Address::Unix(directory.path().join("blade.sock"));
         let tcp = "tcp://127.0.0.1:0".parse().unwrap();
@@ -29,24 +29,24 @@ impl TestBlade {
         TestBlade { serving, directory }
     }
 
-    pub fn of_superpages(count: u64) -> TestBlade {
+    pub(crate) fn of_superpages(count: u64) -> TestBlade {
         Self::start(config_of(count))
     }
 
-    pub fn unix(&self) -> &Address {
+    pub(crate) fn unix(&self) -> &Address {
         &self.serving.addresses()[0]
     }
 
-    pub fn tcp(&self) -> &Address {
+    pub(crate) fn tcp(&self) -> &Address {
         &self.serving.addresses()[1]
     }
 
-    pub fn client(&self, id: u128) -> Peer {
+    pub(crate) fn client(&self, id: u128) -> Peer {
         Peer::hello(self.unix(), id)
     }
 }
 
-pub fn config_of(superpages: u64) -> BladeConfig {
+pub(crate) fn config_of(superpages: u64) -> BladeConfig {
     BladeConfig {
         memory_bytes: superpages * SUPERPAGE_BYTES,
         threads: 2,
@@ -60,13 +60,13 @@ pub fn wait_until(what: &str, condition: impl FnMut() -> bool) {
     farpool_testkit::wait_until(what, PATIENCE, condition);
 }
 
-pub enum Stream {
+pub(crate) enum Stream {
     Unix(UnixStream),
     Tcp(TcpStream),
 }
 
 impl Stream {
-    pub fn connect(address: &Address) -> Stream {
+    pub(crate) fn connect(address: &Address) -> Stream {
         match address {
             Address::Tcp(tcp) => {
                 let stream = TcpStream::connect(tcp).unwrap();
@@ -84,7 +84,7 @@ impl Stream {
 }
 
 impl Stream {
-    pub fn try_clone(&self) -> Stream {
+    pub(crate) fn try_clone(&self) -> Stream {
         match self {
             Stream::Unix(stream) => Stream::Unix(stream.try_clone().unwrap()),
             Stream::Tcp(stream) => Stream::Tcp(stream.try_clone().unwrap()),
@@ -116,19 +116,19 @@ impl Write for Stream {
 
 /// One answer, with its own copy of the bytes.
 #[derive(Debug)]
-pub struct Answer {
+pub(crate) struct Answer {
     pub header: Header,
     meta: Vec<u8>,
     pub pages: Vec<u8>,
 }
 
 impl Answer {
-    pub fn response(&self) -> Response<'_> {
+    pub(crate) fn response(&self) -> Response<'_> {
         Response::decode(&Head { header: self.header, meta: &self.meta }).unwrap()
     }
 
     /// The error's code, if it is one.
-    pub fn refused(&self) -> Option<ErrorCode> {
+    pub(crate) fn refused(&self) -> Option<ErrorCode> {
         match self.response() {
             Response::Error { code, .. } => Some(code),
             _ => None,
@@ -136,18 +136,18 @@ impl Answer {
     }
 
     #[track_caller]
-    pub fn done(&self) {
+    pub(crate) fn done(&self) {
         assert_eq!(self.response(), Response::Done);
     }
 }
 
 /// One connection.
-pub struct Peer {
+pub(crate) struct Peer {
     pub stream: Stream,
     pub next_id: u64,
 }
 
-pub fn hello(id: u128) -> Hello<'static> {
+pub(crate) fn hello(id: u128) -> Hello<'static> {
     Hello {
         client: ClientId(id),
         grant: None,
@@ -161,27 +161,27 @@ pub fn hello(id: u128) -> Hello<'static> {
 }
 
 impl Peer {
-    pub fn connect(address: &Address) -> Peer {
+    pub(crate) fn connect(address: &Address) -> Peer {
         Peer { stream: Stream::connect(address), next_id: 1 }
     }
 
-    pub fn hello(address: &Address, id: u128) -> Peer {
+    pub(crate) fn hello(address: &Address, id: u128) -> Peer {
         let (peer, answer) = Peer::hello_with(address, &hello(id));
         assert!(matches!(answer.response(), Response::HelloOk(_)), "{:?}", answer.response());
         peer
     }
 
-    pub fn hello_with(address: &Address, hello: &Hello<'_>) -> (Peer, Answer) {
+    pub(crate) fn hello_with(address: &Address, hello: &Hello<'_>) -> (Peer, Answer) {
         let mut peer = Peer::connect(address);
         let answer = peer.ask(&Request::Hello(*hello));
         (peer, answer)
     }
 
-    pub fn ask(&mut self, request: &Request<'_>) -> Answer {
+    pub(crate) fn ask(&mut self, request: &Request<'_>) -> Answer {
         self.ask_with(request, &[])
     }
 
-    pub fn ask_with(&mut self, request: &Request<'_>, pages: &[u8]) -> Answer {
+    pub(crate) fn ask_with(&mut self, request: &Request<'_>, pages: &[u8]) -> Answer {
         let id = self.send(request, pages);
         let answer = self.receive().unwrap();
         assert_eq!(answer.header.request_id, id);
@@ -189,7 +189,7 @@ impl Peer {
         answer
     }
 
-    pub fn send(&mut self, request: &Request<'_>, pages: &[u8]) -> RequestId {
+    pub(crate) fn send(&mut self, request: &Request<'_>, pages: &[u8]) -> RequestId {
         let id = RequestId(self.next_id);
         self.next_id += 1;
         let mut frame = Vec::new();
@@ -199,7 +199,7 @@ impl Peer {
         id
     }
 
-    pub fn receive(&mut self) -> std::io::Result<Answer> {
+    pub(crate) fn receive(&mut self) -> std::io::Result<Answer> {
         let mut header = [0; HEADER_BYTES];
         self.stream.read_exact(&mut header)?;
         let mut bytes = header.to_vec();
@@ -219,7 +219,7 @@ impl Peer {
     }
 
     /// Reads until the blade closes the connection.
-    pub fn is_closed(&mut self) -> bool {
+    pub(crate) fn is_closed(&mut self) -> bool {
         let mut rest = Vec::new();
         match self.stream.read_to_end(&mut rest) {
             Ok(_) => true,
@@ -227,43 +227,43 @@ impl Peer {
         }
     }
 
-    pub fn create(&mut self, span_superpages: u32) -> (SegmentId, SegmentToken) {
+    pub(crate) fn create(&mut self, span_superpages: u32) -> (SegmentId, SegmentToken) {
         match self.ask(&Request::CreateSegment { span_superpages }).response() {
             Response::SegmentCreated { segment, token } => (segment, token),
             other => panic!("{other:?}"),
         }
     }
 
-    pub fn allocate(&mut self, segment: SegmentId, first: u32, count: u32) -> Answer {
+    pub(crate) fn allocate(&mut self, segment: SegmentId, first: u32, count: u32) -> Answer {
         let first = SuperpageNumber(first);
         self.ask(&Request::AllocateSuperpages { segment, first, count })
     }
 
-    pub fn free(&mut self, segment: SegmentId, first: u32, count: u32) -> Answer {
+    pub(crate) fn free(&mut self, segment: SegmentId, first: u32, count: u32) -> Answer {
         let first = SuperpageNumber(first);
         self.ask(&Request::FreeSuperpages { segment, first, count })
     }
 
     /// A segment with `count` superpages of memory.
-    pub fn segment(&mut self, count: u32) -> (SegmentId, SegmentToken) {
+    pub(crate) fn segment(&mut self, count: u32) -> (SegmentId, SegmentToken) {
         let (segment, token) = self.create(count);
         let answer = self.allocate(segment, 0, count);
         assert!(matches!(answer.response(), Response::Allocated { .. }), "{answer:?}");
         (segment, token)
     }
 
-    pub fn write(&mut self, segment: SegmentId, page: u32, pages: &[u8]) -> Answer {
+    pub(crate) fn write(&mut self, segment: SegmentId, page: u32, pages: &[u8]) -> Answer {
         let count = u32::try_from(pages.len() / PAGE_BYTES).unwrap();
         let extents = [Extent::new(PageNumber(page), count)];
         self.ask_with(&Request::Write { segment, extents: &extents }, pages)
     }
 
-    pub fn read(&mut self, segment: SegmentId, page: u32, count: u32) -> Answer {
+    pub(crate) fn read(&mut self, segment: SegmentId, page: u32, count: u32) -> Answer {
         let extents = [Extent::new(PageNumber(page), count)];
         self.ask(&Request::Read { segment, extents: &extents })
     }
 
-    pub fn stat(&mut self) -> (BladeTotals, Vec<ClientUsage>) {
+    pub(crate) fn stat(&mut self) -> (BladeTotals, Vec<ClientUsage>) {
         match self.ask(&Request::Stat { skip_clients: 0 }).response() {
             Response::Stat { totals, clients } => (totals, clients.to_vec()),
             other => panic!("{other:?}"),
@@ -272,7 +272,7 @@ impl Peer {
 }
 
 /// Pages whose every byte differs from its neighbours' and from other seeds'.
-pub fn pages(seed: u64, count: usize) -> Vec<u8> {
+pub(crate) fn pages(seed: u64, count: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut bytes = Vec::with_capacity(count * PAGE_BYTES);
     while bytes.len() < count * PAGE_BYTES {

@@ -23,7 +23,7 @@ use farpool_wire::{
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub(crate) enum Fault {
     None,
     CloseMidAnswer,
     Garbage,
@@ -37,7 +37,7 @@ pub enum Fault {
 }
 
 #[derive(Default)]
-pub struct Inner {
+pub(crate) struct Inner {
     pub pages: HashMap<u32, Vec<u8>>,
     pub script: VecDeque<Fault>,
     pub connections: usize,
@@ -51,7 +51,7 @@ pub struct Inner {
     live: Vec<Stream>,
 }
 
-pub struct FakeBlade {
+pub(crate) struct FakeBlade {
     pub address: Address,
     pub inner: Arc<Mutex<Inner>>,
     threads: Arc<Mutex<Vec<JoinHandle<()>>>>,
@@ -59,7 +59,7 @@ pub struct FakeBlade {
     _folder: Option<tempfile::TempDir>,
 }
 
-pub enum Stream {
+pub(crate) enum Stream {
     Unix(UnixStream),
     Tcp(TcpStream),
 }
@@ -94,12 +94,12 @@ impl Stream {
     }
 }
 
-pub fn lock(inner: &Mutex<Inner>) -> MutexGuard<'_, Inner> {
+pub(crate) fn lock(inner: &Mutex<Inner>) -> MutexGuard<'_, Inner> {
     inner.lock().expect("no panic in the fake blade")
 }
 
 impl FakeBlade {
-    pub fn unix() -> FakeBlade {
+    pub(crate) fn unix() -> FakeBlade {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("blade.sock");
         let listener = UnixListener::bind(&path).expect("bind");
@@ -112,7 +112,7 @@ impl FakeBlade {
         blade
     }
 
-    pub fn tcp() -> FakeBlade {
+    pub(crate) fn tcp() -> FakeBlade {
         let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
         let at = listener.local_addr().expect("address");
         let mut blade = FakeBlade::start(Address::Tcp(at), move || {
@@ -150,7 +150,7 @@ impl FakeBlade {
         FakeBlade { address, inner, threads, stop: Box::new(|| ()), _folder: None }
     }
 
-    pub fn script(&self, faults: &[Fault]) {
+    pub(crate) fn script(&self, faults: &[Fault]) {
         lock(&self.inner).script = faults.iter().copied().collect();
     }
 
@@ -166,11 +166,11 @@ impl FakeBlade {
     }
 
     /// Cuts the connections that are open now.
-    pub fn cut(&self) {
+    pub(crate) fn cut(&self) {
         lock(&self.inner).live.drain(..).for_each(|old| old.shutdown());
     }
 
-    pub fn session(&self, deadline: Duration) -> Arc<Session> {
+    pub(crate) fn session(&self, deadline: Duration) -> Arc<Session> {
         Arc::new(Session {
             address: self.address.clone(),
             client: ClientId(42),
@@ -338,19 +338,19 @@ fn answer(
 }
 
 /// Local pages to read into and write from.
-pub struct Buffers(Vec<Box<[u8; PAGE_BYTES]>>);
+pub(crate) struct Buffers(Vec<Box<[u8; PAGE_BYTES]>>);
 
 impl Buffers {
-    pub fn new(count: usize) -> Self {
+    pub(crate) fn new(count: usize) -> Self {
         Buffers((0..count).map(|_| Box::new([0xEE; PAGE_BYTES])).collect())
     }
 
-    pub fn bytes(&mut self, at: usize) -> &mut [u8; PAGE_BYTES] {
+    pub(crate) fn bytes(&mut self, at: usize) -> &mut [u8; PAGE_BYTES] {
         &mut self.0[at]
     }
 
     /// Page `page` of the blade into or from buffer `at`, whose number is also the token.
-    pub fn page(&mut self, page: u32, at: usize) -> LinkPage {
+    pub(crate) fn page(&mut self, page: u32, at: usize) -> LinkPage {
         LinkPage {
             segment: SegmentId(3),
             page: PageNumber(page),
@@ -363,7 +363,7 @@ impl Buffers {
 }
 
 /// Drives the link until nothing is in flight.
-pub fn finish(link: &mut dyn Link) -> Vec<PageDone> {
+pub(crate) fn finish(link: &mut dyn Link) -> Vec<PageDone> {
     let mut done = Vec::new();
     while link.in_flight() > 0 {
         link.wait(&mut done);

@@ -22,7 +22,7 @@ pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// How a host is linked.
 #[derive(Clone, Copy, Debug)]
-pub enum Link {
+pub(crate) enum Link {
     Static,
     StaticPie,
     Dynamic,
@@ -57,14 +57,14 @@ pub fn c_host(link: Link) -> Result<PathBuf, String> {
 
 /// A running host.
 #[derive(Debug)]
-pub struct Host {
+pub(crate) struct Host {
     pub child: Child,
     input: Option<ChildStdin>,
     output: BufReader<ChildStdout>,
 }
 
 impl Host {
-    pub fn start(command: &mut Command) -> Self {
+    pub(crate) fn start(command: &mut Command) -> Self {
         let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = piped.spawn().expect("the host starts");
         let input = child.stdin.take();
@@ -74,7 +74,7 @@ impl Host {
         host
     }
 
-    pub fn c(link: Link, arguments: &[&str]) -> Option<Self> {
+    pub(crate) fn c(link: Link, arguments: &[&str]) -> Option<Self> {
         match c_host(link) {
             Ok(program) => Some(Self::start(Command::new(program).args(arguments))),
             Err(reason) => {
@@ -84,18 +84,18 @@ impl Host {
         }
     }
 
-    pub fn pid(&self) -> Pid {
+    pub(crate) fn pid(&self) -> Pid {
         Pid::from_child(&self.child)
     }
 
     /// The next line of its output, empty at the end.
-    pub fn line(&mut self) -> String {
+    pub(crate) fn line(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).expect("its output");
         line.trim_end().to_owned()
     }
 
-    pub fn write(&mut self, text: &str) {
+    pub(crate) fn write(&mut self, text: &str) {
         let input = self.input.as_mut().expect("its input is open");
         input.write_all(text.as_bytes()).expect("its input");
     }
@@ -115,12 +115,12 @@ impl Host {
     }
 
     /// Waits until its first thread sleeps in a call that can be interrupted.
-    pub fn await_sleep(&self) {
+    pub(crate) fn await_sleep(&self) {
         self.await_state('S');
     }
 
     /// Waits until its first thread is in a state (a letter of proc(5)).
-    pub fn await_state(&self, wanted: char) {
+    pub(crate) fn await_state(&self, wanted: char) {
         let state = || {
             let path = format!("/proc/{}/stat", self.child.id());
             let text = std::fs::read_to_string(path).unwrap_or_default();
@@ -129,11 +129,11 @@ impl Host {
         eventually("the host's state", || state() == Some(wanted));
     }
 
-    pub fn inject(&self) -> Result<Injected, InjectError> {
+    pub(crate) fn inject(&self) -> Result<Injected, InjectError> {
         inject(self.pid(), image(), &Setup::default())
     }
 
-    pub fn injected(&self) -> Injected {
+    pub(crate) fn injected(&self) -> Injected {
         let injected = self.inject().expect("a sidecar");
         assert_eq!(ask(&injected, "PING").split(' ').next(), Some("PONG"));
         injected
@@ -147,7 +147,7 @@ impl Drop for Host {
     }
 }
 
-pub fn image() -> &'static Image {
+pub(crate) fn image() -> &'static Image {
     static IMAGE: OnceLock<Image> = OnceLock::new();
     IMAGE.get_or_init(|| Image::new(farpool_sidecar_image::SIDECAR_ELF).expect("the sidecar"))
 }
@@ -189,7 +189,7 @@ pub fn await_zombieless(pid: Pid) {
 
 /// Properties of a mapping.
 #[derive(Debug)]
-pub struct Flags {
+pub(crate) struct Flags {
     pub name: String,
     pub is_hidden: bool,
     pub is_writable_text: bool,
@@ -202,7 +202,7 @@ fn range(text: &str) -> Option<Range<u64>> {
 }
 
 /// The mappings of /proc/PID/smaps.
-pub fn mappings(pid: Pid) -> Vec<(Range<u64>, Flags)> {
+pub(crate) fn mappings(pid: Pid) -> Vec<(Range<u64>, Flags)> {
     let path = format!("/proc/{}/smaps", pid.as_raw_nonzero());
     let text = std::fs::read_to_string(path).expect("smaps");
     let mut found: Vec<(Range<u64>, Flags)> = Vec::new();
@@ -224,7 +224,7 @@ pub fn mappings(pid: Pid) -> Vec<(Range<u64>, Flags)> {
 }
 
 /// The answer to RANGES.
-pub fn ranges(text: &str) -> Vec<Range<u64>> {
+pub(crate) fn ranges(text: &str) -> Vec<Range<u64>> {
     text.split_whitespace().filter_map(range).collect()
 }
 

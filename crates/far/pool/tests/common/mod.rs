@@ -14,7 +14,7 @@ use farpool_wire::BladeTotals;
 pub const AMPLE: Duration = Duration::from_secs(20);
 
 /// Blades, stopped when dropped.
-pub struct Blades {
+pub(crate) struct Blades {
     pub serving: Vec<Option<Serving>>,
     pub addresses: Vec<Address>,
     folder: tempfile::TempDir,
@@ -22,11 +22,11 @@ pub struct Blades {
 
 impl Blades {
     /// One blade of 1 GiB per transport named: more than the model can use.
-    pub fn start(transports: &[&str]) -> Blades {
+    pub(crate) fn start(transports: &[&str]) -> Blades {
         Blades::start_with(transports, 1 << 30)
     }
 
-    pub fn start_with(transports: &[&str], memory_bytes: u64) -> Blades {
+    pub(crate) fn start_with(transports: &[&str], memory_bytes: u64) -> Blades {
         let mut blades = Blades {
             serving: Vec::new(),
             addresses: Vec::new(),
@@ -37,7 +37,7 @@ impl Blades {
         blades
     }
 
-    pub fn add(&mut self, transport: &str, config: BladeConfig) {
+    pub(crate) fn add(&mut self, transport: &str, config: BladeConfig) {
         let path = self.folder.path().join(format!("{}.sock", self.serving.len()));
         let address = match transport {
             "shm" => Address::Shm(path),
@@ -49,11 +49,11 @@ impl Blades {
         self.serving.push(Some(server.serve().expect("serve")));
     }
 
-    pub fn stop(&mut self, blade: usize) {
+    pub(crate) fn stop(&mut self, blade: usize) {
         self.serving[blade].take().expect("running").shutdown();
     }
 
-    pub fn used_bytes(&self, blade: usize) -> u64 {
+    pub(crate) fn used_bytes(&self, blade: usize) -> u64 {
         self.serving[blade].as_ref().expect("running").stat().totals.used_bytes.get()
     }
 
@@ -64,7 +64,7 @@ impl Blades {
     }
 
     /// Waits until no running blade knows a client, whether or not it still holds memory.
-    pub fn wait_until_forgotten(&self) {
+    pub(crate) fn wait_until_forgotten(&self) {
         self.wait_until(|totals| totals.clients.get() == 0);
     }
 
@@ -84,7 +84,7 @@ impl Blades {
     }
 }
 
-pub fn config(blades: &Blades) -> PoolConfig {
+pub(crate) fn config(blades: &Blades) -> PoolConfig {
     PoolConfig {
         blades: blades.addresses.iter().cloned().map(Into::into).collect(),
         client: farpool_pool::fresh_client().expect("random"),
@@ -96,7 +96,7 @@ pub fn config(blades: &Blades) -> PoolConfig {
     }
 }
 
-pub fn connect(blades: &Blades) -> Pool {
+pub(crate) fn connect(blades: &Blades) -> Pool {
     Pool::connect(config(blades)).expect("connect")
 }
 
@@ -116,25 +116,25 @@ pub fn pattern(seed: u64) -> [u8; PAGE_BYTES] {
 struct Aligned([u8; PAGE_BYTES]);
 
 /// Local pages, found by token.
-pub struct Pages(Vec<Aligned>);
+pub(crate) struct Pages(Vec<Aligned>);
 
 impl Pages {
-    pub fn of_patterns(seeds: impl IntoIterator<Item = u64>) -> Pages {
+    pub(crate) fn of_patterns(seeds: impl IntoIterator<Item = u64>) -> Pages {
         Pages(seeds.into_iter().map(|seed| Aligned(pattern(seed))).collect())
     }
 
-    pub fn at(&self, token: u64) -> *const u8 {
+    pub(crate) fn at(&self, token: u64) -> *const u8 {
         self.bytes(token).as_ptr()
     }
 
-    pub fn at_mut(&mut self, token: u64) -> *mut u8 {
+    pub(crate) fn at_mut(&mut self, token: u64) -> *mut u8 {
         let token = usize::try_from(token).expect("small");
         // All pointers come from the same allocation, so earlier ones stay valid.
         let base: *mut Aligned = self.0.as_mut_ptr();
         base.wrapping_add(token).cast()
     }
 
-    pub fn bytes(&self, token: u64) -> &[u8; PAGE_BYTES] {
+    pub(crate) fn bytes(&self, token: u64) -> &[u8; PAGE_BYTES] {
         &self.0[usize::try_from(token).expect("small")].0
     }
 }

@@ -4,7 +4,7 @@ use farpool_units::PAGE_BYTES;
 use farpool_wire::*;
 
 /// A frame to encode.
-pub enum Sample<'a> {
+pub(crate) enum Sample<'a> {
     Request(Request<'a>),
     Response(Opcode, Response<'a>),
 }
@@ -15,7 +15,7 @@ pub fn page() -> Vec<u8> {
 }
 
 /// Calls `visit` with each sample's name, the sample, and the pages that go with it.
-pub fn visit(mut visit: impl FnMut(&str, &Sample<'_>, &[u8])) {
+pub(crate) fn visit(mut visit: impl FnMut(&str, &Sample<'_>, &[u8])) {
     requests(&mut visit);
     responses(&mut visit);
 }

@@ -5,14 +5,14 @@ use std::time::Duration;
 use farpool_acms::{ClusterId, Config, Incarnation, Member, MemoryUse, Message, NodeId};
 
 /// Decoding never panics; what decodes encodes to the same bytes.
-pub fn decode_any(bytes: &[u8]) {
+pub(crate) fn decode_any(bytes: &[u8]) {
     if let Ok((header, message)) = Message::decode(bytes) {
         assert_eq!(message.encode(&header), bytes);
     }
 }
 
 /// A node that lends and wants is handed any bytes, with and without a right checksum.
-pub fn feed_any(bytes: &[u8]) {
+pub(crate) fn feed_any(bytes: &[u8]) {
     let addr = ([127, 0, 0, 1], 7070).into();
     let config = Config::new(ClusterId(1), NodeId(1), Incarnation(1), addr);
     let Ok(mut member) = Member::new(config, Duration::ZERO) else { return };
@@ -32,7 +32,7 @@ pub fn feed_any(bytes: &[u8]) {
 }
 
 /// Makes bytes pass the outer checks, so that the inner ones are reached.
-pub fn repair(bytes: &mut [u8]) {
+pub(crate) fn repair(bytes: &mut [u8]) {
     const HEAD: usize = farpool_acms::message::HEADER_BYTES;
     if bytes.len() < HEAD {
         return;

@@ -10,9 +10,9 @@ use super::{CLIENTS_LIMIT, Changes, Client, Outcome, State, refuse};
 
 /// Shortest lease: below it a report that is late by a scheduler's pause costs a program its
 /// memory.
-pub const LEASE_LEAST_MS: u64 = 1_000;
+pub(super) const LEASE_LEAST_MS: u64 = 1_000;
 /// Longest lease: above it memory of the dead is kept for too long.
-pub const LEASE_LIMIT_MS: u64 = 3_600_000;
+pub(super) const LEASE_LIMIT_MS: u64 = 3_600_000;
 /// Longest name of a client; a longer one is refused.
 const NAME_LIMIT_BYTES: usize = 256;
 

@@ -13,7 +13,7 @@ use super::record::{GrantRecord, SegmentRecord};
 use super::{Age, Client, Node, State, graph, refuse};
 
 /// Segments of a page at most; a higher wish is cut down to it.
-pub const PAGE_LIMIT: u32 = 1_000;
+pub(super) const PAGE_LIMIT: u32 = 1_000;
 /// Segments of a page if nothing else is asked for.
 const PAGE_USUAL: u32 = 100;
 

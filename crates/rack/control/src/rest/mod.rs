@@ -57,12 +57,12 @@ impl App {
     }
 
     /// The time an answer may wait of that asked for.
-    pub fn wait(&self, wait_ms: u64) -> Duration {
+    pub(crate) fn wait(&self, wait_ms: u64) -> Duration {
         Duration::from_millis(wait_ms).min(self.wait_limit)
     }
 
     /// The leading core.
-    pub fn core(&self) -> Result<Arc<Core>, Refusal> {
+    pub(crate) fn core(&self) -> Result<Arc<Core>, Refusal> {
         match self.role() {
             Role::Leading(core) => Ok(core),
             Role::Standby { leader } => {

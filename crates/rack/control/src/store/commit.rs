@@ -29,7 +29,7 @@ pub(crate) struct Committer {
 
 impl Committer {
     /// Starts the thread; `failed` is called once if the store fails, from that thread.
-    pub fn start(
+    pub(crate) fn start(
         store: Box<dyn Store>,
         failed: impl FnOnce(&str) + Send + 'static,
     ) -> std::io::Result<Self> {
@@ -41,13 +41,13 @@ impl Committer {
     }
 
     /// Queues a batch. The caller holds the lock on the state, so numbers arrive in order.
-    pub fn send(&self, number: u64, ops: Vec<StoreOp>) {
+    pub(crate) fn send(&self, number: u64, ops: Vec<StoreOp>) {
         // If the thread has ended, it has said why, and waiting for the number fails.
         let _ = self.queue.send((number, ops));
     }
 
     /// A view of how far the store is.
-    pub fn state(&self) -> watch::Receiver<CommitState> {
+    pub(crate) fn state(&self) -> watch::Receiver<CommitState> {
         self.state.clone()
     }
 }

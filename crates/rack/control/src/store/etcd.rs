@@ -65,7 +65,7 @@ fn decode(value: &Value) -> Result<Vec<u8>, StoreError> {
 }
 
 impl Etcd {
-    pub fn new(endpoints: Vec<String>) -> Self {
+    pub(crate) fn new(endpoints: Vec<String>) -> Self {
         let config = ureq::Agent::config_builder()
             .timeout_global(Some(REQUEST_TIMEOUT))
             .http_status_as_error(false)

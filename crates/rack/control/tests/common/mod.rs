@@ -18,9 +18,9 @@ use farpool_api::{
 use farpool_control::{ControlError, ControlOptions, StoreChoice, serve};
 
 /// Longest time anything here is waited for; reached only when something is broken.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// A superpage.
-pub const SUPERPAGE: u64 = 16 << 20;
+pub(crate) const SUPERPAGE: u64 = 16 << 20;
 
 /// Waits until `done` gives something.
 pub fn wait_for<T>(what: &str, done: impl FnMut() -> Option<T>) -> T {
@@ -28,7 +28,7 @@ pub fn wait_for<T>(what: &str, done: impl FnMut() -> Option<T>) -> T {
 }
 
 /// A controller in a thread.
-pub struct Server {
+pub(crate) struct Server {
     pub url: String,
     end: Option<tokio::sync::oneshot::Sender<()>>,
     thread: Option<JoinHandle<Result<(), ControlError>>>,
@@ -36,7 +36,7 @@ pub struct Server {
 }
 
 impl Server {
-    pub fn start(options: ControlOptions) -> Self {
+    pub(crate) fn start(options: ControlOptions) -> Self {
         let (ready, address) = channel();
         let (end, ended) = tokio::sync::oneshot::channel::<()>();
         let thread = std::thread::spawn(move || {
@@ -54,7 +54,7 @@ impl Server {
     }
 
     /// On a store of its own, with changes of the usual options.
-    pub fn fresh(change: impl FnOnce(&mut ControlOptions)) -> Self {
+    pub(crate) fn fresh(change: impl FnOnce(&mut ControlOptions)) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let store = StoreChoice::Redb(folder.path().join("store"));
         let mut options = ControlOptions::new(SocketAddr::from(([127, 0, 0, 1], 0)), store);
@@ -64,7 +64,7 @@ impl Server {
         server
     }
 
-    pub fn client(&self) -> Client {
+    pub(crate) fn client(&self) -> Client {
         Client::new(&self.url, None).unwrap()
     }
 }
@@ -80,13 +80,13 @@ impl Drop for Server {
 }
 
 /// A controller as a process.
-pub struct Process {
+pub(crate) struct Process {
     pub url: String,
     pub child: Child,
 }
 
 impl Process {
-    pub fn start(store: &str) -> Self {
+    pub(crate) fn start(store: &str) -> Self {
         let program = std::env::current_exe().unwrap();
         let program: PathBuf =
             program.parent().unwrap().parent().unwrap().join("examples").join("serve");
@@ -105,11 +105,11 @@ impl Process {
         Self { url: url.trim().to_owned(), child }
     }
 
-    pub fn client(&self) -> Client {
+    pub(crate) fn client(&self) -> Client {
         Client::new(&self.url, None).unwrap()
     }
 
-    pub fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         drop(self.child.kill());
         drop(self.child.wait());
     }
@@ -122,7 +122,7 @@ impl Drop for Process {
 }
 
 /// A node's agent, step by step.
-pub struct Agent {
+pub(crate) struct Agent {
     pub name: String,
     pub spec: NodeSpec,
     pub sequence: u64,
@@ -132,7 +132,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    pub fn join(api: &Client, name: &str, donate_bytes: u64) -> Self {
+    pub(crate) fn join(api: &Client, name: &str, donate_bytes: u64) -> Self {
         let spec = NodeSpec::new(vec![format!("tcp://{name}:7070")], donate_bytes, 11, 12);
         api.put_node(name, &spec).unwrap();
         let answer = NodeAnswer { version: 0, draining: false, grants: Vec::new() };
@@ -141,7 +141,7 @@ impl Agent {
     }
 
     /// What it would report now.
-    pub fn report(&mut self) -> NodeReport {
+    pub(crate) fn report(&mut self) -> NodeReport {
         self.sequence += 1;
         let grant = |grant: &farpool_api::NodeGrant| NodeGrantUse {
             segment: grant.segment,
@@ -162,20 +162,20 @@ impl Agent {
     }
 
     /// Reports, and carries out the answer.
-    pub fn step(&mut self, api: &Client) {
+    pub(crate) fn step(&mut self, api: &Client) {
         let report = self.report();
         self.answer = api.report_node(&self.name, &report).unwrap();
     }
 
     /// Until what it has is what it shall have, and the controller knows.
-    pub fn settle(&mut self, api: &Client) {
+    pub(crate) fn settle(&mut self, api: &Client) {
         self.step(api);
         self.step(api);
     }
 }
 
 /// A client that has joined.
-pub fn join_client(api: &Client, bits: u128, host: &str) -> ClientId {
+pub(crate) fn join_client(api: &Client, bits: u128, host: &str) -> ClientId {
     let id = ClientId::from_u128(bits);
     let spec = ClientSpec { host: host.into(), name: "prog".into(), pid: 1, lease_ms: 3_600_000 };
     api.put_client(id, &spec).unwrap();
@@ -183,7 +183,7 @@ pub fn join_client(api: &Client, bits: u128, host: &str) -> ClientId {
 }
 
 /// A small segment of a client.
-pub fn small(client: ClientId) -> SegmentSpec {
+pub(crate) fn small(client: ClientId) -> SegmentSpec {
     SegmentSpec {
         read_bytes_per_s: 1000,
         write_bytes_per_s: 1000,
@@ -192,7 +192,7 @@ pub fn small(client: ClientId) -> SegmentSpec {
 }
 
 /// A report that everything of a segment is at `epoch`.
-pub fn evacuated(sequence: u64, id: farpool_api::SegmentId, epoch: u64) -> ClientReport {
+pub(crate) fn evacuated(sequence: u64, id: farpool_api::SegmentId, epoch: u64) -> ClientReport {
     let segments = vec![ClientSegmentUse { id, used_bytes: 0, epoch, evacuated: true }];
     ClientReport { sequence, segments, ..ClientReport::default() }
 }

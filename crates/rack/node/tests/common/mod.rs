@@ -14,10 +14,10 @@ use farpool_e2e::PATIENCE;
 use farpool_host::MemoryFiles;
 use farpool_node::{NodeDaemon, NodeError, NodeOptions};
 
-pub const SUPERPAGE: u64 = 16 << 20;
+pub(crate) const SUPERPAGE: u64 = 16 << 20;
 
 /// A controller in a thread.
-pub struct Controller {
+pub(crate) struct Controller {
     pub address: SocketAddr,
     end: Option<tokio::sync::oneshot::Sender<()>>,
     thread: Option<JoinHandle<Result<(), ControlError>>>,
@@ -25,7 +25,7 @@ pub struct Controller {
 
 impl Controller {
     /// A controller that has just ended may still hold its store, so it is tried again.
-    pub fn start(listen: SocketAddr, folder: &Path, token: Option<&str>) -> Self {
+    pub(crate) fn start(listen: SocketAddr, folder: &Path, token: Option<&str>) -> Self {
         let until = Instant::now() + PATIENCE;
         loop {
             match Self::try_start(listen, folder, token) {
@@ -57,11 +57,11 @@ impl Controller {
         Ok(Self { address, end: Some(end), thread: Some(thread) })
     }
 
-    pub fn fresh(folder: &Path) -> Self {
+    pub(crate) fn fresh(folder: &Path) -> Self {
         Self::start(SocketAddr::from(([127, 0, 0, 1], 0)), folder, None)
     }
 
-    pub fn client(&self) -> Client {
+    pub(crate) fn client(&self) -> Client {
         client_at(self.address, None)
     }
 }
@@ -76,21 +76,21 @@ impl Drop for Controller {
     }
 }
 
-pub fn client_at(address: SocketAddr, token: Option<&str>) -> Client {
+pub(crate) fn client_at(address: SocketAddr, token: Option<&str>) -> Client {
     Client::new(&format!("http://{address}"), token).unwrap()
 }
 
 /// A machine whose memory is what the test says.
-pub struct Machine(tempfile::TempDir);
+pub(crate) struct Machine(tempfile::TempDir);
 
 impl Machine {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let machine = Self(tempfile::tempdir().unwrap());
         machine.set_available(8 << 30);
         machine
     }
 
-    pub fn set_available(&self, bytes: u64) {
+    pub(crate) fn set_available(&self, bytes: u64) {
         let text = format!("MemTotal: {} kB\nMemAvailable: {} kB\n", 16 << 20, bytes >> 10);
         // Renamed, so that it is never read half.
         let path = self.0.path().join("meminfo");
@@ -99,7 +99,7 @@ impl Machine {
     }
 }
 
-pub fn start_node(
+pub(crate) fn start_node(
     name: &str,
     client: Client,
     machine: &Machine,

@@ -16,10 +16,10 @@ use farpool_api::{
 use farpool_peer::{CollaborateOptions, Collaborator, Observation, Status};
 
 /// Longest time anything here is waited for; reached only when something is broken.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// Each node's memory.
-pub const TOTAL_BYTES: u64 = 4 << 30;
-pub const MIB: u64 = 1 << 20;
+pub(crate) const TOTAL_BYTES: u64 = 4 << 30;
+pub(crate) const MIB: u64 = 1 << 20;
 
 /// Waits until `done` gives something.
 pub fn wait_for<T>(what: &str, done: impl FnMut() -> Option<T>) -> T {
@@ -27,7 +27,7 @@ pub fn wait_for<T>(what: &str, done: impl FnMut() -> Option<T>) -> T {
 }
 
 /// A node that runs, and the share of its memory that its programs use.
-pub struct Node {
+pub(crate) struct Node {
     pub collaborator: Option<Collaborator>,
     pub url: String,
     pub address: SocketAddr,
@@ -36,7 +36,7 @@ pub struct Node {
 }
 
 /// Options of a node with short times.
-pub fn options(name: &str, folder: &std::path::Path) -> CollaborateOptions {
+pub(crate) fn options(name: &str, folder: &std::path::Path) -> CollaborateOptions {
     CollaborateOptions {
         cluster: "test".into(),
         name: name.into(),
@@ -61,7 +61,7 @@ pub fn options(name: &str, folder: &std::path::Path) -> CollaborateOptions {
 
 impl Node {
     /// A node on its own loopback address that greets `join`.
-    pub fn start(
+    pub(crate) fn start(
         name: &str,
         ip: u8,
         use_percent: u64,
@@ -90,11 +90,11 @@ impl Node {
         Node { collaborator, url, address, use_percent: share, _folder: folder }
     }
 
-    pub fn set_use(&self, percent: u64) {
+    pub(crate) fn set_use(&self, percent: u64) {
         self.use_percent.store(percent, SeqCst);
     }
 
-    pub fn status(&self) -> Status {
+    pub(crate) fn status(&self) -> Status {
         let mut answer = ureq::get(format!("{}/v1/status", self.url)).call().unwrap();
         serde_json::from_str(&answer.body_mut().read_to_string().unwrap()).unwrap()
     }
@@ -104,11 +104,11 @@ impl Node {
         drop(self.collaborator.take());
     }
 
-    pub fn wait_for_peers(&self, count: usize) {
+    pub(crate) fn wait_for_peers(&self, count: usize) {
         wait_for("peers", || (self.status().peers.len() == count).then_some(()));
     }
 
-    pub fn wait_for_class(&self, class: &str) {
+    pub(crate) fn wait_for_class(&self, class: &str) {
         wait_for(class, || (self.status().class == class).then_some(()));
     }
 }
@@ -127,7 +127,7 @@ pub struct Program {
 }
 
 impl Program {
-    pub fn start(node: &Node, id: u128, lease_ms: u64) -> Program {
+    pub(crate) fn start(node: &Node, id: u128, lease_ms: u64) -> Program {
         let client = Client::new(&node.url, None).unwrap();
         let id = ClientId::from_u128(id);
         let spec = ClientSpec { host: "b".into(), name: "program".into(), pid: 1, lease_ms };
@@ -136,7 +136,7 @@ impl Program {
         Program { client, id, sequence: 0, version: 0, segments, use_percent: 0, obeys: true }
     }
 
-    pub fn wish(&self, id: u128, bytes: u64) {
+    pub(crate) fn wish(&self, id: u128, bytes: u64) {
         let spec = SegmentSpec::of_client(self.id, bytes);
         let segment = self.client.put_segment(SegmentId::from_u128(id), &spec).unwrap();
         assert_eq!((segment.state, segment.place.bytes), (SegmentState::Pending, bytes));
@@ -165,7 +165,7 @@ impl Program {
     }
 
     /// Reports until its segments are as wanted.
-    pub fn until<T>(
+    pub(crate) fn until<T>(
         &mut self,
         what: &str,
         mut done: impl FnMut(&[ClientSegment]) -> Option<T>,
@@ -176,7 +176,7 @@ impl Program {
         })
     }
 
-    pub fn ready_bytes(segments: &[ClientSegment]) -> u64 {
+    pub(crate) fn ready_bytes(segments: &[ClientSegment]) -> u64 {
         let ready = segments.iter().filter(|it| it.state == SegmentState::Ready);
         ready.map(|it| it.place.bytes).sum()
     }

@@ -34,9 +34,9 @@ pub use policy::{PlacementPolicy, UnknownPlacementPolicy};
 pub use state::Snapshot;
 
 /// Where a compute brick's window of far addresses begins: above any local memory of today.
-pub const FAR_BASE_BYTES: u64 = 1 << 44;
+pub(crate) const FAR_BASE_BYTES: u64 = 1 << 44;
 /// Superpages of that window (16 TiB); a compute brick that uses them all is refused more.
-pub const FAR_WINDOW_SUPERPAGES: u32 = 1 << 20;
+pub(crate) const FAR_WINDOW_SUPERPAGES: u32 = 1 << 20;
 
 /// The rack's reservations. Methods either succeed or change nothing.
 #[derive(Clone, Debug)]

@@ -12,7 +12,7 @@ use crate::graph::{ComputeBrick, Graph, MemoryBrick, PowerState, SwitchKind};
 use crate::ids::{DomainId, PortId, TrayId};
 
 /// Most bytes of a topology: some 100,000 bricks with their links fit.
-pub const TEXT_LIMIT_BYTES: usize = 256 << 20;
+pub(super) const TEXT_LIMIT_BYTES: usize = 256 << 20;
 
 /// A topology that was read.
 #[derive(Clone, PartialEq, Eq, Debug)]

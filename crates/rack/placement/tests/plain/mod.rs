@@ -10,7 +10,7 @@ use farpool_units::SUPERPAGE_BYTES;
 
 /// What the grants that stand use, counted one by one.
 #[derive(Debug)]
-pub struct Plain<'a> {
+pub(crate) struct Plain<'a> {
     graph: &'a Graph,
     /// Per memory brick and superpage: taken.
     taken: Vec<Vec<bool>>,
@@ -27,7 +27,7 @@ impl<'a> Plain<'a> {
     ///
     /// # Panics
     /// If two grants are in each other's way, or a limit is passed.
-    pub fn of(rack: &'a Allocator) -> Self {
+    pub(crate) fn of(rack: &'a Allocator) -> Self {
         let graph = rack.graph();
         let superpages = |bytes: u64| usize::try_from(bytes / SUPERPAGE_BYTES).unwrap();
         let mut plain = Self {
@@ -120,7 +120,7 @@ impl<'a> Plain<'a> {
     }
 
     /// Whether any brick over any path could serve the request, by trying all.
-    pub fn could_serve(&self, request: &Request) -> bool {
+    pub(crate) fn could_serve(&self, request: &Request) -> bool {
         self.graph.memories().iter().enumerate().any(|(index, brick)| {
             let superpages = usize::try_from(request.bytes.div_ceil(SUPERPAGE_BYTES)).unwrap();
             let served = &self.served[index];

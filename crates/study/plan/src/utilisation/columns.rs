@@ -282,7 +282,11 @@ pub(super) struct SeriesColumns {
 }
 
 impl SeriesColumns {
-    pub fn find(path: &Path, header: &[String], columns: &Columns) -> Result<Self, PlanError> {
+    pub(super) fn find(
+        path: &Path,
+        header: &[String],
+        columns: &Columns,
+    ) -> Result<Self, PlanError> {
         Ok(SeriesColumns {
             vm: vm_place(path, header, columns.vm.as_ref())?,
             time: TIME.find(path, header, columns.time.as_ref())?,
@@ -301,7 +305,11 @@ pub(super) struct PromisedColumns {
 }
 
 impl PromisedColumns {
-    pub fn find(path: &Path, header: &[String], columns: &Columns) -> Result<Self, PlanError> {
+    pub(super) fn find(
+        path: &Path,
+        header: &[String],
+        columns: &Columns,
+    ) -> Result<Self, PlanError> {
         let cpu = CPU_PROMISED.look(path, header, columns.cpu.as_ref())?;
         let memory = MEMORY_PROMISED.look(path, header, columns.memory.as_ref())?;
         if cpu.is_none() && memory.is_none() {

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 /// Ships with the sources.
-pub fn google() -> PathBuf {
+pub(crate) fn google() -> PathBuf {
     let name = "data/utilisation/google-2011-1600-vms-24h-5min.parquet";
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
 }

@@ -28,7 +28,7 @@ impl Channel {
 
     /// The same for something that overtakes everything queued, as demand fetches do; the others
     /// wait longer.
-    pub fn pass_first(&mut self, now_ps: u64, duration_ps: u64) -> u64 {
+    pub(super) fn pass_first(&mut self, now_ps: u64, duration_ps: u64) -> u64 {
         self.pass(now_ps, duration_ps);
         self.urgent_ps = self.urgent_ps.max(now_ps).saturating_add(duration_ps);
         self.urgent_ps

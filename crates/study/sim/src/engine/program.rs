@@ -96,7 +96,7 @@ pub(super) struct Running<'a> {
 }
 
 impl<'a> Running<'a> {
-    pub fn new(design: &Design, program: &Program<'a>) -> Result<Self, DesignError> {
+    pub(super) fn new(design: &Design, program: &Program<'a>) -> Result<Self, DesignError> {
         let page_count = program.references.page_count();
         let (capacity, free_frames) = frames(design, program.local_pages, page_count)?;
         let prefetch =
@@ -132,7 +132,7 @@ impl<'a> Running<'a> {
         })
     }
 
-    pub fn is_finished(&self) -> bool {
+    pub(super) fn is_finished(&self) -> bool {
         self.next == self.trace.references.len()
     }
 
@@ -141,7 +141,7 @@ impl<'a> Running<'a> {
         self.issued_ps
     }
 
-    pub fn finish(mut self) -> Outcome {
+    pub(super) fn finish(mut self) -> Outcome {
         self.outcome.time_ps = self.clocks_ps.iter().copied().max().unwrap_or(0);
         self.outcome
     }

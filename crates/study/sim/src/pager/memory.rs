@@ -136,11 +136,11 @@ impl Memory {
         self.bit_of.push(exactly(bit));
     }
 
-    pub fn phase(&self, page: u32) -> Phase {
+    pub(super) fn phase(&self, page: u32) -> Phase {
         self.pages[page as usize].phase
     }
 
-    pub fn resident_pages(&self) -> u64 {
+    pub(super) fn resident_pages(&self) -> u64 {
         self.resident_pages
     }
 

@@ -54,7 +54,7 @@ pub(super) struct Ring {
 
 impl Ring {
     /// Makes an empty ring in shared memory.
-    pub fn create() -> Result<Self, TraceError> {
+    pub(super) fn create() -> Result<Self, TraceError> {
         let folder = Path::new("/dev/shm");
         let file = tempfile::Builder::new()
             .prefix("farpool-capture-")
@@ -74,7 +74,7 @@ impl Ring {
         Ok(ring)
     }
 
-    pub fn path(&self) -> PathBuf {
+    pub(super) fn path(&self) -> PathBuf {
         self.file.path().to_owned()
     }
 
@@ -125,7 +125,7 @@ impl Ring {
         self.word(STOPPED_WORD).store(1, Ordering::Relaxed);
     }
 
-    pub fn counts(&self) -> Counts {
+    pub(super) fn counts(&self) -> Counts {
         let count = |word| self.word(word).load(Ordering::Relaxed);
         Counts { forks: count(FORKS_WORD), execs: count(EXECS_WORD), threads: count(THREADS_WORD) }
     }

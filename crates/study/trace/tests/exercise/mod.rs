@@ -54,7 +54,7 @@ pub fn read_any(path: &Path, bytes: &[u8]) -> Result<u64, TraceError> {
 }
 
 /// A small trace file.
-pub fn whole_file() -> Vec<u8> {
+pub(crate) fn whole_file() -> Vec<u8> {
     let folder = tempfile::tempdir().expect("a folder");
     let path = &folder.path().join("whole.parquet");
     let info = TraceInfo::new("exercise", 64, Clock::Accesses);

@@ -5,6 +5,8 @@
 //! pager is active and older pages are on the blade; then the case runs. Exit code 0 means that all
 //! was as without Farpool, 9 wrong data, 8 another difference.
 
+#![allow(unreachable_pub, reason = "a program: nothing leaves the crate")]
+
 mod cases;
 mod direct;
 mod forks;

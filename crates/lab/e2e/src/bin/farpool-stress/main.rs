@@ -5,6 +5,8 @@
 //! everything once more. Exit codes: 0 all was right; 8 a system call failed unexpectedly; 9 wrong
 //! data. `farpool-stress --mib 256 --threads 4 --seconds 5 --seed 1 --ops fork,mremap --until FILE`
 
+#![allow(unreachable_pub, reason = "a program: nothing leaves the crate")]
+
 mod io;
 mod region;
 mod rng;
