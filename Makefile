@@ -98,5 +98,8 @@ dist: man completions ## make a tarball, a Debian package and checksums in targe
 dist-check: dist ## install the Debian package on a bare system and try it there (root, debootstrap)
 	scripts/dist-check.sh $(TARGET_DIR)/dist
 
+deny: ## check licences, sources and known vulnerabilities of dependencies (cargo-deny)
+	scripts/deny.sh
+
 clean: ## remove what the build made
 	cargo clean
