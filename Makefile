@@ -10,7 +10,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help deps build test test-fast lint fuzz demo rack-demo sim-demo kv-demo bench
-.PHONY: man completions install install-files uninstall dist clean
+.PHONY: man completions install install-files uninstall dist dist-check deny clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
