@@ -82,7 +82,7 @@ impl Faults {
     }
 
     /// From now on everything behind `first` is so; what was held back is answered.
-    pub fn set_from(&self, fault: Fault, first: u64) {
+    pub(crate) fn set_from(&self, fault: Fault, first: u64) {
         *lock(&self.order) = (fault, first);
         if fault != Fault::Hang {
             let held = std::mem::take(&mut *lock(&self.held));

@@ -71,7 +71,7 @@ pub struct BladeSettings {
 /// One entry in shared memory.
 #[repr(C)]
 #[derive(Debug)]
-pub struct BladeEntry {
+pub(crate) struct BladeEntry {
     /// Generation and, in the lower half, role; role 0 for a free entry.
     state: AtomicU64,
     /// Key and epoch of the grant; all zeros without one.

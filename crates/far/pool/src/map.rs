@@ -14,7 +14,7 @@ use farpool_units::exactly;
 use crate::{BladeIndex, SUPERPAGE_PAGES};
 
 /// Superpages of one segment: 16 TiB, all page numbers of 32 bits.
-pub const SEGMENT_LIMIT_SUPERPAGES: u32 = u32::MAX / SUPERPAGE_PAGES + 1;
+pub(crate) const SEGMENT_LIMIT_SUPERPAGES: u32 = u32::MAX / SUPERPAGE_PAGES + 1;
 
 /// Superpages of one chunk: 16 GiB of memory for 8 KiB of table.
 const CHUNK_SUPERPAGES: usize = 1024;

@@ -20,13 +20,13 @@ pub(crate) fn html(text: &str) -> String {
 }
 
 /// Escapes JSON for a `<script>` element: nothing in it can end the element or open a comment.
-pub fn json_in_script(json: &str) -> String {
+pub(crate) fn json_in_script(json: &str) -> String {
     json.replace('<', "\\u003c").replace('>', "\\u003e").replace('&', "\\u0026")
 }
 
 /// Escapes `text` for one line of a terminal: control characters, which could move the cursor or
 /// change colours, become the replacement character.
-pub fn terminal(text: &str) -> String {
+pub(crate) fn terminal(text: &str) -> String {
     let shown = |character: char| match character {
         control if control.is_control() => '\u{fffd}',
         other => other,

@@ -4,7 +4,7 @@ use crate::programs::TestProgram;
 
 /// How a test program uses the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Class {
+pub(crate) enum Class {
     /// Holds programs to limits or measures them: one at a time.
     Steady,
     /// Starts daemons and mostly waits for them: beside one that is not steady.

@@ -30,7 +30,7 @@ pub(crate) fn line(outcome: &Outcome) -> String {
 
 /// How long each part of a run took.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Phases {
+pub(crate) struct Phases {
     /// Building the test programs.
     pub build: Duration,
     /// The programs that run one at a time, with quick ones in the background.
@@ -41,7 +41,7 @@ pub struct Phases {
 
 /// What failed, what was skipped and why, the slowest, where the time went, and the one line that
 /// counts all.
-pub fn end(outcomes: &[Outcome], phases: &Phases) -> String {
+pub(crate) fn end(outcomes: &[Outcome], phases: &Phases) -> String {
     let mut text = String::new();
     for outcome in outcomes.iter().filter(|it| it.failed > 0) {
         let _ = write!(text, "\nfailed in {}:\n{}", outcome.title, outcome.complaint);

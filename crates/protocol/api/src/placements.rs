@@ -29,6 +29,7 @@ pub type PlaceKey = (SegmentId, u64);
 /// The client's record of a place, by its number; a reused number has another generation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Placement {
+    /// The number of the place.
     pub entry: usize,
     /// Which place of that number is meant.
     pub generation: u32,
@@ -40,9 +41,19 @@ pub struct Placement {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
     /// Enter this place; then call [`Placements::taken`].
-    Add { key: PlaceKey, place: Box<Place> },
+    Add {
+        /// The segment, and the epoch of its place.
+        key: PlaceKey,
+        /// Where its memory is.
+        place: Box<Place>,
+    },
     /// Have this place left; then call [`Placements::leaving`].
-    Leave { key: PlaceKey, placement: Placement },
+    Leave {
+        /// The segment, and the epoch of its place.
+        key: PlaceKey,
+        /// The client's record of it.
+        placement: Placement,
+    },
 }
 
 /// The placements, and the controller's last answer.

@@ -49,11 +49,13 @@ pub enum ClientError {
     /// The server closed the connection.
     #[error("the server closed the connection")]
     Closed,
+    /// The bytes received are no frame.
     #[error("the server sent an invalid frame: {0}")]
     Frame(#[from] FrameError),
     /// The server refused.
     #[error("the server answered {0:?}")]
     Status(Status),
+    /// The body of an answer does not match the request.
     #[error("the server's answer is invalid")]
     Answer,
     /// A key or value that no frame can carry.

@@ -196,7 +196,7 @@ impl Core {
     }
 
     /// Carries out a command for which no client waits.
-    pub fn command(&self, command: Command) {
+    pub(crate) fn command(&self, command: Command) {
         if self.check_leads().is_ok() {
             let mut guarded = self.lock();
             let now_ms = self.now_ms();

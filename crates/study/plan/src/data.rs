@@ -31,7 +31,7 @@ impl<'a> Check<'a> {
     }
 
     /// For sizes and counts that must not be zero.
-    pub fn positive(self, key: &str, value: f64) -> Result<(), PlanError> {
+    pub(crate) fn positive(self, key: &str, value: f64) -> Result<(), PlanError> {
         match value.is_finite() && value > 0.0 {
             true => Ok(()),
             false => Err(self.wrong(key, format!("{value} is not above zero"))),

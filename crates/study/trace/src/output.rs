@@ -49,7 +49,7 @@ impl Output {
     }
 
     /// Gives the file its final name.
-    pub fn finish(self) -> Result<(), TraceError> {
+    pub(crate) fn finish(self) -> Result<(), TraceError> {
         self.file.as_file().sync_all().map_err(TraceError::io(&self.target))?;
         let Self { file, target } = self;
         file.persist(&target).map_err(|error| TraceError::io(&target)(error.error))?;

@@ -64,7 +64,7 @@ fn read_all(pieces: &[&[u8]], mut take: impl FnMut(&Request<'_>)) {
 ///
 /// How a line that is too long is judged depends on how much of it has arrived, as in memcached;
 /// such streams are left out.
-pub fn scan_any(bytes: &[u8], cuts: &[u8]) {
+pub(crate) fn scan_any(bytes: &[u8], cuts: &[u8]) {
     if bytes.split(|&byte| byte == b'\n').any(|line| line.len() >= LINE_BYTES_MAX) {
         return;
     }
@@ -85,12 +85,12 @@ pub fn scan_any(bytes: &[u8], cuts: &[u8]) {
 }
 
 /// The policy that a byte of input selects.
-pub fn policy_of(byte: u8) -> CacheKind {
+pub(crate) fn policy_of(byte: u8) -> CacheKind {
     CacheKind::ALL[usize::from(byte) % CacheKind::ALL.len()]
 }
 
 /// A full, small shard; `leases` says whether its values can be leased.
-pub fn full_shard(leases: bool, policy: CacheKind) -> Shard {
+pub(crate) fn full_shard(leases: bool, policy: CacheKind) -> Shard {
     let settings = StoreSettings {
         limit_bytes: SHARD_BYTES_MIN,
         item_bytes_max: ITEM_BYTES_MAX,
@@ -121,7 +121,7 @@ pub fn full_shard(leases: bool, policy: CacheKind) -> Shard {
 
 /// Any stream is executed without a panic, replies are lines, and memory stays bounded. The clock
 /// advances by `step_s` with each request.
-pub fn execute_any(bytes: &[u8], step_s: u8, policy: CacheKind) {
+pub(crate) fn execute_any(bytes: &[u8], step_s: u8, policy: CacheKind) {
     let mut shard = full_shard(false, policy);
     let mut out = Vec::new();
     let mut uptime_s = 0;

@@ -61,7 +61,7 @@ impl Leasing {
 
 /// Any stream of frames is answered without a panic, each request with one whole frame that a
 /// client can read; memory stays bounded, and leased values stay as they are.
-pub fn answer_any(bytes: &[u8], policy: CacheKind) {
+pub(crate) fn answer_any(bytes: &[u8], policy: CacheKind) {
     let mut shard = full_shard(true, policy);
     let (file, memory_bytes) = shard.store.readable_by_others().expect("it gives leases");
     let memory = ItemMemory::map(file, memory_bytes as u64).expect("there is address space");

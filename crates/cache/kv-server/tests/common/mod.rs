@@ -15,12 +15,12 @@ use farpool_kv_server::{Server, ServerError, Settings, Shared};
 use tempfile::TempDir;
 
 /// How long a condition may take to become true before the test fails.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// Waits until `condition` gives a value.
 ///
 /// # Panics
 /// When it has given none within [`PATIENCE`].
-pub fn wait_until<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn wait_until<T>(what: &str, condition: impl FnMut() -> Option<T>) -> T {
     farpool_testkit::wait_for(what, PATIENCE, condition)
 }
 
@@ -36,14 +36,14 @@ pub(crate) struct Ours {
 
 impl Ours {
     /// Starts it on a Unix socket of its own; `settings` need no address.
-    pub fn local(settings: Settings) -> Self {
+    pub(crate) fn local(settings: Settings) -> Self {
         let directory = tempfile::tempdir().expect("a directory for the socket");
         let socket = directory.path().join("ours");
         Self::start(Settings { socket_path: Some(socket.clone()), ..settings }, directory, socket)
     }
 
     /// Starts it on a TCP port of its own.
-    pub fn tcp(settings: Settings) -> Self {
+    pub(crate) fn tcp(settings: Settings) -> Self {
         let directory = tempfile::tempdir().expect("a directory");
         let address = SocketAddr::from(([127, 0, 0, 1], 0));
         Self::start(Settings { addresses: vec![address], ..settings }, directory, PathBuf::new())
@@ -57,19 +57,19 @@ impl Ours {
     }
 
     /// Connects a new client.
-    pub fn connect(&self) -> UnixStream {
+    pub(crate) fn connect(&self) -> UnixStream {
         UnixStream::connect(&self.socket).expect("the server listens")
     }
 
     /// Connects a new client over TCP.
-    pub fn connect_tcp(&self) -> std::net::TcpStream {
+    pub(crate) fn connect_tcp(&self) -> std::net::TcpStream {
         let stream = std::net::TcpStream::connect(self.addresses[0]).expect("the server listens");
         stream.set_read_timeout(Some(PATIENCE)).expect("sockets have timeouts");
         stream
     }
 
     /// Waits until the server ends, for a reason outside this call.
-    pub fn ended(mut self) -> Result<(), ServerError> {
+    pub(crate) fn ended(mut self) -> Result<(), ServerError> {
         self.thread.take().expect("it runs").join().expect("the server does not panic")
     }
 }
@@ -87,7 +87,7 @@ impl Drop for Ours {
 }
 
 /// The present Unix time.
-pub fn unix_s() -> i64 {
+pub(crate) fn unix_s() -> i64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("the clock is past 1970");
     i64::try_from(now.as_secs()).expect("the clock is right")
 }
@@ -102,7 +102,7 @@ pub(crate) struct Memcached {
 
 impl Memcached {
     /// Whether a memcached of the version that ours stands in for is installed. If not, says so.
-    pub fn is_there() -> bool {
+    pub(crate) fn is_there() -> bool {
         let wanted = format!("memcached {}", farpool_kv_server::MEMCACHED_VERSION);
         let found = Command::new("memcached")
             .arg("-V")
@@ -116,7 +116,7 @@ impl Memcached {
     }
 
     /// Starts it with one thread and without UDP.
-    pub fn start(flags: &[&str]) -> Self {
+    pub(crate) fn start(flags: &[&str]) -> Self {
         let directory = tempfile::tempdir().expect("a directory for the socket");
         let socket = directory.path().join("theirs");
         let user = if rustix::process::geteuid().is_root() { &["-u", "root"][..] } else { &[] };
@@ -136,12 +136,12 @@ impl Memcached {
     }
 
     /// Connects a new client.
-    pub fn connect(&self) -> UnixStream {
+    pub(crate) fn connect(&self) -> UnixStream {
         UnixStream::connect(&self.socket).expect("memcached listens")
     }
 
     /// Whether all its threads sleep, so that no request is in progress; or it has ended.
-    pub fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         let Ok(threads) = std::fs::read_dir(format!("/proc/{}/task", self.child.id())) else {
             return true;
         };

@@ -12,7 +12,7 @@ use super::{PATIENCE, wait_until};
 ///
 /// One read of the server may return the end of one piece and the next: see
 /// [`exchange_one_by_one`].
-pub fn exchange(stream: UnixStream, pieces: &[&[u8]]) -> Vec<u8> {
+pub(crate) fn exchange(stream: UnixStream, pieces: &[&[u8]]) -> Vec<u8> {
     exchange_one_by_one(stream, pieces, || true)
 }
 
@@ -20,7 +20,7 @@ pub fn exchange(stream: UnixStream, pieces: &[&[u8]]) -> Vec<u8> {
 ///
 /// A read that empties the socket looks for more before it returns: a piece that is sent once the
 /// earlier ones are read can still arrive in the same read.
-pub fn exchange_one_by_one(
+pub(crate) fn exchange_one_by_one(
     mut stream: UnixStream,
     pieces: &[&[u8]],
     is_idle: impl Fn() -> bool + Send,
@@ -48,7 +48,7 @@ pub fn exchange_one_by_one(
 }
 
 /// Reads until the connection ends, in whatever way.
-pub fn read_to_end(stream: &mut impl Read) -> Vec<u8> {
+pub(crate) fn read_to_end(stream: &mut impl Read) -> Vec<u8> {
     let mut replies = Vec::new();
     let mut buffer = vec![0; 64 << 10];
     loop {
@@ -91,7 +91,7 @@ fn unread_bytes(stream: &UnixStream) -> Option<i32> {
 }
 
 /// Reads until the input ends with `end`.
-pub fn read_until(stream: &mut impl Read, end: &[u8]) -> Vec<u8> {
+pub(crate) fn read_until(stream: &mut impl Read, end: &[u8]) -> Vec<u8> {
     let mut replies = Vec::new();
     let mut buffer = vec![0; 64 << 10];
     while !replies.ends_with(end) {
@@ -107,13 +107,13 @@ pub fn read_until(stream: &mut impl Read, end: &[u8]) -> Vec<u8> {
 }
 
 /// Sends a request and reads its reply up to `end`.
-pub fn ask(stream: &mut (impl Read + Write), request: &[u8], end: &[u8]) -> Vec<u8> {
+pub(crate) fn ask(stream: &mut (impl Read + Write), request: &[u8], end: &[u8]) -> Vec<u8> {
     stream.write_all(request).expect("the server takes requests");
     read_until(stream, end)
 }
 
 /// Bytes in readable form, shortened in the middle.
-pub fn shown(bytes: &[u8]) -> String {
+pub(crate) fn shown(bytes: &[u8]) -> String {
     const EDGE_BYTES: usize = 1500;
     if bytes.len() <= 2 * EDGE_BYTES {
         return bytes.escape_ascii().to_string().replace("\\r\\n", "\\r\\n\n");
@@ -123,7 +123,7 @@ pub fn shown(bytes: &[u8]) -> String {
 }
 
 /// A figure from the reply to `stats`, whose lines `line` returns one after the other.
-pub fn read_statistic(mut line: impl FnMut() -> String, name: &str) -> u64 {
+pub(crate) fn read_statistic(mut line: impl FnMut() -> String, name: &str) -> u64 {
     let mut found = None;
     loop {
         let line = line();

@@ -412,7 +412,7 @@ fn flushes_in_a_second(command: &[u8]) -> bool {
 
 /// Requests of one client. Together they stay below memcached's read buffer of 16 KiB; beyond it
 /// the result would depend on how reads split lines.
-pub fn stream() -> impl Strategy<Value = Vec<Command>> {
+pub(crate) fn stream() -> impl Strategy<Value = Vec<Command>> {
     prop::collection::vec(command(), 1..60).prop_map(|mut commands| {
         let mut bytes = 0;
         commands.retain(|command| {

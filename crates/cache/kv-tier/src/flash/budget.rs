@@ -21,7 +21,7 @@ impl Budget {
     }
 
     /// Takes `bytes` from the budget. False if it has fewer.
-    pub fn take(&mut self, bytes: usize, now: Instant) -> bool {
+    pub(super) fn take(&mut self, bytes: usize, now: Instant) -> bool {
         let passed =
             self.last.map_or(0.0, |last| now.saturating_duration_since(last).as_secs_f64());
         self.last = Some(now);

@@ -5,7 +5,7 @@ use farpool_kv_tier::flash::layout::{self, Promises, Superblock, TableEntry, ZON
 use farpool_kv_tier::flash::live::LiveHeader;
 
 /// Decodes the bytes as each part; whatever is accepted must encode to the same bytes.
-pub fn decode_any(bytes: &[u8]) {
+pub(crate) fn decode_any(bytes: &[u8]) {
     if let Ok(superblock) = Superblock::decode(bytes) {
         assert_eq!(superblock.encode(), bytes[..Superblock::BYTES]);
     }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 /// Longer than anything takes; a test that waits this long has failed.
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A blade on a unix socket and on loopback TCP.
 pub(crate) struct TestBlade {
@@ -56,7 +56,7 @@ pub(crate) fn config_of(superpages: u64) -> BladeConfig {
 }
 
 /// Waits until `condition` holds.
-pub fn wait_until(what: &str, condition: impl FnMut() -> bool) {
+pub(crate) fn wait_until(what: &str, condition: impl FnMut() -> bool) {
     farpool_testkit::wait_until(what, PATIENCE, condition);
 }
 
@@ -214,7 +214,7 @@ impl Peer {
     }
 
     /// The same connection, for sending from another thread.
-    pub fn sender(&self) -> Peer {
+    pub(crate) fn sender(&self) -> Peer {
         Peer { stream: self.stream.try_clone(), next_id: self.next_id }
     }
 

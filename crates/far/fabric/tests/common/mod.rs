@@ -155,7 +155,7 @@ impl FakeBlade {
     }
 
     /// Closes everything: the address is not served any more.
-    pub fn kill(&self) {
+    pub(crate) fn kill(&self) {
         let mut guard = lock(&self.inner);
         guard.credits = 0;
         guard.live.drain(..).for_each(|old| old.shutdown());
@@ -194,7 +194,7 @@ impl Drop for FakeBlade {
 }
 
 /// The content of a page that was never written.
-pub fn fresh_page(page: u32) -> Vec<u8> {
+pub(crate) fn fresh_page(page: u32) -> Vec<u8> {
     page.to_le_bytes().repeat(PAGE_BYTES / 4)
 }
 

@@ -18,7 +18,7 @@ use rustix::net::{
 };
 
 /// Longest wait for a condition before a test fails. Far beyond what any takes.
-pub const PATIENCE: Duration = Duration::from_secs(20);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 
 /// How a host is linked.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +50,7 @@ fn build_c(link: Link) -> Result<PathBuf, String> {
 }
 
 /// The C host, linked as requested. Err is why this machine has none.
-pub fn c_host(link: Link) -> Result<PathBuf, String> {
+pub(crate) fn c_host(link: Link) -> Result<PathBuf, String> {
     static BUILT: [OnceLock<Result<PathBuf, String>>; 3] = [const { OnceLock::new() }; 3];
     BUILT[link as usize].get_or_init(|| build_c(link)).clone()
 }
@@ -101,7 +101,7 @@ impl Host {
     }
 
     /// Closes its input. Returns its last line.
-    pub fn finish(&mut self) -> String {
+    pub(crate) fn finish(&mut self) -> String {
         self.input = None;
         let mut last = String::new();
         loop {
@@ -153,7 +153,7 @@ pub(crate) fn image() -> &'static Image {
 }
 
 /// Waits for a condition.
-pub fn eventually(what: &str, is_so: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, is_so: impl FnMut() -> bool) {
     farpool_testkit::wait_until(what, PATIENCE, is_so);
 }
 
@@ -164,7 +164,7 @@ fn readable(fd: impl AsFd, patience: Duration) -> bool {
 }
 
 /// Sends a request to the sidecar. Returns the answer, or "" if it is gone.
-pub fn ask(injected: &Injected, request: &str) -> String {
+pub(crate) fn ask(injected: &Injected, request: &str) -> String {
     if send(&injected.control, request.as_bytes(), SendFlags::NOSIGNAL).is_err() {
         return String::new();
     }
@@ -175,14 +175,14 @@ pub fn ask(injected: &Injected, request: &str) -> String {
 }
 
 /// Waits for the sidecar's end. Returns how long it took.
-pub fn await_end(injected: &Injected) -> Duration {
+pub(crate) fn await_end(injected: &Injected) -> Duration {
     let start = Instant::now();
     assert!(readable(&injected.pidfd, PATIENCE), "the sidecar does not end");
     start.elapsed()
 }
 
 /// Waits until a task is gone for good: its new parent (init) has reaped it.
-pub fn await_zombieless(pid: Pid) {
+pub(crate) fn await_zombieless(pid: Pid) {
     let path = format!("/proc/{}", pid.as_raw_nonzero());
     eventually("the sidecar is reaped", || !Path::new(&path).exists());
 }
@@ -229,7 +229,7 @@ pub(crate) fn ranges(text: &str) -> Vec<Range<u64>> {
 }
 
 /// Sends a request with a descriptor. Returns the one that came with the answer.
-pub fn hand_over(injected: &Injected, request: &str, fd: impl AsFd) -> Option<OwnedFd> {
+pub(crate) fn hand_over(injected: &Injected, request: &str, fd: impl AsFd) -> Option<OwnedFd> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     let fds = [fd.as_fd()];

@@ -11,7 +11,7 @@ use farpool_units::PAGE_BYTES;
 use farpool_wire::BladeTotals;
 
 /// Long enough for everything that must happen; a test that waits this long fails.
-pub const AMPLE: Duration = Duration::from_secs(20);
+pub(crate) const AMPLE: Duration = Duration::from_secs(20);
 
 /// Blades, stopped when dropped.
 pub(crate) struct Blades {
@@ -59,7 +59,7 @@ impl Blades {
 
     /// Waits until no running blade has a client or lent memory left; shared memory must have been
     /// released by all holders.
-    pub fn wait_until_unused(&self) {
+    pub(crate) fn wait_until_unused(&self) {
         self.wait_until(|totals| totals.used_bytes.get() == 0 && totals.clients.get() == 0);
     }
 
@@ -101,7 +101,7 @@ pub(crate) fn connect(blades: &Blades) -> Pool {
 }
 
 /// A page filled with a pattern of its seed.
-pub fn pattern(seed: u64) -> [u8; PAGE_BYTES] {
+pub(crate) fn pattern(seed: u64) -> [u8; PAGE_BYTES] {
     let mut page = [0; PAGE_BYTES];
     let mut word = seed;
     for bytes in page.chunks_exact_mut(8) {
@@ -140,7 +140,7 @@ impl Pages {
 }
 
 /// Waits for `count` completions. Returns their results by token, from 0.
-pub fn finish(lane: &mut Lane, count: usize) -> Vec<Result<(), PageError>> {
+pub(crate) fn finish(lane: &mut Lane, count: usize) -> Vec<Result<(), PageError>> {
     let mut done: Vec<Completion> = Vec::new();
     while lane.in_flight() > 0 {
         lane.wait(&mut done);

@@ -7,7 +7,7 @@ const CHECKSUM: std::ops::Range<usize> = 28..32;
 
 /// Decodes `bytes` as the beginning of a stream. Nothing panics, and whatever is accepted encodes
 /// to the same bytes again.
-pub fn decode_any(bytes: &[u8]) {
+pub(crate) fn decode_any(bytes: &[u8]) {
     let Ok(Some(head)) = split_head(bytes) else {
         return;
     };
@@ -32,7 +32,7 @@ pub fn decode_any(bytes: &[u8]) {
 
 /// The same, after correcting magic, version and head checksum, so that the fields behind them are
 /// checked.
-pub fn decode_repaired(bytes: &mut [u8]) {
+pub(crate) fn decode_repaired(bytes: &mut [u8]) {
     if bytes.len() >= HEADER_BYTES {
         bytes[..4].copy_from_slice(b"FPLW");
         bytes[4] = PROTOCOL_VERSION;

@@ -10,7 +10,7 @@ pub(crate) enum Sample<'a> {
 }
 
 /// Returns a page whose bytes count up, and start over at a prime.
-pub fn page() -> Vec<u8> {
+pub(crate) fn page() -> Vec<u8> {
     (0..PAGE_BYTES).map(|i| u8::try_from(i % 251).unwrap()).collect()
 }
 
@@ -132,7 +132,7 @@ fn responses(visit: &mut impl FnMut(&str, &Sample<'_>, &[u8])) {
 }
 
 /// Encodes the sample's frame: head and pages.
-pub fn encode(sample: &Sample<'_>, pages: &[u8]) -> Vec<u8> {
+pub(crate) fn encode(sample: &Sample<'_>, pages: &[u8]) -> Vec<u8> {
     let mut frame = Vec::new();
     let (id, checksum) = (RequestId(0x4142_4344_4546_4748), PagesChecksum::of(pages));
     match sample {

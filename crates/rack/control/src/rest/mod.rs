@@ -48,11 +48,11 @@ pub(crate) struct App {
 pub(crate) type Shared = State<Arc<App>>;
 
 impl App {
-    pub fn role(&self) -> Role {
+    pub(crate) fn role(&self) -> Role {
         read_lock(&self.role).clone()
     }
 
-    pub fn set_role(&self, role: Role) {
+    pub(crate) fn set_role(&self, role: Role) {
         *write_lock(&self.role) = role;
     }
 

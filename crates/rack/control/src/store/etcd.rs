@@ -98,7 +98,7 @@ impl Etcd {
     }
 
     /// Tries to lead, and publishes `address`. None if another controller leads; then its address.
-    pub fn campaign(&self, address: &str) -> Result<Result<Leadership, String>, StoreError> {
+    pub(crate) fn campaign(&self, address: &str) -> Result<Result<Leadership, String>, StoreError> {
         let leader = self.call("/v3/kv/range", &json!({ "key": encode(LEADER_KEY) }))?;
         if let Some(held) = leader["kvs"].get(0) {
             return Ok(Err(String::from_utf8_lossy(&decode(&held["value"])?).into_owned()));
@@ -126,7 +126,7 @@ impl Etcd {
     }
 
     /// Renews the lease. Returns until when no other controller leads.
-    pub fn keep_alive(&self, leadership: &Leadership) -> Result<Instant, StoreError> {
+    pub(crate) fn keep_alive(&self, leadership: &Leadership) -> Result<Instant, StoreError> {
         let before = Instant::now();
         let body = json!({ "ID": leadership.lease.to_string() });
         let answer = self.call("/v3/lease/keepalive", &body)?;
@@ -137,7 +137,7 @@ impl Etcd {
     }
 
     /// Lets another controller lead at once.
-    pub fn resign(&self, leadership: &Leadership) {
+    pub(crate) fn resign(&self, leadership: &Leadership) {
         // Not reached, the lease runs out by itself.
         let _ = self.call("/v3/lease/revoke", &json!({ "ID": leadership.lease.to_string() }));
     }

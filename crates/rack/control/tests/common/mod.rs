@@ -23,7 +23,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) const SUPERPAGE: u64 = 16 << 20;
 
 /// Waits until `done` gives something.
-pub fn wait_for<T>(what: &str, done: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn wait_for<T>(what: &str, done: impl FnMut() -> Option<T>) -> T {
     farpool_testkit::wait_for(what, PATIENCE, done)
 }
 

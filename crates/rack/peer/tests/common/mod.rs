@@ -22,7 +22,7 @@ pub(crate) const TOTAL_BYTES: u64 = 4 << 30;
 pub(crate) const MIB: u64 = 1 << 20;
 
 /// Waits until `done` gives something.
-pub fn wait_for<T>(what: &str, done: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn wait_for<T>(what: &str, done: impl FnMut() -> Option<T>) -> T {
     farpool_testkit::wait_for(what, PATIENCE, done)
 }
 
@@ -100,7 +100,7 @@ impl Node {
     }
 
     /// kill -9, as other nodes see it.
-    pub fn die(&mut self) {
+    pub(crate) fn die(&mut self) {
         drop(self.collaborator.take());
     }
 
@@ -114,7 +114,7 @@ impl Node {
 }
 
 /// A program as the REST interface sees one: it reports, and leaves places when it is told to.
-pub struct Program {
+pub(crate) struct Program {
     pub client: Client,
     pub id: ClientId,
     sequence: u64,
@@ -143,7 +143,7 @@ impl Program {
     }
 
     /// One report. Returns the answer.
-    pub fn report(&mut self, wait_ms: u64) -> ClientAnswer {
+    pub(crate) fn report(&mut self, wait_ms: u64) -> ClientAnswer {
         self.sequence += 1;
         let obeys = self.obeys;
         let of = |segment: &ClientSegment| ClientSegmentUse {

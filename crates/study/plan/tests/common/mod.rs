@@ -10,7 +10,7 @@ pub(crate) fn google() -> PathBuf {
 
 /// Returns the folder with Bitbrains' machines, which have no licence to ship. Prints a notice if
 /// it is not set.
-pub fn bitbrains() -> Option<PathBuf> {
+pub(crate) fn bitbrains() -> Option<PathBuf> {
     let folder = std::env::var_os("FARPOOL_UTILISATION_DATA").map(PathBuf::from);
     if folder.is_none() {
         eprintln!("SKIPPED: FARPOOL_UTILISATION_DATA names no folder with Bitbrains' machines");

@@ -19,7 +19,7 @@ pub(super) struct Channel {
 
 impl Channel {
     /// Queues something of `duration_ps` at `now_ps`. Returns when it has passed.
-    pub fn pass(&mut self, now_ps: u64, duration_ps: u64) -> u64 {
+    pub(super) fn pass(&mut self, now_ps: u64, duration_ps: u64) -> u64 {
         self.roll(now_ps);
         self.busy_ps += duration_ps;
         self.free_ps = self.free_ps.max(now_ps).saturating_add(duration_ps);
@@ -35,7 +35,7 @@ impl Channel {
     }
 
     /// Returns the share of the last whole window in which the channel was busy, in thousandths.
-    pub fn utilisation_permille(&mut self, now_ps: u64) -> u64 {
+    pub(super) fn utilisation_permille(&mut self, now_ps: u64) -> u64 {
         self.roll(now_ps);
         self.utilisation_permille
     }
@@ -64,14 +64,20 @@ pub(super) struct Link {
 impl Link {
     /// Fetches `bytes` that the program asks for at `now_ps`. Returns when the last one has
     /// arrived; the software's time is included.
-    pub fn fetch(&mut self, tier: &Tier, device: &mut Channel, now_ps: u64, bytes: u64) -> u64 {
+    pub(super) fn fetch(
+        &mut self,
+        tier: &Tier,
+        device: &mut Channel,
+        now_ps: u64,
+        bytes: u64,
+    ) -> u64 {
         let (sent_ps, link_latency_ps) = self.ask(tier, device, now_ps, bytes);
         self.towards_local.pass(sent_ps, link_ps(tier, bytes)) + link_latency_ps
     }
 
     /// The same, with the first line ahead of everything queued on the link. Returns when that line
     /// and when the last one has arrived.
-    pub fn fetch_line_first(
+    pub(super) fn fetch_line_first(
         &mut self,
         tier: &Tier,
         device: &mut Channel,
@@ -104,7 +110,13 @@ impl Link {
     }
 
     /// Sends `bytes` to the far side from `now_ps` on. Returns when the local frame is free again.
-    pub fn send(&mut self, tier: &Tier, device: &mut Channel, now_ps: u64, bytes: u64) -> u64 {
+    pub(super) fn send(
+        &mut self,
+        tier: &Tier,
+        device: &mut Channel,
+        now_ps: u64,
+        bytes: u64,
+    ) -> u64 {
         let sent_ps = self.towards_far.pass(now_ps, transfer_ps(bytes, tier.link_bytes_per_s));
         device.pass(now_ps, transfer_ps(bytes, tier.device_bytes_per_s)).max(sent_ps)
     }

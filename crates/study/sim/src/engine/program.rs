@@ -137,7 +137,7 @@ impl<'a> Running<'a> {
     }
 
     /// Returns the program's current time.
-    pub fn clock_ps(&self) -> u64 {
+    pub(super) fn clock_ps(&self) -> u64 {
         self.issued_ps
     }
 
@@ -147,7 +147,7 @@ impl<'a> Running<'a> {
     }
 
     /// Runs the next reference. False at the end.
-    pub fn step(&mut self, design: &Design, device: &mut Channel) -> bool {
+    pub(super) fn step(&mut self, design: &Design, device: &mut Channel) -> bool {
         let Some(&reference) = self.trace.references.get(self.next) else { return false };
         self.next += 1;
         let thread = usize::from(reference.thread);

@@ -91,7 +91,7 @@ pub(super) struct Memory {
 
 impl Memory {
     /// Creates the memory of pages with these numbers, all untouched.
-    pub fn new(page_numbers: &[u64], remembers_runs: bool) -> Self {
+    pub(super) fn new(page_numbers: &[u64], remembers_runs: bool) -> Self {
         let mut superpage_index: HashMap<u64, u32> = HashMap::new();
         let mut memory = Self {
             pages: vec![Page::default(); page_numbers.len()],
@@ -145,17 +145,17 @@ impl Memory {
     }
 
     /// Returns the frames in the victim buffer that can be taken.
-    pub fn free_frames(&self) -> u64 {
+    pub(super) fn free_frames(&self) -> u64 {
         self.free_frames
     }
 
     /// Returns the number of chunks that the sweep has to cover.
-    pub fn chunk_count(&self) -> usize {
+    pub(super) fn chunk_count(&self) -> usize {
         self.by_number.len() * SUPERPAGE_CHUNKS
     }
 
     /// Returns the sweep's number of a page's chunk.
-    pub fn chunk_number(&self, page: u32) -> Option<usize> {
+    pub(super) fn chunk_number(&self, page: u32) -> Option<usize> {
         let chunk = self.chunk_of[page as usize];
         let (chunks, number) = &self.superpages[self.superpage_of[chunk as usize] as usize];
         let place = chunks.iter().position(|it| *it == chunk)?;
@@ -163,7 +163,7 @@ impl Memory {
     }
 
     /// Uses the page. True if it was resident.
-    pub fn refer(&mut self, page: u32, is_write: bool) -> bool {
+    pub(super) fn refer(&mut self, page: u32, is_write: bool) -> bool {
         let page = &mut self.pages[page as usize];
         page.is_changed |= is_write;
         page.phase == Phase::Resident
@@ -171,7 +171,7 @@ impl Memory {
 
     /// Makes the page resident; it may be in any phase but a victim's. `in_run` says that it
     /// arrived in a run.
-    pub fn settle(&mut self, page: u32, in_run: bool) {
+    pub(super) fn settle(&mut self, page: u32, in_run: bool) {
         let (chunk, bit) = (self.chunk_of[page as usize], self.bit_of[page as usize]);
         self.number_superpage(chunk);
         let entry = &mut self.chunks[chunk as usize];
@@ -203,7 +203,7 @@ impl Memory {
     }
 
     /// Takes the page back from the buffer for the program; the next eviction spares it.
-    pub fn take_back(&mut self, page: u32) {
+    pub(super) fn take_back(&mut self, page: u32) {
         let (chunk, bit) = (self.chunk_of[page as usize], self.bit_of[page as usize]);
         let entry = &mut self.chunks[chunk as usize];
         assert!(entry.victims & 1 << bit != 0, "a page that is taken back is in the buffer");
@@ -217,7 +217,7 @@ impl Memory {
     }
 
     /// Evicts the victims that the sweep chooses from a chunk. Returns their number.
-    pub fn evict_chunk(
+    pub(super) fn evict_chunk(
         &mut self,
         number: usize,
         sweep: &mut impl SweepPolicy,
@@ -268,7 +268,7 @@ impl Memory {
     }
 
     /// Takes up to `most` frames out of the oldest tray that has any. Returns their number.
-    pub fn take_frames(&mut self, most: u64) -> u64 {
+    pub(super) fn take_frames(&mut self, most: u64) -> u64 {
         while let Some(&chunk) = self.buffer.front() {
             let entry = &mut self.chunks[chunk as usize];
             assert!(entry.in_buffer, "a chunk in the queue of trays has one");
@@ -298,7 +298,7 @@ impl Memory {
 
     /// Frees whole trays, the oldest first, until at least `least` frames are released. Returns the
     /// frames released.
-    pub fn release(&mut self, least: u64) -> u64 {
+    pub(super) fn release(&mut self, least: u64) -> u64 {
         let mut released = 0;
         while released < least {
             match self.take_frames(u64::from(CHUNK_PAGES)) {

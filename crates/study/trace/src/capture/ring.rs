@@ -87,7 +87,7 @@ impl Ring {
     }
 
     /// Passes every available record to `take`. Returns their number.
-    pub fn drain(
+    pub(super) fn drain(
         &mut self,
         mut take: impl FnMut(Record) -> Result<(), TraceError>,
     ) -> Result<u64, TraceError> {
@@ -121,7 +121,7 @@ impl Ring {
     }
 
     /// Tells the plugin to write no more; the program goes on.
-    pub fn stop(&self) {
+    pub(super) fn stop(&self) {
         self.word(STOPPED_WORD).store(1, Ordering::Relaxed);
     }
 

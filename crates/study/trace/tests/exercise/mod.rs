@@ -17,7 +17,7 @@ const RECORDS_PER_BYTE_MAX: u64 = 128;
 
 /// Reads `bytes` as a foreign trace. Nothing panics, the work is in proportion to the bytes, an
 /// error names the file, and nothing depends on the pieces in which the bytes arrive.
-pub fn import_any(bytes: &[u8], format: &Format) {
+pub(crate) fn import_any(bytes: &[u8], format: &Format) {
     let at_once = records(&mut &bytes[..], bytes.len(), format);
     let in_pieces = records(&mut BufReader::with_capacity(7, bytes), bytes.len(), format);
     assert_eq!(at_once, in_pieces, "the same bytes in pieces of seven");
@@ -41,7 +41,7 @@ fn records(input: &mut dyn BufRead, length: usize, format: &Format) -> Result<Ve
 }
 
 /// Reads `bytes` as a trace file at `path`. Nothing panics, and the records agree with the footer.
-pub fn read_any(path: &Path, bytes: &[u8]) -> Result<u64, TraceError> {
+pub(crate) fn read_any(path: &Path, bytes: &[u8]) -> Result<u64, TraceError> {
     std::fs::write(path, bytes).expect("the file of the exercise");
     let mut reader = TraceReader::open(path, Columns::ALL)?;
     let mut batch = Batch::default();
@@ -72,7 +72,7 @@ pub(crate) fn whole_file() -> Vec<u8> {
 /// corrects the digest so that the checks behind it run, and opens the file. Records are not read:
 /// the Parquet reader aborts the program on some footers that no writer makes, and only the digest
 /// protects from that.
-pub fn open_repaired(path: &Path, whole: &[u8], edits: &[u8]) -> Result<u64, TraceError> {
+pub(crate) fn open_repaired(path: &Path, whole: &[u8], edits: &[u8]) -> Result<u64, TraceError> {
     let mut bytes = whole.to_vec();
     let length_at = bytes.len() - 8;
     let length: [u8; 4] = bytes[length_at..length_at + 4].try_into().expect("four bytes");
