@@ -1,4 +1,4 @@
-//! `farpool kv` as a process: what it costs, and how it ends.
+//! `farpool kv` as a process: its costs, and how it ends.
 
 mod common;
 
@@ -13,7 +13,7 @@ use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, se
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// What has not come by then never will.
+/// After this long without an event, a test fails.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A server that is killed if a test leaves it running.
@@ -47,8 +47,8 @@ impl Kv {
         stream
     }
 
-    /// Its resident memory without the pages of files, such as its own code; with what it shares
-    /// with clients.
+    /// Its resident memory without file pages, such as its own code, but with memory shared with
+    /// clients.
     fn resident_bytes(&self) -> usize {
         let path = format!("/proc/{}/status", self.child.id());
         let text = std::fs::read_to_string(path).expect("the server lives");
@@ -66,7 +66,7 @@ impl Kv {
         kill_process(pid.expect("a process id"), signal).expect("the server takes the signal");
     }
 
-    /// The exit code, once it has ended.
+    /// Waits until it ends. Returns its exit code.
     fn ended(&mut self) -> Option<i32> {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -81,7 +81,7 @@ impl Kv {
 
 impl Drop for Kv {
     fn drop(&mut self) {
-        // Gone already is as good.
+        // It makes no difference if it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -104,7 +104,7 @@ fn set_big(stream: &mut TcpStream, bytes: usize) {
     assert_eq!(ask(stream, set.as_bytes(), b"\r\n"), b"STORED\r\n");
 }
 
-/// Room for so many descriptors in this process and those it starts; says why not.
+/// Permits this many descriptors in this process and its children. If that fails, prints why.
 fn allow_descriptors(count: u64) -> bool {
     let limit = getrlimit(Resource::Nofile);
     if limit.current.is_some_and(|current| current < count) {
@@ -129,7 +129,7 @@ fn stat(stream: &mut TcpStream, name: &str) -> usize {
 fn ten_thousand_idle_clients_cost_little() {
     const CLIENTS: usize = 10_000;
     const BYTES_EACH_MAX: usize = 4 << 10;
-    // Ports are counted for each address: those of one could run short beside other tests.
+    // Ports are counted per address: those of one address could run short beside other tests.
     const ADDRESSES: [&str; 4] = ["127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4"];
     if !allow_descriptors(CLIENTS as u64 + 200) {
         return;
@@ -168,7 +168,7 @@ fn ten_thousand_idle_clients_cost_little() {
     let half = kv.resident_bytes().saturating_sub(before) / CLIENTS;
     println!("{idle} bytes for each idle client, {half} with half a request");
     assert!(idle <= BYTES_EACH_MAX && half <= BYTES_EACH_MAX, "{idle}, {half} bytes each");
-    // They are served on.
+    // They are still served.
     for client in clients.iter_mut().step_by(2) {
         assert_eq!(ask(client, b"\r\n", b"END\r\n"), b"END\r\n");
     }
@@ -213,12 +213,12 @@ fn the_memory_limit_holds_for_memory_that_clients_read() {
 
 fn the_memory_limit_holds(flags: &[&str]) {
     const LIMIT: usize = 512 << 20;
-    /// All of the process: the store, its index, and some 10 MB of buffers for requests.
+    /// The whole process: the store, its index, and some 10 MB of buffers for requests.
     const RESIDENT_MAX: usize = LIMIT + LIMIT / 20;
     let kv = Kv::start(&[&["-t", "2", "-m", "512", "-I", "2m"], flags].concat());
     let mut stream = kv.connect();
     let value = vec![b'v'; 1 << 20];
-    // A fixed sequence of sizes from 1 B to 1 MiB, all magnitudes alike.
+    // A fixed sequence of sizes from 1 B to 1 MiB, all magnitudes equally likely.
     let mut random: u64 = 1;
     let mut next = || {
         random ^= random << 13;
@@ -246,7 +246,7 @@ fn the_memory_limit_holds(flags: &[&str]) {
     println!("{most} bytes resident at most with a limit of {LIMIT}");
 }
 
-/// Small items are when a policy's tables are largest; then larger ones, and small ones again.
+/// A policy's tables are largest with small items; then larger items follow, and small ones again.
 #[test]
 fn the_memory_limit_holds_for_what_a_policy_knows() {
     const LIMIT: usize = 128 << 20;
@@ -264,7 +264,7 @@ fn the_memory_limit_holds_for_what_a_policy_knows() {
                 for _ in 0..2000 {
                     number += 1;
                     requests += &format!("set key{number:09} 0 0 {bytes} noreply\r\n{value}\r\n");
-                    // Some are read, so that no policy has an easy time.
+                    // Some are read, to make it harder for every policy.
                     requests += &format!("mg key{:09} q\r\n", number - number % 7);
                     sent += bytes;
                 }
@@ -283,7 +283,7 @@ fn sigterm_ends_it_with_all_promised_replies_sent() {
     let mut kv = Kv::start(&["-t", "3"]);
     let mut stream = kv.connect();
     set_big(&mut stream, 1_000_000);
-    // More than the sockets take: part of it is still with the server when the signal comes.
+    // More than the sockets take: part of it is still in the server when the signal arrives.
     let requests = "get big\r\n".repeat(20);
     stream.write_all(requests.as_bytes()).expect("the server takes requests");
     let mut reply = vec![0; 1000];
@@ -305,8 +305,8 @@ fn what_is_not_served_is_refused_with_what_to_write_instead() {
         (["-U", "11211"], "use -U 0"),
         (["-B", "binary"], "use -B ascii"),
         (["-I", "10g"], "write -I 4m"),
-        // 2^44 MiB and one more: without a look at what fits it would be 1 MiB.
-        (["-m", "17592186044417"], "no machine has that much memory"),
+        // 2^44 + 1 MiB: without an overflow check this would become 1 MiB.
+        (["-m", "17592186044417"], "no machine has so much memory"),
         (["-o", "ext_path=/nowhere/kv"], "write it as /data/kv:200GiB"),
         (["-o", "ext_compact_under=4"], "-o ext_compact_under"),
         (["--quota", "1GiB"], "write it as user:=1GiB"),

@@ -50,7 +50,7 @@ impl Kv {
 
 impl Drop for Kv {
     fn drop(&mut self) {
-        // Gone already is as good.
+        // It makes no difference if it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -78,8 +78,8 @@ fn every_mode_measures_a_real_server() {
     assert!(swept["asked_per_s"].as_f64() >= Some(500.0), "{swept}");
 }
 
-/// Three shards: answers come in any order, reads of several keys are parted; more is asked than
-/// there are credits for.
+/// Three shards: answers arrive in any order, reads of several keys are split, and there are more
+/// requests than credits.
 #[test]
 fn keyvault_is_measured_with_every_value_checked() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -100,7 +100,7 @@ fn keyvault_is_measured_with_every_value_checked() {
     assert_eq!((&sets["hits"], &sets["refused"]), (&sets["requests"], &0.into()), "{sets}");
     let open = keyvault(&["--workload", "friendfeed", "--rate", "2000", "--slo", "p50=5s"]);
     assert_eq!(open["promises_kept"], true, "{open}");
-    // The text port is no KeyVault port.
+    // The text port does not speak KeyVault.
     let mut command = farpool(kv.home.path());
     command.args(["kv", "bench", "--closed", "--protocol", "keyvault", "--no-fill"]);
     command.args(["--server", &kv.address.to_string(), "--duration", "1s"]);
@@ -127,7 +127,7 @@ fn the_floor_is_measured_and_latencies_are_written() {
 fn a_wrong_value_ends_the_run_and_names_the_key() {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
     let address = listener.local_addr().expect("it is bound");
-    // A server that answers every request with a value of its own.
+    // A server that answers every request with a wrong value.
     let liar = std::thread::spawn(move || {
         let (mut stream, _) = listener.accept().expect("the client comes");
         let mut buffer = [0; 4096];

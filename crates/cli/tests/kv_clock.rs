@@ -1,5 +1,5 @@
-//! The world's clock jumps under the real server: relative times follow a clock that does not,
-//! absolute ones are memcached's, and nothing that had expired comes back, restarts included.
+//! Unix time jumps under the real server: relative expiry times follow a clock that does not jump,
+//! absolute ones behave as in memcached, and nothing expired comes back, not even after restarts.
 
 #[allow(dead_code)]
 mod common;
@@ -23,7 +23,7 @@ use server::{Client, Kv, PATIENCE};
 
 const HOUR_S: i64 = 3600;
 
-/// The library that tells a process another time; None, with the reason said, where it is not
+/// The library that gives a process another time. None, after printing the reason, if it is not
 /// installed.
 fn faketime() -> Option<PathBuf> {
     let folders = std::fs::read_dir("/usr/lib").into_iter().flatten().flatten();
@@ -36,7 +36,7 @@ fn faketime() -> Option<PathBuf> {
     found
 }
 
-/// The world's clock as one process sees it: so many seconds beside the real one.
+/// Unix time as one process sees it: at an offset in seconds from the real one.
 struct World {
     library: PathBuf,
     file: PathBuf,
@@ -47,7 +47,7 @@ impl World {
     fn new(home: &Path) -> Option<Self> {
         let world = Self { library: faketime()?, file: home.join("offset"), offset_s: 0 };
         world.write();
-        // memcached gives up what root may do.
+        // memcached drops root's privileges.
         let everybody = std::fs::Permissions::from_mode(0o755);
         std::fs::set_permissions(home, everybody).expect("it is ours");
         Some(world)
@@ -55,7 +55,7 @@ impl World {
 
     fn write(&self) {
         let text = format!("{:+}\n", self.offset_s);
-        // In one step, so that nobody reads half of it.
+        // In one step, so that a half-written file is never read.
         let next = self.file.with_extension("next");
         std::fs::write(&next, text).expect("a file");
         std::fs::rename(next, &self.file).expect("a file");
@@ -111,13 +111,13 @@ impl Memcached {
 
 impl Drop for Memcached {
     fn drop(&mut self) {
-        // Gone already is as good.
+        // It makes no difference if it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Waits until the server has seen so many seconds pass: it looks at its clock once a second.
+/// Waits until the server has seen this many seconds pass: it checks its clock once a second.
 fn pass(client: &mut Client, seconds: u64) {
     let start = client.stat("uptime");
     client.wait_for_stat("uptime", |now| now >= start + seconds);
@@ -140,7 +140,7 @@ fn has(client: &mut Client, key: &str) -> bool {
     }
 }
 
-/// What is there of a few items while the clock jumps: name and presence, step by step.
+/// Which of a few items are there while the clock jumps: name and presence, step by step.
 fn jumps(world: &mut World, client: &mut Client) -> Vec<(&'static str, bool)> {
     world.jump_to(0);
     let told = i64::try_from(client.stat("time")).expect("a time");
@@ -163,8 +163,7 @@ fn jumps(world: &mut World, client: &mut Client) -> Vec<(&'static str, bool)> {
     look(client, &mut seen, &["forever", "relative", "absolute", "long"]);
     pass(client, 4);
     look(client, &mut seen, &names);
-    // What the world takes for a moment ago and for soon, both later than what the server takes for
-    // now.
+    // A moment ago and soon by Unix time, both later than the server's present time.
     set(client, "ago", world.unix_s() - 60);
     set(client, "soon", world.unix_s() + 60);
     set(client, "past", world.unix_s() - 6 * HOUR_S);
@@ -213,12 +212,12 @@ fn jumps_of_the_clock_mean_what_they_mean_to_memcached() {
 
 const FILLERS: usize = 30_000;
 const OF_A_KIND: usize = 1_200;
-/// Items of one lifetime fill segments of their own, and only full ones leave memory.
+/// Items of one lifetime fill segments of their own, and only full segments leave memory.
 const ITEM_BYTES: usize = 600;
-/// Items that are looked at come into memory, and memory does not outlast the server: each look
-/// takes others.
+/// Items that are read are promoted, and memory does not outlive the server: each look reads
+/// different ones.
 const LOOKS: usize = 6;
-/// Of those that a look takes so many must be there: a busy device may have refused some.
+/// How many of a look's items must be there: a busy device may have refused some.
 const MOST: usize = OF_A_KIND / LOOKS * 8 / 10;
 
 struct Restarting<'a> {
@@ -235,7 +234,7 @@ impl Restarting<'_> {
         Kv::start_with(self.home, &flags, |it| self.world.enter(it))
     }
 
-    /// Stores items of a kind, and enough behind them that they leave memory.
+    /// Stores items of a kind, then enough others to move them out of memory.
     fn store(&mut self, kv: &mut Kv, kind: &str, exptime: i64) {
         for number in 0..OF_A_KIND {
             set_long(&mut kv.client, &format!("{kind}{number}"), exptime, ITEM_BYTES);
@@ -255,7 +254,7 @@ impl Restarting<'_> {
     }
 }
 
-/// How many items of a kind are there, of those that this look takes.
+/// Counts the items of a kind that are there, among those of this look.
 fn count(kv: &mut Kv, kind: &str, look: usize) -> usize {
     let numbers = (look..OF_A_KIND).step_by(LOOKS);
     numbers.filter(|number| has(&mut kv.client, &format!("{kind}{number}"))).count()
@@ -281,7 +280,7 @@ fn a_restart_across_a_jump_revives_nothing_and_goes_on_by_the_new_clock() {
     let there = count(&mut kv, "absolute", 1);
     assert!(there > MOST, "{there}: {}", kv.log());
     run.end(kv);
-    // The clock is put right, or wrong: nothing comes back.
+    // The clock is set right, or wrong: nothing comes back.
     let mut kv = run.start(0);
     assert_eq!(count(&mut kv, "relative", 2), 0, "expired is expired");
     assert!(count(&mut kv, "absolute", 2) > MOST);
@@ -295,7 +294,7 @@ fn a_restart_across_a_jump_revives_nothing_and_goes_on_by_the_new_clock() {
     by_a_clock_that_was_set_back(&mut run, kv);
 }
 
-/// What is stored now lives by what the clock says now, though it is behind what it once said.
+/// Items stored now live by the clock's present time, though it is behind its earlier one.
 fn by_a_clock_that_was_set_back(run: &mut Restarting<'_>, mut kv: Kv) {
     let back_s = run.world.offset_s;
     let now = run.world.unix_s();
@@ -311,7 +310,7 @@ fn by_a_clock_that_was_set_back(run: &mut Restarting<'_>, mut kv: Kv) {
     assert!(!has(&mut kv.client, "short") && !has(&mut kv.client, "short_absolute"));
     assert_eq!(kv.client.ask(&format!("flush_all {}", 2 * HOUR_S)), "OK");
     run.end(kv);
-    // The time between is seen again.
+    // The time in between passes again.
     let mut kv = run.start(back_s + 1_800);
     assert_eq!(count(&mut kv, "soon", 1), 0, "20 minutes have passed");
     assert!(count(&mut kv, "later", 1) > MOST);

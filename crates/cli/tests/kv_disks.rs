@@ -1,5 +1,5 @@
-//! Flash on real devices that are slow, hang, fail, are full or give back garbage: what is read is
-//! right or a miss, others are served meanwhile, and the server ends.
+//! Flash on real devices that are slow, hang, fail, are full or return garbage: a read gives the
+//! right value or a miss, other requests are served meanwhile, and the server can end.
 
 #[allow(dead_code)]
 mod common;
@@ -28,14 +28,14 @@ use rustix::process::Signal;
 use server::{Client, Known, Kv};
 
 const DISK_BYTES: u64 = 96 << 20;
-/// Zones begin here: what lies before them is the server's book-keeping.
+/// Where zones begin; in front of them is the server's bookkeeping.
 const ZONES_AT: u64 = 2 << 20;
 const KEYS: usize = 30_000;
-/// The keys that were stored last are in memory.
+/// The keys stored last are in memory.
 const IN_MEMORY: std::ops::Range<usize> = KEYS - 1_000..KEYS;
 const ON_FLASH: std::ops::Range<usize> = 0..KEYS / 2;
-/// What nobody should wait for longer: one second that a request waits for a tier, and what a busy
-/// machine adds.
+/// The longest that a client should wait: the one second that a request waits for a tier, plus what
+/// a busy machine adds.
 const BOUND: Duration = Duration::from_secs(6);
 
 fn flags(device: &Path) -> [String; 6] {
@@ -62,7 +62,7 @@ fn filled(home: &Path, disk: &Disk) -> (Kv, Known) {
     (kv, known)
 }
 
-/// Memory is served: nobody waits for the disk.
+/// Checks that keys in memory are served without waiting for the disk.
 fn memory_is_served(kv: &Kv, known: &Known) {
     let mut other = Client::connect(kv.address);
     let start = Instant::now();
@@ -89,7 +89,7 @@ fn a_slow_disk_delays_nobody_else_and_loses_nothing() {
     eprintln!("{there} of 30 in {:?}, {} requests late", start.elapsed(), disk.faults.done());
     assert!(there > 20, "{there} of 30 came, late");
     assert!(start.elapsed() < 30 * BOUND);
-    // Storing goes on; what the disk does not take is lost.
+    // Storing goes on; items that the disk does not take are lost.
     known.store(&mut kv.client, 0..10_000);
     memory_is_served_after(&kv, &known, 9_500..10_000);
     assert!(disk.faults.done() > 10);
@@ -112,7 +112,7 @@ fn a_disk_that_hangs_means_misses_in_time_and_an_end_in_time() {
     let home = Home::new();
     let (mut kv, mut known) = filled(home.path(), &disk);
     disk.faults.set(Fault::Hang);
-    // Many at a time: more than the device's queue has room for.
+    // Many at a time: more than the device's queue can hold.
     let mut waiting: Vec<Client> = (0..300).map(|_| Client::connect(kv.address)).collect();
     let asked = Instant::now();
     for (client, key) in waiting.iter_mut().zip(ON_FLASH.step_by(50)) {
@@ -132,7 +132,7 @@ fn a_disk_that_hangs_means_misses_in_time_and_an_end_in_time() {
     let asked = Instant::now();
     known.store(&mut kv.client, 0..10_000);
     eprintln!("10,000 items stored in {:?} while the disk hangs", asked.elapsed());
-    // What is deleted meanwhile stays deleted.
+    // Keys deleted meanwhile stay deleted.
     known.delete(&mut kv.client, (0..10_000).step_by(10));
     memory_is_served_after(&kv, &known, 9_500..10_000);
     disk.faults.set(Fault::None);
@@ -140,7 +140,7 @@ fn a_disk_that_hangs_means_misses_in_time_and_an_end_in_time() {
     known.store(&mut kv.client, 0..KEYS);
     let there = known.check(&mut kv.client, ON_FLASH);
     assert!(there > ON_FLASH.len() / 2, "{there} are there when all is well again");
-    // It ends while the disk hangs.
+    // The server ends while the disk hangs.
     disk.faults.set(Fault::Hang);
     kv.client.send(b"get key1\r\nget key2\r\nget key3\r\n");
     let asked = Instant::now();
@@ -170,7 +170,7 @@ fn what_a_disk_garbles_is_a_miss_and_never_a_wrong_value() {
         let gone = kv.client.wait_for_stat("flash_reads_gone", |now| now > gone);
         eprintln!("{fault:?}: {there} right, {gone} gone, {} times", disk.faults.done());
         assert!(disk.faults.done() > 10 && there > IN_MEMORY.len());
-        // Killed on the garbled disk, its successor serves what is right, too.
+        // After a kill on the garbled disk, its successor serves right values, too.
         drop(kv);
         disk.faults.set_from(fault, ZONES_AT);
         let mut kv = start(home.path(), &disk, &[]);
@@ -220,7 +220,7 @@ fn a_disk_that_fails_or_is_full_costs_what_is_on_it_until_the_next_start() {
     }
 }
 
-/// A start that the disk only pretends to have taken would bring back what was deleted after a
+/// A start whose writes the disk only pretends to have taken would bring back deleted items after a
 /// crash of the machine.
 #[test]
 fn a_disk_that_loses_what_it_took_at_the_start_is_refused() {
@@ -240,11 +240,11 @@ fn a_disk_that_loses_what_it_took_at_the_start_is_refused() {
     assert!(there > ON_FLASH.len() / 2, "{there} are there when all is well again");
 }
 
-/// A file system that is mounted as long as this value lives.
+/// A file system that is mounted while this value lives.
 struct Mounted<'a>(&'a Path);
 
 impl<'a> Mounted<'a> {
-    /// Makes an ext4 and mounts it; None, with the reason said, where that cannot be done.
+    /// Makes an ext4 and mounts it. None, after printing the reason, if that cannot be done.
     fn ext4(device: &Path, at: &'a Path) -> Option<Self> {
         std::fs::create_dir_all(at).expect("a folder");
         if !make_ext4(device) {
@@ -258,13 +258,13 @@ impl<'a> Mounted<'a> {
 
 impl Drop for Mounted<'_> {
     fn drop(&mut self) {
-        // Gone from the folders at once, and for good with its last user.
+        // It disappears from the folders at once, and entirely with its last user.
         let _ = rustix::mount::unmount(self.0, rustix::mount::UnmountFlags::DETACH);
     }
 }
 
 impl<'a> Mounted<'a> {
-    /// A tmpfs of this size.
+    /// Mounts a tmpfs of this size.
     fn tmpfs(at: &'a Path, size: &str) -> Self {
         std::fs::create_dir_all(at).expect("a folder");
         let options = std::ffi::CString::new(format!("size={size}")).expect("no zeros");
@@ -284,14 +284,14 @@ fn make_ext4(device: &Path) -> bool {
     made.is_ok_and(|status| status.success())
 }
 
-/// A device over a new file of the size.
+/// A loop device over a new file of this size, and the file.
 fn plain_device(home: &Path, bytes: u64) -> Option<(Loop, PathBuf)> {
     let path = home.join("behind");
     File::create(&path).and_then(|file| file.set_len(bytes)).expect("a file");
     Some((Loop::over(&path, true)?, path))
 }
 
-/// What a server says that does not start.
+/// The error of a server that does not start.
 fn refusal(home: &Path, part: &str, more: &[&str]) -> String {
     let mut command = farpool(home);
     command.args(["kv", "-p", "0", "-s"]).arg(home.join("socket"));
@@ -308,7 +308,7 @@ fn a_block_device_serves_and_serves_again_after_every_end() {
     let flags = flags(device.path());
     let mut flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let part = flags[5];
-    // Nobody knows whether a device that looks empty is.
+    // A device that looks empty may not be.
     let error = refusal(home.path(), part, &[]);
     assert!(error.contains("--flash-reset"), "{error}");
     let larger = format!("{}:1GiB", device.path().display());
@@ -346,7 +346,8 @@ fn a_device_that_holds_something_else_is_never_overwritten_unasked() {
         File::open(device.path()).expect("a device").read_exact(&mut first).expect("it is longer");
         first
     };
-    // A partition table of either kind, an XFS, a part of a volume group: where each has its mark.
+    // A partition table of either kind, an XFS, a part of a volume group: each with its magic
+    // number in its place.
     let marks: [(u64, &[u8]); 4] =
         [(510, b"\x55\xaa"), (512, b"EFI PART"), (0, b"XFSB"), (512, b"LABELONE")];
     for (at, mark) in marks {
@@ -368,7 +369,7 @@ fn a_device_that_holds_something_else_is_never_overwritten_unasked() {
     }
     assert_eq!(std::fs::read(at.join("letter")).expect("it is there"), b"precious");
     drop(mounted);
-    // Not mounted any more, it still is somebody's.
+    // Even unmounted it holds data.
     let error = refusal(home.path(), &part, &[]);
     assert!(error.contains("--flash-reset") || error.contains("mounted"), "{error}");
     assert!(behind.exists());
@@ -387,7 +388,8 @@ fn a_file_system_without_room_is_found_out_at_the_start() {
     assert_eq!(left, 0, "nothing is taken of it");
 }
 
-/// A file on a file system whose device has less than it promised, and then none that works.
+/// A file on a file system whose device has less space than it promised, and then on one that
+/// fails.
 #[test]
 fn a_file_on_a_failing_file_system_costs_what_is_in_it() {
     for fault in [Fault::Full, Fault::FailWrites, Fault::FailReads] {
@@ -415,11 +417,11 @@ fn a_file_on_a_failing_file_system_costs_what_is_in_it() {
     }
 }
 
-/// How long the file system hangs: it begins to write what was changed after 5 seconds, and what is
-/// changed behind that waits.
+/// How long the file system hangs: it starts writing changes after 5 seconds, and later changes
+/// wait behind that.
 const HANG: Duration = Duration::from_secs(15);
 
-/// A thread that has a file system write all it has; it ends before its disk does.
+/// A thread that syncs a file system; it ends before its disk does.
 struct Syncing {
     thread: Option<std::thread::JoinHandle<rustix::io::Result<()>>>,
     faults: Arc<disk::Faults>,
@@ -435,7 +437,7 @@ impl Syncing {
         self.thread.as_ref().is_some_and(|it| !it.is_finished())
     }
 
-    /// Lets the disk answer.
+    /// Lets the disk answer again.
     fn end(&mut self) -> rustix::io::Result<()> {
         self.faults.set(Fault::None);
         self.thread.take().map_or(Ok(()), |it| it.join().expect("it does not panic"))
@@ -444,13 +446,13 @@ impl Syncing {
 
 impl Drop for Syncing {
     fn drop(&mut self) {
-        // A failed test has said what failed.
+        // A failed test has already printed its failure.
         let _ = self.end();
     }
 }
 
-/// Ext4 has whoever changes a file wait for its journal, which waits for the disk. Nobody but those
-/// who want what is on flash may notice, and what was deleted meanwhile stays deleted when the
+/// Ext4 makes a process that changes a file wait for its journal, which waits for the disk. Only
+/// requests for items on flash may be affected, and keys deleted meanwhile stay deleted when the
 /// server is killed.
 #[test]
 fn a_file_system_that_hangs_stops_nobody() {
@@ -469,11 +471,11 @@ fn a_file_system_that_hangs_stops_nobody() {
     let mut kv = start(&home);
     let mut known = Known::new(KEYS);
     known.store(&mut kv.client, 0..KEYS);
-    // Only what is on flash by then can be served after the kill.
+    // Only items on flash by then can be served after the kill.
     kv.client.wait_for_stat("flash_written", |written| written > KEYS as u64 / 2);
     let file_system = File::open(&at).expect("it is mounted");
     disk.faults.set(Fault::Hang);
-    // Has all be written now that would be written within half a minute.
+    // Starts now the writes that would otherwise start within half a minute.
     let mut sync = Syncing::start(file_system, Arc::clone(&disk.faults));
     let hung = Instant::now();
     let (mut rounds, mut longest) = (0, Duration::ZERO);
@@ -493,7 +495,7 @@ fn a_file_system_that_hangs_stops_nobody() {
         }
         let there = known.check(&mut kv.client, new);
         assert!(there > 1_000, "{there} are in memory");
-        // Nobody gets what is on flash, but everybody a reply.
+        // Items on flash are not served, but every request gets a reply.
         kv.client.version(KEYS / 4 + rounds);
         longest = longest.max(asked.elapsed());
         assert!(longest < 2 * BOUND, "round {rounds} took {longest:?}");
@@ -501,7 +503,7 @@ fn a_file_system_that_hangs_stops_nobody() {
     }
     assert!(disk.faults.done() > 0 && sync.hangs(), "the disk hangs");
     eprintln!("{rounds} rounds, the longest {longest:?}, {} requests late", disk.faults.done());
-    // Killed while it hangs. Its successor can only begin when the disk answers again.
+    // Killed while the disk hangs. Its successor can begin only when the disk answers again.
     drop(kv);
     sync.end().expect("all is written");
     let mut kv = start(&home);
@@ -534,7 +536,7 @@ fn memory_without_room_for_the_book_keeping_is_found_out_at_the_start() {
     let large = Mounted::tmpfs(&at, "4m");
     let flags = ["-t", "2", "--memory", "8MiB", "--flash", &part, "--flash-books", books];
     let mut kv = Kv::start(home.path(), &flags);
-    // Whoever fills what is left harms nobody: the room was taken.
+    // Filling the rest of the file system harms nothing: the server's space was allocated.
     let filled = std::fs::write(at.join("others"), vec![1; 4 << 20]);
     assert!(filled.is_err(), "it is full");
     let mut known = Known::new(KEYS);

@@ -1,5 +1,4 @@
-//! What the real server takes of memory: no more than it may, whatever the sizes, lifetimes and
-//! tiers.
+//! The memory of the real server: no more than its limit, whatever the sizes, lifetimes and tiers.
 
 #[allow(dead_code)]
 mod common;
@@ -15,14 +14,14 @@ use server::Kv;
 
 const MIB: usize = 1 << 20;
 const LIMIT: usize = 512 * MIB;
-/// All of the process: the store, its index, buffers, the program itself.
+/// The whole process: the store, its index, buffers, the program itself.
 const RESIDENT_MAX: usize = LIMIT + LIMIT / 20;
-/// Zones that a thread fills, has written or read back, and pages of its reads.
+/// Zones that a thread fills, writes or reads back, and pages of its reads.
 const FLASH_BUFFERS: usize = 24 * MIB;
-/// memcached's largest `-I` is more; this is what the items of the last phase have.
+/// The largest item of the last phase; memcached's largest `-I` is more.
 const LARGEST: usize = 8 * MIB;
 
-/// A plain random sequence: the test only needs keys and sizes that differ.
+/// A simple random sequence: the test only needs varying keys and sizes.
 struct Random(u64);
 
 impl Random {
@@ -34,7 +33,7 @@ impl Random {
     }
 }
 
-/// Sizes that shift: least, most, and how many bytes are stored of them.
+/// Sizes that shift: smallest, largest, and how many bytes are stored of them.
 const PHASES: [(usize, usize, usize); 6] = [
     (20, 100, LIMIT / 4),
     (1_000, 3_000, LIMIT),
@@ -44,7 +43,7 @@ const PHASES: [(usize, usize, usize); 6] = [
     (200, 2_000, LIMIT),
 ];
 
-/// Stores in phases; the most that was resident, and what of it belongs to files.
+/// Stores in phases. Returns the peak of resident memory, and the part of it that belongs to files.
 fn shift(kv: &mut Kv) -> (usize, usize) {
     let mut random = Random(0x2545_f491_4f6c_dd1d);
     let value = vec![b'v'; LARGEST];
@@ -54,7 +53,7 @@ fn shift(kv: &mut Kv) -> (usize, usize) {
         while sent < total {
             let bytes = least + random.below(limit - least);
             let key = random.below(2_000_000);
-            // Never, soon and late, so that all kinds of segments are there.
+            // Never, soon and late, so that there are segments of all kinds.
             let exptime = [0, 1 + random.below(5), 100, 4_000, 500_000][random.below(5)];
             let head = format!("set key{key} 0 {exptime} {bytes} noreply\r\n");
             kv.client.send(head.as_bytes());
@@ -67,7 +66,7 @@ fn shift(kv: &mut Kv) -> (usize, usize) {
             }
             if sent - looked > LIMIT / 64 {
                 looked = sent;
-                // All threads answer this, behind what they were asked before.
+                // All threads answer this, after their earlier requests.
                 assert!(kv.client.stat("curr_items") > 0);
                 let resident = kv.status_bytes("VmRSS");
                 if resident > most.0 {

@@ -1,5 +1,5 @@
-//! Tiers of `farpool kv` under kill -9 and too slow: whatever was acknowledged before, nothing
-//! older comes back.
+//! Tiers of `farpool kv` under kill -9, and too slow: nothing older than what was acknowledged
+//! comes back.
 
 #[allow(dead_code)]
 mod common;
@@ -50,7 +50,7 @@ impl Kv {
         let ready: Value = serde_json::from_str(&line).expect("the line is JSON");
         assert_eq!(ready["event"], "ready");
         let stream = TcpStream::connect(address).expect("it listens");
-        // A hang fails the test instead of the whole run.
+        // A hang fails the test instead of blocking the whole run.
         stream.set_read_timeout(Some(Duration::from_secs(30))).expect("sockets have timeouts");
         Self { child, stream: BufReader::new(stream) }
     }
@@ -65,7 +65,7 @@ impl Kv {
         line.trim_end().to_owned()
     }
 
-    /// The version of a key's value, if it is there; the value must be right to the byte.
+    /// The version of a key's value, if it is there. The value must be right to the byte.
     fn version(&mut self, key: usize) -> Option<u32> {
         self.send(format!("get key{key}\r\n").as_bytes());
         self.reply(key)
@@ -85,7 +85,7 @@ impl Kv {
         }
     }
 
-    /// The reply to a `get` of the key.
+    /// Reads the reply to a `get` of the key.
     fn reply(&mut self, key: usize) -> Option<u32> {
         let line = self.line();
         if line == "END" {
@@ -105,7 +105,7 @@ impl Kv {
 
 impl Drop for Kv {
     fn drop(&mut self) {
-        // SIGKILL; gone already is as good.
+        // SIGKILL; it makes no difference if it has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -117,14 +117,14 @@ fn value(key: usize, version: u32) -> Vec<u8> {
     value
 }
 
-/// What may be found of a key: nothing, or a version from the last acknowledged on.
+/// What may be found of a key: nothing, or a version no older than the last acknowledged.
 #[derive(Debug, Default, Clone, Copy)]
 struct Known {
     acknowledged: u32,
     sent: u32,
 }
 
-/// A plain random sequence: the test only needs keys and moments that differ.
+/// A simple random sequence: the test only needs varying keys and moments.
 struct Random(u64);
 
 impl Random {
@@ -144,7 +144,7 @@ fn change(kv: &mut Kv, known: &mut [Known], random: &mut Random, batches: usize)
         for _ in 0..BATCH {
             let key = random.below(KEYS);
             known[key].sent += 1;
-            // Deleting takes a version, too: nothing older may be there afterwards.
+            // A delete takes a version, too: nothing older may be found afterwards.
             if random.below(5) == 0 {
                 requests.extend_from_slice(format!("delete key{key}\r\n").as_bytes());
             } else {
@@ -168,8 +168,8 @@ fn change(kv: &mut Kv, known: &mut [Known], random: &mut Random, batches: usize)
     }
 }
 
-/// One test at a time: what a busy device does not take in time is dropped, and these count what is
-/// there.
+/// Runs one test at a time: what a busy device does not take in time is dropped, and these tests
+/// count what is there.
 fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     lock(&TURN)
@@ -191,8 +191,8 @@ fn after_kill_9_flash_serves_again_and_nothing_older_comes_back() {
                 found += 1;
                 let right = known.acknowledged..=known.sent;
                 assert!(right.contains(&version), "round {round}: key{key} {version} {known:?}");
-                // What was sent and not acknowledged may have come late, but from now on it is what
-                // it is.
+                // A version that was sent but not acknowledged may have arrived late; from now on
+                // it counts as acknowledged.
                 known.acknowledged = version;
             }
         }
@@ -205,7 +205,7 @@ fn after_kill_9_flash_serves_again_and_nothing_older_comes_back() {
 /// A thread stops when it next returns to its own code.
 const STOPS_WITHIN: Duration = Duration::from_secs(30);
 
-/// A blade as a process that can be stopped and made to go on.
+/// A blade process that can be stopped and continued.
 struct Blade(Child);
 
 impl Blade {
@@ -247,7 +247,7 @@ impl Blade {
 
 impl Drop for Blade {
     fn drop(&mut self) {
-        // Gone already is as good.
+        // It makes no difference if it has ended already.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -285,7 +285,7 @@ fn what_is_deleted_while_a_tier_is_too_slow_stays_deleted() {
     assert_eq!(kv.version(1), Some(1), "only late");
 }
 
-/// A server over the blade, with all keys stored; those of the first half are in far memory.
+/// A server over the blade, with all keys stored; the first half of them are in far memory.
 fn with_far(home: &Path, blade: &str) -> Kv {
     let mut kv = Kv::start_with(
         home,
@@ -311,7 +311,7 @@ fn store_all(kv: &mut Kv, version: u32) {
     }
 }
 
-/// How many keys are there; each with this version, or none.
+/// Counts the keys that are there; each must have this version or be missing.
 fn count(kv: &mut Kv, keys: std::ops::Range<usize>, version: u32) -> usize {
     let is_there = |&key: &usize| {
         kv.version(key).is_some_and(|found| {
@@ -325,8 +325,8 @@ fn count(kv: &mut Kv, keys: std::ops::Range<usize>, version: u32) -> usize {
 #[test]
 fn a_blade_that_dies_in_a_get_or_while_it_is_written_costs_its_items() {
     let _turn = turn();
-    // How long nobody may wait: the deadline of half a second, the pause of whoever stores, and a
-    // busy machine.
+    // The longest wait: the deadline of half a second, the pause while storing, and what a busy
+    // machine adds.
     const BOUND: Duration = Duration::from_secs(10);
     let home = tempfile::tempdir().expect("a home");
     for (number, while_storing) in [false, true, false, true].into_iter().enumerate() {
@@ -375,7 +375,7 @@ fn what_the_way_to_a_blade_garbles_is_read_again_or_a_miss() {
         let before = proxy.done();
         let mut there = 0;
         for key in 0..KEYS / 3 {
-            // Again and again, but not on every answer: others come between.
+            // Repeatedly, but not on every answer, so that others get through.
             if key % 5 == 0 {
                 proxy.order(fault);
             }
@@ -386,14 +386,15 @@ fn what_the_way_to_a_blade_garbles_is_read_again_or_a_miss() {
         let gone = kv.stat("far_reads_gone");
         eprintln!("{fault:?}: {spoiled} times; {there} right, {gone} gone, {failed} failed");
         assert!(spoiled > 0, "{fault:?}");
-        // It goes on.
+        // The server still works.
         store_all(&mut kv, 2);
         count(&mut kv, 0..KEYS, 2);
         assert!(count(&mut kv, KEYS - 1_000..KEYS, 2) > 500);
     }
 }
 
-/// Changes a byte of every seventh page that a process has written to in its large mappings.
+/// Changes a byte in every seventh page of a process's large mappings, if it was written. Returns
+/// how many pages.
 fn garble_memory(pid: u32) -> std::io::Result<usize> {
     use std::os::unix::fs::FileExt;
     const PAGE: usize = 4096;

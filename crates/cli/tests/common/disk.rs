@@ -1,9 +1,9 @@
-//! A real block device that fails as a test says: a loop device over a file that this process
+//! A real block device that fails on the test's orders: a loop device over a file that this process
 //! serves through FUSE.
 //!
-//! What uses the device comes here past all caches but its own. Nothing is left behind, even by a
-//! test that is killed: the mount is detached once the loop device has the file open, and the loop
-//! device goes with its last user.
+//! Requests to the device arrive here past all caches but the device's own. Nothing is left behind,
+//! even by a killed test: the mount is detached once the loop device has the file open, and the
+//! loop device goes with its last user.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -22,42 +22,44 @@ use fuser::{
     ReplyEntry, ReplyWrite, Request, Session, WriteFlags,
 };
 
-/// The disk gives what lies here away, or somewhere near it, as another block's content.
+/// Offset bits flipped to find the nearby block whose content is returned instead.
 const ELSEWHERE_BYTES: u64 = 192 << 10;
-/// Every so many pages one is garbled: some items, some zones' summaries, and neither all nor none.
+/// One page in this many is garbled: some items and some zones' summaries, but neither all nor
+/// none.
 const SPOILED_PAGE: u64 = 61;
-/// Requests that the kernel may have under way here: more than a loop device asks at a time.
+/// The most requests that the kernel may have under way here: more than a loop device sends at a
+/// time.
 const REQUESTS_MAX: u16 = 512;
 const NAME: &str = "disk";
 const FILE: INodeNo = INodeNo(2);
-/// Nothing changes that the kernel could have remembered wrongly.
+/// How long the kernel may cache attributes: nothing changes that it could have cached.
 const VALID: Duration = Duration::from_secs(3600);
 
-/// What the disk does.
+/// The fault that the disk shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,
-    /// Everything takes so long.
+    /// Every request takes this long.
     Slow(Duration),
-    /// Nothing is answered until the fault is over.
+    /// No request is answered until the fault is over.
     Hang,
     FailReads,
     FailWrites,
-    /// No room for what is written: thin provisioning that ran out.
+    /// No space for writes: thin provisioning that ran out.
     Full,
-    /// One page of many is read with a bit that is another one.
+    /// Some pages are read with one bit flipped.
     FlipBits,
-    /// One page of many is read as zeros.
+    /// Some pages are read as zeros.
     Zeros,
-    /// One page of many is read from somewhere else.
+    /// Some pages are read from elsewhere.
     Elsewhere,
-    /// Writes are answered and not done.
+    /// Writes are answered but not done.
     LoseWrites,
-    /// Only the first half of what is written arrives.
+    /// Only the first half of each write arrives.
     TearWrites,
 }
 
-/// What the test tells the disk.
+/// The test's orders to the disk.
 #[derive(Debug)]
 pub(crate) struct Faults {
     /// The fault, and the first byte that it concerns.
@@ -212,12 +214,12 @@ impl Faults {
     }
 }
 
-/// A file system with one file: the disk.
+/// A file system with one file, the disk.
 struct OneFile(Arc<Faults>);
 
 impl Filesystem for OneFile {
     fn init(&mut self, _: &Request, config: &mut KernelConfig) -> std::io::Result<()> {
-        // Requests must not wait for one another: the loop device asks many at a time.
+        // Requests must not wait for one another: the loop device sends many at a time.
         let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
         let _ = config.set_max_background(REQUESTS_MAX);
         Ok(())
@@ -269,7 +271,7 @@ impl Filesystem for OneFile {
     }
 }
 
-/// A block device that is there as long as this value lives and something has it open.
+/// A block device that exists while this value lives or something has it open.
 #[derive(Debug)]
 pub(crate) struct Loop {
     path: PathBuf,
@@ -302,7 +304,7 @@ impl Loop {
             }
         };
         let open = File::open(&path).expect("the device is there");
-        // Now, while it is in use, this only marks it: it goes with its last user.
+        // While it is in use, this only marks it: it goes with its last user.
         let marked = Command::new("losetup").arg("--detach").arg(&path).status();
         assert!(marked.is_ok_and(|status| status.success()), "{} stays", path.display());
         Some(Self { path, _open: open })
@@ -313,7 +315,7 @@ impl Loop {
     }
 }
 
-/// A disk that fails as it is told.
+/// A disk that fails on order.
 #[derive(Debug)]
 pub(crate) struct Disk {
     pub device: Loop,
@@ -353,7 +355,7 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // Whoever still waits for it can end.
+        // Processes that still wait for it can then end.
         self.faults.set(Fault::None);
     }
 }

@@ -1,4 +1,4 @@
-//! A home for servers with flash: what they keep in memory goes with it, killed or not.
+//! A home for servers with flash: what they keep in memory is removed with it, killed or not.
 
 use std::path::Path;
 

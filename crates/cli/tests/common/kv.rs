@@ -1,5 +1,5 @@
-//! The real server with values that tell which key and version they are, and what may be found of
-//! each key.
+//! The real server with values that identify their key and version, and a model of what may be
+//! found of each key.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -26,7 +26,7 @@ pub(crate) struct Kv {
     pub client: Client,
     log: PathBuf,
     _output: BufReader<ChildStdout>,
-    /// Done after the kill, so that the process can end: a disk that hangs is told to go on.
+    /// Called after the kill, so that the process can end: it releases a disk that hangs.
     pub release: Option<Box<dyn FnOnce()>>,
 }
 
@@ -94,7 +94,7 @@ impl Kv {
 
 impl Drop for Kv {
     fn drop(&mut self) {
-        // SIGKILL; gone already is as good.
+        // SIGKILL; it makes no difference if it has ended already.
         let _ = self.child.kill();
         if let Some(release) = self.release.take() {
             release();

@@ -1,4 +1,4 @@
-//! Runs the real binary as a person would, with nothing of this machine's configuration.
+//! Runs the real binary as a person would, without this machine's configuration.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// What runs longer hangs: it is killed, so that one test fails and not the whole run.
+/// The longest run: a process that hangs is killed, so that one test fails and not the whole run.
 const LONGEST_RUN: Duration = Duration::from_secs(300);
 
 /// Where a home has the folder for flash's book-keeping, if it has one.
@@ -39,7 +39,7 @@ pub(crate) fn ended(command: &mut Command) -> (i32, String, String) {
     let (done, end) = mpsc::channel::<()>();
     let watch = std::thread::spawn(move || {
         if end.recv_timeout(LONGEST_RUN) == Err(mpsc::RecvTimeoutError::Timeout) {
-            // Gone at this very moment is as good.
+            // It makes no difference if it has just ended.
             let _ = kill_process(pid, Signal::KILL);
         }
     });
