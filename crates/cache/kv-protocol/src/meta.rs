@@ -1,7 +1,7 @@
 //! The meta commands: `mg`, `ms`, `md`, `ma`, `me`.
 //!
 //! Flags are returned in the order of the request. Flags that newer versions of memcached know and
-//! 1.6.18 does not (`E`, `mg C`, `ms s`, `ms N`, `md x`) are supported, too. [`prepared`] parses
+//! 1.6.18 does not (`E`, `mg C`, `ms s`, `ms N`, `md x`) are supported, too. `prepared` parses
 //! flags and key; this module executes and answers commands.
 
 mod prepared;

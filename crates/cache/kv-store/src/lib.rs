@@ -4,7 +4,7 @@
 //! Items are in append-only segments ([`arena`]); one word of the [`index`] points to each. A
 //! segment belongs to a class of lifetimes, so that expiry frees whole segments, and to one of
 //! S3-FIFO's two queues, so that eviction does ([`evict`]); under another policy items are evicted
-//! one by one, and segments full of holes are emptied ([`ranked`]). Overwriting leaves a hole,
+//! one by one, and segments full of holes are emptied (`ranked`). Overwriting leaves a hole,
 //! unless the new value fits exactly.
 //!
 //! Invariants: an entry of tier `Memory` points to an item whose segment counts it as live; the sum

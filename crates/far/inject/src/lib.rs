@@ -1,8 +1,8 @@
 //! Puts a *sidecar* into a running program: a task that shares its address space and nothing else.
 //!
 //! No descriptor, signal handler, working directory or process id is shared with the program, and
-//! it sees no child it did not make. How: [`stop`] all threads for some hundred microseconds,
-//! [`birth`] in one of them, resume all, then [`furnish`] the newborn while the program runs.
+//! it sees no child it did not make. How: `stop` all threads for some hundred microseconds,
+//! `birth` in one of them, resume all, then `furnish` the newborn while the program runs.
 //!
 //! Invariants:
 //! - the program's text and memory are not written (except for a restartable-sequence field, and a

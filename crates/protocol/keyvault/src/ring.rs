@@ -3,7 +3,7 @@
 //! A frame lies at the next multiple of [`LINE_BYTES`]; its first word is its length, written last,
 //! so that the frame itself signals its arrival and no shared counter has to travel between the
 //! processors. The reader clears what it has read, so the next round begins on zeros, and only now
-//! and then reports its position to the writer. A length of [`WRAP`] means that the next frame is
+//! and then reports its position to the writer. A length of `WRAP` means that the next frame is
 //! at the start.
 //!
 //! The other side may be hostile: whatever it writes, we read inside the ring, copy before we

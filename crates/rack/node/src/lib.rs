@@ -3,7 +3,7 @@
 //!
 //! * [`intent`]: from what shall stand and what stands to what is to be done; pure.
 //! * [`pressure`]: how much may be lent, in the steps of the collaborative protocol; pure.
-//!   [`farpool_memory`] reads what it decides from.
+//!   [`farpool_host`] reads what it decides from.
 //! * `agent`: registers, reports, obeys. `link`: what errors mean and when to try again; pure.
 //! * `lender`: watches memory. `daemon`: all of it put together.
 //!

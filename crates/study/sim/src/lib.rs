@@ -1,10 +1,10 @@
 //! The trace simulator: designs of far memory, in time.
 //!
-//! * [`load`]: a trace as dense references; the memory it needs is known beforehand.
+//! * `load`: a trace as dense references; the memory it needs is known beforehand.
 //! * [`design`]: the designs compared: page swapping, fine-grained access and the rest, with their
 //!   sources.
 //! * [`engine`]: runs one program, or several that share a blade, through a design.
-//! * [`experiment`]: designs × local sizes × policies, in parallel; [`file`] reads one, [`answer`]
+//! * [`experiment`]: designs × local sizes × policies, in parallel; `file` reads one, [`answer`]
 //!   shows it.
 //!
 //! * [`budget`]: the local memory that keeps a program within a slowdown.

@@ -1,7 +1,7 @@
 //! Captures the references of a running program, unmodified, under qemu-user with the plugin of the
 //! package `farpool-capture-qemu`.
 //!
-//! The plugin writes records into a ring in shared memory ([`ring`]); this side drains it into a
+//! The plugin writes records into a ring in shared memory (`ring`); this side drains it into a
 //! [`crate::TraceWriter`] while the program runs. The two share no code: docs/researchers/trace.md
 //! describes the ring.
 
