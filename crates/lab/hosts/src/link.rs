@@ -2,6 +2,7 @@
 
 use std::io::Write;
 use std::process::Stdio;
+use std::time::{Duration, Instant};
 
 use crate::{HostsError, Namespace};
 
@@ -40,6 +41,35 @@ pub(crate) fn ip(namespace: &Namespace, action: &str, lines: &[String]) -> Resul
     Err(HostsError::Ip { action: action.to_owned(), said })
 }
 
+/// How long the kernel may take to activate the queues of links that are set up.
+const ACTIVE_WAIT: Duration = Duration::from_secs(10);
+/// Pause between two checks of that.
+const STEP: Duration = Duration::from_millis(5);
+
+/// Waits until every link of a namespace that is up can send. The kernel activates a link's queue
+/// some time after it was set up, and loses all frames before in silence.
+pub(crate) fn await_active(namespace: &Namespace) -> Result<(), HostsError> {
+    let deadline = Instant::now() + ACTIVE_WAIT;
+    loop {
+        let output = namespace.command("ip").args(["-oneline", "link", "show"]).output();
+        let output = output.map_err(HostsError::os("list the links of a host"))?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let Some(waiting) = text.lines().find(|line| is_inactive(line)) else { return Ok(()) };
+        if Instant::now() >= deadline {
+            let said = format!("it cannot send after {ACTIVE_WAIT:?}: {waiting}");
+            return Err(HostsError::Ip { action: "set a link up".to_owned(), said });
+        }
+        std::thread::sleep(STEP);
+    }
+}
+
+/// Whether a line of `ip -oneline link show` is of a link that is up and has no queue yet.
+fn is_inactive(line: &str) -> bool {
+    let flags = line.split_once('<').and_then(|(_, rest)| rest.split_once('>'));
+    let is_up = flags.is_some_and(|(flags, _)| flags.split(',').any(|flag| flag == "UP"));
+    is_up && line.contains(" qdisc noop ")
+}
+
 /// The counters of an interface inside a namespace.
 pub(crate) fn counters(namespace: &Namespace, name: &str) -> Result<LinkCounters, HostsError> {
     let text = namespace
@@ -65,6 +95,16 @@ fn parse(columns: &str) -> Option<LinkCounters> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_link_without_a_queue_is_inactive_if_it_is_up() {
+        let line = |flags, queue| {
+            is_inactive(&format!("2: eth0@if3: <{flags}> mtu 1500 qdisc {queue} state UP mode"))
+        };
+        assert!(line("BROADCAST,MULTICAST,UP,LOWER_UP", "noop"));
+        assert!(!line("BROADCAST,MULTICAST,UP,LOWER_UP", "noqueue"));
+        assert!(!line("BROADCAST,MULTICAST", "noop"));
+    }
 
     #[test]
     fn columns_are_taken_from_where_the_kernel_puts_them() {

@@ -92,7 +92,7 @@ pub(crate) fn wire(
         }
         link::ip(host, "set a host up", &lines)?;
     }
-    Ok(())
+    hosts.iter().chain(hubs).try_for_each(link::await_active)
 }
 
 /// All hosts on one bridge in the hub.
