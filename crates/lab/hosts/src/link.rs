@@ -47,7 +47,8 @@ const ACTIVE_WAIT: Duration = Duration::from_secs(10);
 const STEP: Duration = Duration::from_millis(5);
 
 /// Waits until every link of a namespace that is up can send. The kernel activates a link's queue
-/// some time after it was set up, and loses all frames before in silence.
+/// some time after it was set up, together with its operational state (linkwatch), and loses all
+/// frames before in silence.
 pub(crate) fn await_active(namespace: &Namespace) -> Result<(), HostsError> {
     let deadline = Instant::now() + ACTIVE_WAIT;
     loop {
@@ -63,11 +64,12 @@ pub(crate) fn await_active(namespace: &Namespace) -> Result<(), HostsError> {
     }
 }
 
-/// Whether a line of `ip -oneline link show` is of a link that is up and has no queue yet.
+/// Whether a line of `ip -oneline link show` is of a link that is up and not operational yet. A
+/// loopback interface has the state UNKNOWN.
 fn is_inactive(line: &str) -> bool {
     let flags = line.split_once('<').and_then(|(_, rest)| rest.split_once('>'));
     let is_up = flags.is_some_and(|(flags, _)| flags.split(',').any(|flag| flag == "UP"));
-    is_up && line.contains(" qdisc noop ")
+    is_up && ![" state UP ", " state UNKNOWN "].iter().any(|state| line.contains(state))
 }
 
 /// The counters of an interface inside a namespace.
@@ -97,13 +99,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_link_without_a_queue_is_inactive_if_it_is_up() {
-        let line = |flags, queue| {
-            is_inactive(&format!("2: eth0@if3: <{flags}> mtu 1500 qdisc {queue} state UP mode"))
+    fn a_link_that_is_up_is_inactive_until_it_is_operational() {
+        let line = |flags, state| {
+            is_inactive(&format!("2: p0@if3: <{flags}> mtu 1500 qdisc noqueue state {state} mode"))
         };
-        assert!(line("BROADCAST,MULTICAST,UP,LOWER_UP", "noop"));
-        assert!(!line("BROADCAST,MULTICAST,UP,LOWER_UP", "noqueue"));
-        assert!(!line("BROADCAST,MULTICAST", "noop"));
+        assert!(line("BROADCAST,MULTICAST,UP,LOWER_UP", "LOWERLAYERDOWN"));
+        assert!(line("NO-CARRIER,BROADCAST,MULTICAST,UP", "DOWN"));
+        assert!(!line("BROADCAST,MULTICAST,UP,LOWER_UP", "UP"));
+        assert!(!line("LOOPBACK,UP,LOWER_UP", "UNKNOWN"));
+        assert!(!line("BROADCAST,MULTICAST", "DOWN"));
     }
 
     #[test]

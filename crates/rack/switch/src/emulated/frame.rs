@@ -172,15 +172,15 @@ mod tests {
     }
 
     /// The next frame of our sender's; the kernel's own are passed over.
-    fn next(socket: &OwnedFd) -> Frame {
-        let deadline = Instant::now() + Duration::from_secs(30);
+    fn next(socket: &OwnedFd, counted: impl Fn() -> String) -> Frame {
+        let deadline = Instant::now() + Duration::from_secs(10);
         loop {
             let mut frames = [Frame::new()];
             match sys::receive(socket.as_fd(), &mut frames) {
                 Ok(1) if frames[0].addresses[6..] == SENDER => {
                     return frames.into_iter().next().expect("one");
                 }
-                _ => assert!(Instant::now() < deadline, "no frame came"),
+                _ => assert!(Instant::now() < deadline, "no frame came: {}", counted()),
             }
         }
     }
@@ -201,7 +201,10 @@ mod tests {
             let payload = [&[0x88, 0xb5][..], &[7; 500]].concat();
             let sent = frame(&[tag, &payload].concat());
             assert_eq!(sys::send(near.as_fd(), &[&sent]).expect("send"), 1);
-            let got = next(&far);
+            let got = next(&far, || {
+                let of = |host: usize| side.counters(host);
+                format!("{:?}; ports {:?}, {:?}", switch.counters(), of(0), of(1))
+            });
             assert!(got.is_whole());
             assert_eq!(got.bytes(), sent.bytes());
             // The receiving socket has had the tag taken out once more, and put it back.
