@@ -1,17 +1,17 @@
-//! A panic in the pager: what it was about to do is not known, so the program ends, and says why.
+//! A panic in the pager ends the program with a message: what the pager was about to do is unknown.
 
 use std::panic::PanicHookInfo;
 
 use crate::sys;
 
-/// In debug builds, and in the sidecars of these: the thread of the pager that panics on purpose,
-/// so that a test can see what is said then.
+/// In debug builds, and in their sidecars: the pager thread that panics on purpose, so that a test
+/// can check the message.
 #[cfg(any(debug_assertions, feature = "test-panics"))]
 const PANIC_VARIABLE: &str = "FARPOOL_TEST_PANIC";
 #[cfg(any(debug_assertions, feature = "test-panics"))]
 static ASKED_FOR: std::sync::OnceLock<String> = std::sync::OnceLock::new();
 
-/// Has every later panic of this library end the program with a message of its own. The standard
+/// Makes every later panic of this library end the program with a message of its own. The standard
 /// library's would go to descriptor 2 of the panicking thread, and the pager's threads have none.
 pub fn end_loudly() {
     std::panic::set_hook(Box::new(end));
@@ -40,7 +40,7 @@ pub fn panic_if_asked() {
     }
 }
 
-/// Ends the process: going on could give the program wrong data.
+/// Ends the process: continuing could give the program wrong data.
 pub fn fail_closed(reason: &str) -> ! {
     sys::say(&format!("{reason}; the program is stopped, for it could otherwise read wrong data"));
     sys::end_program();

@@ -7,18 +7,18 @@
 //! * *fault threads* ([`fault`]), one for each CPU, answer page faults;
 //! * an *evictor* ([`evict`]) keeps a reserve of free frames.
 //!
-//! They have a descriptor table of their own, so nothing the program closes is theirs, block all
+//! They have their own descriptor table, so the program cannot close their descriptors, block all
 //! signals, and use local memory only. The program's own threads call the methods of [`Pager`],
 //! which hold no lock that a fault thread could need.
 //!
-//! A process starts *native*: all is left to the kernel, and the registry only notes which ranges
-//! could be far. When the limit of the tree comes near it becomes *active*, once and for good.
+//! A process starts *native*: everything is left to the kernel, and the registry only notes which
+//! ranges could be far. When the tree comes near its limit the process becomes *active*, for good.
 //!
-//! Folders import only what is below them, and files of a folder do not import each other in a
-//! circle. From the bottom: [`sys`] (what the kernel is asked for), [`abort`], [`space`] (pages,
-//! the victim buffer, the registry), [`shared`] and `core` (what all threads of a pager share),
-//! [`fault`] and [`evict`] beside each other, [`life`] (how a pager begins, follows the program,
-//! forks, hands over and leaves), `pager` (what the program's own threads call).
+//! Folders import only what is below them, and the files of a folder do not import each other in a
+//! circle. From the bottom: [`sys`] (system calls), [`abort`], [`space`] (pages, the victim buffer,
+//! the registry), [`shared`] and `core` (what all threads of a pager share), [`fault`] and
+//! [`evict`] beside each other, [`life`] (how a pager begins, follows the program, forks, hands
+//! over and leaves), `pager` (what the program's own threads call).
 
 #![allow(unreachable_pub, reason = "many modules; the root says what leaves the crate")]
 

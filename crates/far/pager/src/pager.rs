@@ -13,7 +13,7 @@ use crate::space::registry::Registry;
 use crate::{abort, sys};
 
 impl Pager {
-    /// Prepares the pager of this process; starts no thread yet. The value lives for ever.
+    /// Prepares the pager of this process without starting a thread. The value lives for ever.
     pub fn prepare(board_path: &Path) -> Result<&'static Pager, StartError> {
         abort::end_loudly();
         let board: &'static Board = Box::leak(Box::new(Board::open(board_path, true)?));
@@ -31,7 +31,7 @@ impl Pager {
             && self.core().is_some_and(|core| core.full.load(Relaxed) || core.refused.load(Relaxed))
     }
 
-    /// `[start, end)` is anonymous private memory that may be far from now on.
+    /// Notes that `[start, end)` is anonymous private memory that may be far from now on.
     pub fn add(&'static self, start: usize, end: usize) {
         let bytes = self.natively(|registry| {
             registry.add(start, end);
@@ -49,7 +49,7 @@ impl Pager {
         }
     }
 
-    /// As [`Pager::add`], for what a mapping that ended at `start` has grown by.
+    /// As [`Pager::add`], for the growth of a mapping that ended at `start`.
     pub fn add_to(&self, start: usize, end: usize) {
         let added = self.natively(|registry| {
             let unshared = registry.is_unshared(start - 1, start);
@@ -61,7 +61,7 @@ impl Pager {
         }
     }
 
-    /// A child of fork gets nothing of `[start, end)`, or all of it again.
+    /// Sets whether a child of fork inherits nothing of `[start, end)` (`unshared`) or all of it.
     pub fn set_unshared(&self, start: usize, end: usize, unshared: bool) {
         let noted = self.natively(|registry| registry.set_unshared(start, end, unshared));
         if noted.is_none() {
@@ -69,33 +69,33 @@ impl Pager {
         }
     }
 
-    /// `[start, end)` is about to be unmapped or mapped over.
+    /// Removes `[start, end)`, which is about to be unmapped or mapped over.
     pub fn remove(&self, start: usize, end: usize) {
         if self.natively(|registry| registry.remove(start, end)).is_none() {
             self.ask(Kind::Remove, start, end, 0);
         }
     }
 
-    /// Discards the contents of `[start, end)` as `madvise` with this advice does. None: the caller
-    /// makes the system call itself, for nothing of the process is far.
+    /// Discards the contents of `[start, end)` as `madvise` with this advice does. None: nothing of
+    /// the process is far, and the caller makes the system call itself.
     pub fn discard(&self, start: usize, end: usize, advice: i32) -> Option<Result<(), i32>> {
         if !self.is_active() {
             return None;
         }
-        // Only advice that the caller knows comes here, and that is not negative.
+        // Callers pass only the advice values they know, which are not negative.
         let extra = exactly(advice);
         let request = Request { kind: Kind::Discard, start, end, extra, more: 0 };
         Some(self.requests.call(request).map(|_| ()))
     }
 
-    /// Keeps `[start, end)` local (mlock), or lets it go again.
+    /// Keeps `[start, end)` local (mlock), or ends that.
     pub fn pin(&self, start: usize, end: usize, pinned: bool) {
         if self.natively(|registry| registry.pin(start, end, pinned)).is_none() {
             self.ask(if pinned { Kind::Pin } else { Kind::Unpin }, start, end, 0);
         }
     }
 
-    /// `[start, end)` is cold.
+    /// Notes that `[start, end)` is cold.
     pub fn retire(&self, start: usize, end: usize) {
         if self.is_active() {
             self.ask(Kind::Retire, start, end, 0);
@@ -116,7 +116,7 @@ impl Pager {
         (found.0 < found.1).then_some(found)
     }
 
-    /// Moves a mapping with everything in it, near and far, to the range of `bytes` at `to`
+    /// Moves a mapping with everything in it, local and far, to the range of `bytes` at `to`
     /// (mremap); whatever is mapped there is replaced. `keeps`: the old range stays mapped, empty.
     pub fn carry(
         &self,
@@ -166,8 +166,8 @@ impl Pager {
         }
         let _signals = sys::SignalGuard::block_all();
         let _doors = self.lock_doors();
-        // It may have become active while we waited. As long as we hold the lock it cannot: nothing
-        // is far then, our stack neither, and the registry's lock is safe to hold.
+        // It may have become active while we waited. While we hold the lock it cannot: nothing is
+        // far then, not even our stack, so it is safe to hold the registry's lock.
         (!self.is_active()).then(|| change(&mut self.lock_registry()))
     }
 }

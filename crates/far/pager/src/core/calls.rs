@@ -1,4 +1,4 @@
-//! Calls of the kernel that move or fill pages of the program.
+//! Kernel calls that move or fill pages of the program.
 
 use farpool_uffd::Outcome;
 use farpool_units::PAGE_BYTES;
@@ -7,19 +7,19 @@ use crate::core::forget::give_up;
 use crate::core::state::Core;
 use crate::space::moves::{Moved, occupied, settle_moves};
 
-/// Who moves pages, see [`crate::space::layout`].
+/// The kinds of threads that move pages, see [`crate::space::layout`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mover {
-    /// Reads messages, and so the changes that its calls have to wait for.
+    /// Reads the messages, and with them the changes that its calls have to wait for.
     FaultThread,
     Evictor,
-    /// Applies changes: only those that come after the one in hand concern it, and of these only
-    /// what they do to the page at this address.
+    /// Applies changes. Only later changes than the one in hand concern it, and of these only what
+    /// they do to the page at this address.
     Steward(usize),
 }
 
-/// Repeats a copy or a fill while the kernel says that the address space is just changing. Not for
-/// moves, whose count is not the whole truth: see [`crate::space::moves`].
+/// Repeats a copy or a fill while the kernel says that the address space is changing. Not for
+/// moves, whose count cannot be trusted: see [`crate::space::moves`].
 pub fn until_settled(
     core: &Core,
     mover: Mover,
@@ -37,12 +37,12 @@ pub fn until_settled(
 }
 
 impl Core {
-    /// Takes in the change that the kernel is waiting to tell of.
+    /// Reads the change that the kernel is waiting to report.
     pub fn take_in(&self) {
         self.layout.take_in(&self.uffd, |range| give_up(self, range));
     }
 
-    /// One call of the kernel that moves or fills pages of the program.
+    /// One kernel call that moves or fills pages of the program.
     pub fn step(&self, mover: Mover, operation: impl FnOnce() -> Outcome) -> Outcome {
         match mover {
             Mover::FaultThread | Mover::Evictor => self.layout.step(operation),
@@ -50,7 +50,7 @@ impl Core {
         }
     }
 
-    /// Before a call is made again that the kernel refused with EAGAIN.
+    /// To be called before a retry of a call that the kernel refused with EAGAIN.
     pub fn try_again(&self, mover: Mover) {
         if mover == Mover::FaultThread {
             self.take_in();
@@ -59,9 +59,9 @@ impl Core {
     }
 }
 
-/// Moves `count` (at most [`crate::space::moves::MAX_PAGES`]) adjacent pages of the caller's from
-/// `from` to `to`, up to the first that cannot be moved. All pages of the source must be present.
-/// With `wakes`, threads that wait for a page that arrived are woken.
+/// Moves `count` (at most [`crate::space::moves::MAX_PAGES`]) neighbouring pages of the caller's
+/// from `from` to `to`, up to the first that cannot be moved. All source pages must be present.
+/// `wakes`: threads that wait for a page that arrived are woken.
 pub fn move_pages(
     core: &Core,
     mover: Mover,
@@ -86,7 +86,7 @@ pub fn move_pages(
         || occupied(&core.pagemap, from, count),
     );
     if wakes && !is_counted {
-        // The kernel wakes for the pages that it counts. It fails where the mapping is gone.
+        // The kernel wakes only for the pages that it counts. This fails where the mapping is gone.
         let _ = uffd.wake(to, count * PAGE_BYTES);
     }
     moved

@@ -1,10 +1,9 @@
-//! Forgetting what the pager holds of pages that the program has given up.
+//! Forgetting the pager's state of pages that the program has given up.
 //!
-//! The steward does this, because it has to wait for threads that have a page in hand. But a thread
-//! of the program that gives memory up (madvise) often uses it again at once, and its faults wait
-//! until the change is applied: with the steward, two more threads must be woken. So the thread
-//! that reads the message applies it in place where that needs no lock and no waiting
-//! ([`give_up`]).
+//! The steward does this, because it can wait for threads that have a page in hand. But a program
+//! thread that gives memory up (madvise) often uses it again at once, and its faults wait until the
+//! change is applied: through the steward that costs two more wake-ups of threads. So the thread
+//! that reads the event applies it in place where that takes no lock and no waiting ([`give_up`]).
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -16,11 +15,11 @@ use crate::core::state::Core;
 use crate::space::page::{MAX_LAYERS, PageState, Phase};
 use crate::space::{Page, known_pages, known_superpages};
 
-/// The largest range that is applied in place: no page moves and no message is read meanwhile.
+/// The most that is applied in place: no pages are moved and no messages are read meanwhile.
 const MOST_BYTES: usize = 1024 * PAGE_BYTES;
 
 /// Forgets a page: it reads as zeros from now on unless it is in the program, and is then in the
-/// state `there`. False if another thread has the page in hand, which is brief, or if its state has
+/// state `there`. False: another thread has it in hand and will release it soon, or its state has
 /// changed meanwhile.
 pub fn try_forget(core: &Core, page: Page, there: PageState) -> bool {
     let state = page.cell().load();
@@ -54,14 +53,15 @@ fn forget_victim(core: &Core, page: Page, state: PageState) -> bool {
     }
     page.cell().store(PageState::UNTOUCHED);
     page.superpage.give_up_copy(state);
-    // Whoever touched it meanwhile was told to wait.
+    // A thread that touched it meanwhile was told to wait.
     let _ = core.uffd.wake(page.address(), PAGE_BYTES);
     true
 }
 
-/// The program is about to drop a range, and none of its earlier changes waits to be applied. Must
-/// be called with the layout's turnstile held exclusively: no page moves then, so a page that no
-/// thread has in hand is where its state says. False if the steward has to apply all of it.
+/// Applies in place that the program is about to drop a range. No earlier change may wait to be
+/// applied, and the layout's turnstile must be held exclusively: no pages are being moved then, so
+/// a page that no thread has in hand is where its state says. False: the steward has to apply it,
+/// all of it.
 pub fn give_up(core: &Core, range: &Range<usize>) -> bool {
     let (start, end) = (range.start, range.end);
     if range.len() > MOST_BYTES {
@@ -77,7 +77,7 @@ pub fn give_up(core: &Core, range: &Range<usize>) -> bool {
         let has_memory =
             current < MAX_LAYERS && superpage.allocated.load(SeqCst) & (1 << current) != 0;
         if has_memory && superpage.is_empty() {
-            // Its memory goes back to the blade, which is a request.
+            // Freeing its memory on the blade takes a request.
             return false;
         }
     }

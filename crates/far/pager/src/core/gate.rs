@@ -11,25 +11,25 @@ use crate::sys;
 /// Lets a forking thread have the pager to itself.
 ///
 /// While the gate is shut, only faults of the forking thread are served, and none at all until the
-/// steward has brought everything to rest; others are passed over and woken afterwards, so that
-/// they are reported again. The page table and the states that a child inherits are therefore of
-/// one moment.
+/// steward has brought everything to rest. Other faults are passed over and their threads woken
+/// afterwards, so that they are reported again. The page table and the states that a child inherits
+/// are therefore of one moment.
 ///
 /// Nothing is noted of faults that are passed over, so a fault thread may be stopped anywhere. If
-/// it saw the gate shut, it had read its message before the gate opened; and the wake-up that
+/// it saw the gate shut, it had read its message before the gate opened, and the wake-up that
 /// follows the opening reaches every thread whose fault the kernel has reported until then, read or
-/// not. If it saw it open, it serves.
+/// not. If it saw the gate open, it serves the fault.
 #[derive(Debug, Default)]
 pub struct Gate {
-    /// Thread that may pass alone; 0 = open.
+    /// The only thread that may pass; 0 = open.
     holder: AtomicU32,
     /// Fault threads that have something under way.
     inside: AtomicU32,
 }
 
 impl Gate {
-    /// Enters for a fault of `thread`. False while another thread holds the gate: the fault is then
-    /// reported again.
+    /// Enters for a fault of `thread`. False while another thread holds the gate: the fault is
+    /// reported again later.
     pub fn enter(&self, thread: u32, _page_address: usize) -> bool {
         self.inside.fetch_add(1, SeqCst);
         let holder = self.holder.load(SeqCst);
@@ -48,9 +48,9 @@ impl Gate {
         self.holder.load(SeqCst) != 0
     }
 
-    /// Shuts the gate for all and waits until no thread is inside. The forking thread waits for the
-    /// steward and has no fault; a message of it that was read earlier and is only processed now is
-    /// stale.
+    /// Shuts the gate for all and waits until no fault thread is inside. The forking thread waits
+    /// for the steward and has no fault: a message of it that was read earlier and is only handled
+    /// now is stale.
     pub fn shut(&self) {
         self.holder.store(NOBODY, SeqCst);
         while self.inside.load(SeqCst) != 0 {
@@ -58,12 +58,12 @@ impl Gate {
         }
     }
 
-    /// Everything is at rest: the forking thread may pass.
+    /// Lets the forking thread pass, once everything is at rest.
     pub fn admit(&self, thread: u32, uffd: &Uffd) {
         self.change_holder(thread, uffd);
     }
 
-    /// Opens it and has all faults reported again.
+    /// Opens the gate and has all faults reported again.
     pub fn open(&self, uffd: &Uffd) {
         self.change_holder(0, uffd);
     }

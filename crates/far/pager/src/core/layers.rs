@@ -48,7 +48,7 @@ impl Layers {
         self.handles[layer].store(handle, SeqCst);
     }
 
-    /// `MAX_LAYERS`: there is none.
+    /// `MAX_LAYERS` = there is none.
     pub fn set_current(&self, layer: usize) {
         assert!(layer <= MAX_LAYERS, "layer {layer} is none");
         self.current.store(exactly(layer), SeqCst);
@@ -61,8 +61,8 @@ impl Layers {
             return Ok(current);
         }
         let segment = pool.create_segment()?;
-        // Fork keeps one layer free, so there always is a number left. With another's number its
-        // pages would be those of this segment.
+        // Fork keeps one layer free, so there always is a number left. With the number of another
+        // layer its pages would be taken for those of this segment.
         let free = (0..MAX_LAYERS).find(|layer| self.segment(*layer).is_none());
         let free = free.expect("a layer is free");
         self.set(free, Some(segment));
@@ -71,6 +71,6 @@ impl Layers {
     }
 }
 
-/// The number of no layer.
+/// The number that stands for no layer.
 #[allow(clippy::cast_possible_truncation)] // MAX_LAYERS is 8.
 const NO_LAYER: u8 = MAX_LAYERS as u8;

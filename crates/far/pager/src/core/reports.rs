@@ -14,7 +14,7 @@ use crate::space::Page;
 use crate::sys;
 
 impl Core {
-    /// Makes later touches of a lost page a SIGBUS, and says so once.
+    /// Makes later touches of a lost page a SIGBUS, and reports the first loss.
     pub fn poison(&self, page: Page, reason: &dyn std::fmt::Display) {
         self.count(Counter::Lost, 1);
         // First the message: the woken thread's SIGBUS may end the process at once.
@@ -42,7 +42,7 @@ impl Core {
         let _ = self.uffd.wake(page.address(), PAGE_BYTES);
     }
 
-    /// Says, once for the whole tree, why a blade cannot be used or takes no pages.
+    /// Reports, once for the whole tree, why a blade cannot be used or takes no pages.
     pub fn report_blade(&self, blade: BladeIndex, reason: &dyn std::fmt::Display) {
         if first_report(&self.board.header().blades_reported, blade) {
             sys::say(&format!(
@@ -53,8 +53,8 @@ impl Core {
         }
     }
 
-    /// Says by how much local memory is over its limit because nothing can be moved out: at first,
-    /// and whenever it is twice as much.
+    /// Reports by how much local memory is over its limit because nothing can be moved out: the
+    /// first time, and whenever the overrun has doubled.
     pub fn report_overrun(&self) {
         let tree = Tree::read(self.board);
         let limit = limit_pages(self.board, &tree);
@@ -73,7 +73,7 @@ impl Core {
         }
     }
 
-    /// Says once for the whole tree that the pool is full.
+    /// Reports once for the whole tree that the pool is full.
     pub fn report_full(&self, error: &PoolError) {
         self.full.store(true, Relaxed);
         if self.board.header().full_reported.swap(1, SeqCst) == 0 {
@@ -91,11 +91,11 @@ fn first_report(reported: &AtomicU32, blade: BladeIndex) -> bool {
     reported.fetch_or(bit, SeqCst) & bit == 0
 }
 
-/// An overrun is worth a message from this part of the limit on: a fault may take a page more than
-/// there is.
+/// An overrun beyond this part of the limit is reported: a fault may take a page more than there
+/// is.
 const OVERRUN_PART: u64 = 8;
 
-/// Whether an overrun is to be said, after one of `known_bytes` was.
+/// Whether an overrun is to be reported, after one of `known_bytes` was.
 fn is_news(limit_bytes: u64, over_bytes: u64, known_bytes: u64) -> bool {
     over_bytes > (limit_bytes / OVERRUN_PART).max(known_bytes.saturating_mul(2))
 }

@@ -29,14 +29,13 @@ use crate::space::{Page, Space, moves};
 use crate::sys::standstill::Standstill;
 use crate::sys::{Latch, Protection};
 
-/// Threads look at the deadlines of what they have in flight this often.
+/// How often threads check the deadlines of their requests in flight.
 pub const EXPIRY_STEP: Duration = Duration::from_millis(100);
 
-/// Ranges that the program advised to move out and that are still waiting; further advice is
-/// ignored.
+/// Ranges that may wait to be moved out because the program advised it; further advice is ignored.
 const MAX_RETIRED: usize = 4096;
 
-/// Of what the program gives up between two looks of the steward.
+/// Given-up ranges that are noted for the steward's next check; more are left out.
 const MAX_GIVEN_UP: usize = 1024;
 
 /// Everything the fault, eviction and steward threads of one process share. Lives for ever.
@@ -65,34 +64,36 @@ pub struct Core {
     /// Nothing could be evicted at the last try, and no frame is free: waiting for one would be in
     /// vain.
     pub barren: AtomicBool,
-    /// The process has no more than it may keep in any case: it gets what it needs without waiting.
+    /// The process has no more than it may keep in any case: it gets the memory it needs without
+    /// waiting.
     pub least: AtomicBool,
-    /// It is another process's turn: room comes when that is over, see [`crate::shared::turn`].
+    /// It is another process's turn; memory is free for this one when that turn is over, see
+    /// [`crate::shared::turn`].
     pub out_of_turn: AtomicBool,
-    /// Held while the message is written, so that no other thread's SIGBUS ends the process before.
+    /// Held while the message is written, so that no other thread's SIGBUS ends the process first.
     pub(super) loss_reported: Mutex<bool>,
     /// Pages were shared with a parent or a child: writing to them takes memory without a fault
     /// that the pager sees.
     pub shares: AtomicBool,
-    /// Ranges the program gave up for now, for the evictor.
+    /// Ranges that the program does not need soon, for the evictor.
     retired: Mutex<Vec<(usize, usize)>>,
     /// Memory is registered.
     pub registered: Latch,
-    /// Much of the program's memory cannot be moved out (locked, or of other rights): the excess
-    /// over the limit is then permanent, and no thread waits for room.
+    /// Much of the program's memory cannot be moved out (locked, or of other rights): an overrun of
+    /// the limit then lasts, and no thread waits for free memory.
     pub is_unmovable: AtomicBool,
     /// Moments in which the program stands still.
     pub standstill: Standstill,
-    /// No blade takes pages, and that will last: who needs memory gets it without waiting, over the
-    /// limit.
+    /// No blade takes pages, and that will last: threads that need memory get it without waiting,
+    /// over the limit.
     pub refused: AtomicBool,
-    /// Everything is being brought in: nothing is moved out any more.
+    /// Everything is being brought in; nothing is moved out any more.
     pub leaving: AtomicBool,
-    /// A range that the registry has and that was found not to be registered, at least in part; (0,
-    /// 0) = none.
+    /// A range of the registry that was found not to be registered, at least in part; (0, 0) =
+    /// none.
     mistrusted: Mutex<(usize, usize)>,
-    /// Memory that the program gave up and that was applied at once, for the steward to see;
-    /// entries beyond its capacity are dropped.
+    /// Ranges that the program gave up and that were applied at once, for the steward to see;
+    /// ranges that do not fit are left out.
     given_up: Mutex<Vec<Range<usize>>>,
     /// The tray that the evictor is moving pages into; [`NO_TRAY`] = none.
     pub filling: AtomicU16,
@@ -155,31 +156,32 @@ impl Core {
         })
     }
 
-    /// How memory of such rights is moved out.
+    /// How memory with these rights is moved out.
     pub fn way(&self, protection: Protection) -> Way {
         protection.way(self.frames.can_execute())
     }
 
-    /// Whether memory of such rights can be far, and is worth to be: what the program may not touch
-    /// at all is address space mostly.
+    /// Whether memory with these rights can be far, and is worth it: memory that the program may
+    /// not touch at all is mostly address space.
     pub fn is_movable(&self, protection: Protection) -> bool {
         protection.is_some() && self.way(protection) != Way::Nowhere
     }
 
-    /// The registry is wrong about part of a range: the steward is to look at the mappings again.
+    /// Notes that the registry is wrong about part of a range, so that the steward reads the
+    /// mappings again.
     pub fn mistrust(&self, start: usize, end: usize) {
         *lock(&self.mistrusted) = (start, end);
         self.layout.ring();
     }
 
-    /// The range that the registry is wrong about, which is forgotten here.
+    /// Takes the range that the registry is wrong about.
     pub fn take_mistrusted(&self) -> Option<(usize, usize)> {
         let mut range = lock(&self.mistrusted);
         let (start, end) = std::mem::take(&mut *range);
         (start < end).then_some((start, end))
     }
 
-    /// For threads that must not wait for a lock.
+    /// Notes a range that was given up and applied at once. Never waits for the lock.
     pub fn note_given_up(&self, range: Range<usize>) {
         if let Ok(mut given_up) = self.given_up.try_lock()
             && given_up.len() < MAX_GIVEN_UP
@@ -204,7 +206,7 @@ impl Core {
         moves::occupied(&self.pagemap, frame, 1) != 0
     }
 
-    /// A fork shares the process's pages from now on.
+    /// Notes that a fork shares the process's pages from now on.
     pub fn note_fork(&self) {
         self.shares.store(true, Relaxed);
         self.crew.note_shared_memory();
@@ -219,7 +221,7 @@ impl Core {
         self.slot.add(counter, amount);
     }
 
-    /// Has the evictor move all of a range out soon.
+    /// Asks the evictor to move all of a range out soon.
     pub fn retire(&self, start: usize, end: usize) {
         if let Ok(mut retired) = self.retired.lock()
             && retired.len() < MAX_RETIRED
@@ -230,7 +232,7 @@ impl Core {
         self.budget.kick();
     }
 
-    /// The ranges to move out, which are forgotten here.
+    /// Takes the ranges to move out.
     pub fn take_retired(&self) -> Vec<(usize, usize)> {
         self.retired.lock().map(|mut retired| std::mem::take(&mut *retired)).unwrap_or_default()
     }
@@ -240,7 +242,7 @@ impl Core {
         Some(SegmentPage { segment: self.layers.segment(layer)?, page: page.segment_page() })
     }
 
-    /// Whether a copy of the page in a layer can be counted on: its blade is not known to be lost.
+    /// Whether a copy of the page in a layer can be relied on: its blade is not known to be lost.
     pub fn has_place(&self, page: Page, layer: usize) -> bool {
         let segment = self.layers.segment(layer);
         segment.is_some_and(|segment| self.pool.can_store(segment, page.superpage.id()))

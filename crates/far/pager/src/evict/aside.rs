@@ -1,4 +1,4 @@
-//! Chunks that are put aside until the program stands still.
+//! Chunks that are put aside until the next standstill of the program.
 
 use std::time::{Duration, Instant};
 
@@ -6,27 +6,28 @@ use crate::space::Superpage;
 use crate::space::maps::Eligible;
 use crate::sys::standstill::PAUSE_PARTS;
 
-/// So many chunks at the most are put aside (16 MiB): the program stands still for some 5 ms then.
+/// The most chunks that are put aside (16 MiB): the program then stands still for some 5 ms.
 pub(super) const MOST_CHUNKS: usize = 64;
-/// Fewer bytes than this (1 MiB) are not worth a standstill.
+/// Fewer pages than this (1 MiB) are not worth a standstill.
 const LEAST_PAGES: u64 = 256;
-/// How long pages that are worth a standstill wait for one at most.
+/// The longest that chunks stay put aside, if they are worth a standstill.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Instead of [`PAUSE_PARTS`] as long as more than this has to go (16 MiB): it loses a fifth.
+/// Used instead of [`PAUSE_PARTS`] while more than [`MUCH_PAGES`] (16 MiB) have to go: the program
+/// then loses a fifth of its time.
 const SHORT_PAUSE_PARTS: u32 = 4;
 const MUCH_PAGES: i64 = 4096;
-/// The pause after a standstill that did not come, or in which nothing could be moved; twice as
-/// long after each further one, up to 32 s.
+/// The pause after a standstill that did not come about, or in which nothing could be moved;
+/// doubled after each further one, up to 32 s.
 const VAIN_PAUSE: Duration = Duration::from_secs(1);
 const MOST_DOUBLINGS: u32 = 6;
 
-/// What is put aside.
+/// The chunks that are put aside.
 #[derive(Debug)]
 pub(super) struct Aside {
     pub(super) chunks: Vec<usize>,
     pub(super) pages: u64,
     pub(super) since: Instant,
-    /// Nothing is done before.
+    /// No standstill before this time.
     not_before: Instant,
     /// Standstills since the last one in which something was moved.
     in_vain: u32,
@@ -52,7 +53,7 @@ impl Aside {
         }
     }
 
-    /// Puts a chunk aside of which `pages` pages could be moved out.
+    /// Puts aside a chunk of which `pages` pages could be moved out.
     pub(super) fn put(&mut self, number: usize, pages: u64) {
         if self.chunks.is_empty() {
             self.since = Instant::now();
@@ -63,7 +64,7 @@ impl Aside {
         }
     }
 
-    /// Whether the program is to stand still now. `is_barren`: nothing else can be moved out.
+    /// Whether the program should be stopped now. `is_barren`: nothing else can be moved out.
     pub(super) fn is_due(&self, is_barren: bool) -> bool {
         if self.pages < LEAST_PAGES {
             return false;
@@ -80,8 +81,8 @@ impl Aside {
         std::mem::take(&mut self.chunks)
     }
 
-    /// The program runs for a while now: in the standstill so many pages were moved, and so many
-    /// have still to go.
+    /// Lets the program run for a while after a standstill in which `moved` pages were moved out
+    /// and `left` still have to go.
     pub(super) fn rest(&mut self, moved: i64, left: i64) {
         let now = Instant::now();
         let pause = if moved > 0 {

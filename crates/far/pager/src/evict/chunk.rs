@@ -18,8 +18,7 @@ use crate::space::registry::Registry;
 use crate::space::units::{CHUNK_BYTES, CHUNKS, NO_TRAY};
 use crate::space::way::{Way, next_way};
 
-/// The longest that a change of the address space is waited for at a time; the steward wakes who
-/// waits.
+/// The longest wait for a change of the address space at a time; the steward wakes the waiter.
 const STEWARD_WAIT: Duration = Duration::from_millis(1);
 
 /// A chunk that is being moved out, and where to.
@@ -34,16 +33,16 @@ struct Target {
 /// What became of the pages of a chunk.
 #[derive(Clone, Copy, Debug)]
 struct Taken {
-    /// How many were written from where they are.
+    /// Pages that were written from where they are.
     written: i64,
-    /// Those that are in the tray, one bit each.
+    /// Pages that are in the tray, one bit each.
     moved: u64,
     /// The kernel refused to move any.
     are_all_refused: bool,
 }
 
 impl Evictor {
-    /// Moves the wanted pages of a chunk out; returns how many there were. None: not now.
+    /// Moves the wanted pages of a chunk out. Returns how many were moved; None: not now.
     pub(super) fn evict_chunk(&mut self, number: usize, wanted: Wanted) -> Option<i64> {
         let before = self.move_own()?;
         let moved = match self.try_chunk(number, wanted)? {
@@ -57,7 +56,7 @@ impl Evictor {
         Some(before + moved)
     }
 
-    /// As [`Evictor::evict_chunk`], but pages that other processes map too may stay.
+    /// As [`Evictor::evict_chunk`], but pages that other processes also map may stay.
     pub(super) fn try_chunk(&mut self, number: usize, wanted: Wanted) -> Option<Tried> {
         loop {
             let tried = self.try_known_chunk(number, wanted)?;
@@ -72,7 +71,8 @@ impl Evictor {
         }
     }
 
-    /// As [`Evictor::try_chunk`], if it is known what lies at the ends of the chunk's mappings.
+    /// As [`Evictor::try_chunk`], once the ends of the chunk's mappings have been checked. If one
+    /// has not, it is left in `unseen_tail`.
     fn try_known_chunk(&mut self, number: usize, wanted: Wanted) -> Option<Tried> {
         const NOTHING: Option<Tried> = Some(Tried::Moved(0));
         let core = self.core;
@@ -85,13 +85,13 @@ impl Evictor {
             return NOTHING;
         }
         if core.layout.is_behind() {
-            // The steward wants the lock, and would hardly get it from who takes it again and
-            // again.
+            // The steward wants the lock, and would hardly get it from a thread that takes it over
+            // and over.
             core.layout.wait_for_steward(STEWARD_WAIT);
             return None;
         }
         let registry = core.registry.try_lock().ok()?;
-        // Whoever leaves the program looks under this lock that nothing is away.
+        // A pager that leaves the program checks under this lock that no page is away.
         if core.gate.is_shut() || core.leaving.load(SeqCst) {
             return None;
         }
@@ -118,8 +118,8 @@ impl Evictor {
         Some(self.conclude(target, wanted, &taken))
     }
 
-    /// Which pages of a chunk could be moved out now, and through which zone of the buffer. None:
-    /// there are none, or something else is to be done first.
+    /// The pages of a chunk that could be moved out now, and the zone of the buffer to move them
+    /// through. None: there are none, or something else has to be done first.
     fn movable(
         &mut self,
         registry: &Registry,
@@ -131,7 +131,7 @@ impl Evictor {
         let mut resident = self.map.resident(core, registry, superpage, chunk);
         if resident == 0 {
             if wanted == Wanted::Chosen {
-                // Of a sparse address space hardly anything else would be looked at.
+                // In a sparse address space hardly anything else would be checked.
                 self.passed_over = self.map.empty_after(chunk);
                 self.sweep.pass_over(self.passed_over);
             }
@@ -161,8 +161,8 @@ impl Evictor {
         }
     }
 
-    /// Steps 1 to 3 of an eviction, see [`crate::evict`]. `resident`: the pages that can be moved,
-    /// of which `take` are to be.
+    /// Steps 1 to 3 of an eviction, see [`crate::evict`]. Of the pages that can be moved
+    /// (`resident`) it moves `take`.
     fn take_pages(
         &mut self,
         registry: &Registry,
@@ -190,7 +190,8 @@ impl Evictor {
         Taken { written, moved, are_all_refused: refused == claim.taken() }
     }
 
-    /// Notes what came of a chunk, and has what was moved written. The registry is not locked.
+    /// Records the outcome for a chunk, and has the moved pages written. The registry is not
+    /// locked.
     fn conclude(&mut self, target: Target, wanted: Wanted, taken: &Taken) -> Tried {
         let Target { number, superpage, tray, layer } = target;
         let (core, moved) = (self.core, taken.moved);
@@ -202,7 +203,7 @@ impl Evictor {
         self.map.forget(number % CHUNKS);
         if moved == 0 {
             core.frames.return_empty(tray);
-            // Pages that are busy can be made the process's own.
+            // Busy pages can be made the process's own.
             if busy == 0 && taken.are_all_refused {
                 self.stubborn.note(number, self.round_began);
             }

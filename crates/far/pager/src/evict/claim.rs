@@ -8,7 +8,7 @@ use crate::space::{Page, Superpage};
 pub(crate) struct Claim {
     /// Pages to move out.
     taken: u64,
-    /// Pages between them that are not there.
+    /// Pages between them that are not present.
     gaps: u64,
     before: [PageState; CHUNK_PAGES],
 }
@@ -28,7 +28,7 @@ impl Claim {
         self.before[index]
     }
 
-    /// These pages give up their copies: something may be written to the copies' places.
+    /// Gives up the copies of these pages, because something may be written to the copies' places.
     pub(crate) fn give_up_copies(&mut self, superpage: &Superpage, pages: u64) {
         for index in bits(pages) {
             superpage.give_up_copy(self.before[index]);
@@ -36,7 +36,7 @@ impl Claim {
         }
     }
 
-    /// Removes these pages from the claim; another thread has set their states.
+    /// Drops these pages from the claim: their states have been set elsewhere.
     pub(crate) fn release(&mut self, pages: u64) {
         self.taken &= !pages;
         self.gaps &= !pages;

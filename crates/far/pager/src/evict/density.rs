@@ -1,16 +1,16 @@
-//! Where the evictor should work, by how many neighbouring pages it finds: see
+//! Decides by the length of the runs that the evictor finds on which CPU it should work: see
 //! [`crate::shared::crew`].
 
 use crate::shared::crew::Crew;
 
-/// With runs longer than the first number of pages the evictor works on another CPU, with runs
-/// shorter than the second on the first thread's: an interrupt costs as much as about ten pages.
-/// Judged after this many pages.
+/// With runs of at least [`DENSE_RUN`] pages the evictor works on another CPU, with runs shorter
+/// than [`SPARSE_RUN`] on the first fault thread's: an interrupt costs as much as about ten pages.
+/// Judged every [`DENSITY_SAMPLE`] pages.
 const DENSE_RUN: u32 = 16;
 const SPARSE_RUN: u32 = 8;
 const DENSITY_SAMPLE: u32 = 512;
 
-/// How many pages the kernel could move at a time lately.
+/// How many pages the kernel could move at a time recently.
 #[derive(Debug, Default)]
 pub(crate) struct Density {
     pages: u32,
@@ -23,7 +23,7 @@ impl Density {
         self.runs += (moved & !(moved << 1)).count_ones();
     }
 
-    /// Says where the evictor should work, once it has seen enough.
+    /// Sets where the evictor should work, once it has seen enough.
     pub(crate) fn judge(&mut self, crew: &Crew) {
         if self.pages < DENSITY_SAMPLE {
             return;

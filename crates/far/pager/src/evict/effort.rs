@@ -1,24 +1,24 @@
-//! How much of a processor the evictor may spend on memory that hardly moves. Pure.
+//! Limits the processor time that the evictor spends on memory that hardly moves. Pure.
 //!
-//! What cannot be moved (locked, executable, shared after a fork, the program's files) may be most
-//! of what a process has. The evictor then goes round and finds little: a page that has just come
-//! in, which is soon wanted back.
+//! Memory that cannot be moved (locked, executable, shared after a fork, the program's files) may
+//! be most of what a process has. The evictor then goes round and finds little: pages that have
+//! just come in and are soon wanted again.
 
 use std::time::Duration;
 
 /// Rounds are judged together once they have used this much processor time.
 const JUDGED_AT: Duration = Duration::from_millis(1);
-/// Rounds that moved fewer pages in a millisecond of processor time have found little: those that
+/// Rounds that moved fewer pages per millisecond of processor time have found little: those that
 /// find enough move more than a hundred.
 const FEW_PAGES_PER_MS: u128 = 8;
-/// Parts of a processor, as rest for each part of work: 2 % when nothing was found, 10 % when
-/// little was.
+/// Rest for each part of work: 2 % of a processor is used when nothing was found, 10 % when little
+/// was.
 const REST_AFTER_NOTHING: u32 = 49;
 const REST_AFTER_LITTLE: u32 = 9;
-/// The longest rest; no thread waits for room meanwhile.
+/// The longest rest; no thread waits for free memory meanwhile.
 const MOST_REST: Duration = Duration::from_millis(200);
 
-/// What the rounds that are not judged yet took and found.
+/// Time and pages of the rounds that are not judged yet.
 #[derive(Debug, Default)]
 pub struct Effort {
     worked: Duration,
@@ -26,8 +26,8 @@ pub struct Effort {
 }
 
 impl Effort {
-    /// Takes note of a round: its processor time and the pages that it moved. Returns how long to
-    /// rest, if at all.
+    /// Records a round: its processor time and the pages that it moved. Returns how long to rest,
+    /// if at all.
     pub fn note(&mut self, worked: Duration, moved_pages: u64) -> Option<Duration> {
         self.worked += worked;
         self.moved_pages += moved_pages;

@@ -1,4 +1,4 @@
-//! The evictor thread: what it remembers from chunk to chunk.
+//! The evictor thread's state from chunk to chunk.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
@@ -23,9 +23,9 @@ use crate::space::frames::{TRAYS, TakenTray};
 use crate::space::units::{CHUNK_BYTES, CHUNK_PAGES};
 use crate::sys;
 
-/// Trays on their way to the blades at a time: enough to keep a network busy.
+/// The most trays on their way to the blades: enough to keep a network busy.
 pub(super) const MAX_TRAYS_IN_FLIGHT: usize = 16;
-/// A full pool is asked again after this time.
+/// A full pool is asked for memory again after this time.
 pub(super) const FULL_RETRY: Duration = Duration::from_millis(500);
 
 /// See [`crate::evict`].
@@ -45,11 +45,11 @@ pub struct Evictor {
     pub(super) refusals: Refusals,
     /// The blade that each tray on its way was sent to.
     pub(super) sent_to: Box<[BladeIndex]>,
-    /// Chunks that were passed over with the last one, for they are as empty.
+    /// Chunks that were passed over with the last one, because they are empty too.
     pub(super) passed_over: usize,
-    /// A superpage is not given memory on another blade before this time.
+    /// No superpage is given memory on another blade before this time.
     pub(super) rehouse_after: Option<Instant>,
-    /// When deadlines were last looked at.
+    /// When deadlines were last checked.
     pub(super) expired: Instant,
     pub(super) density: Density,
     pub(super) clean: CleanEstimator,
@@ -64,12 +64,12 @@ pub struct Evictor {
     /// Pages of the chunk in hand that the kernel would not move, one bit each.
     pub(super) busy: u64,
     pub(super) own: Option<Own>,
-    /// What can be moved out only while the program stands still.
+    /// Chunks that can be moved out only while the program stands still.
     pub(super) aside: Aside,
     pub(super) stubborn: Stubborn,
-    /// When this round began: a look at the clock is a system call in a sidecar.
+    /// When this round began. Kept because reading the clock is a system call in a sidecar.
     pub(super) round_began: Instant,
-    /// The end of a mapping that is to be looked at before anything of it is moved out.
+    /// The end of a mapping that has to be checked before any of it is moved out.
     pub(super) unseen_tail: Option<Range<usize>>,
     /// Frames with poison in them, see [`super::locked`].
     pub(super) poisoned: Vec<usize>,

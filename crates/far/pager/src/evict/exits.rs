@@ -1,15 +1,16 @@
 //! Pages that the end of a thread writes to: they stay local.
 //!
-//! When a thread ends the kernel clears the word on which joiners wait (clone's
-//! CLONE_CHILD_CLEARTID), and marks the robust mutexes that it holds. It raises no userfaultfd
-//! event for that: if the page is far the write is lost, and the joiner waits for ever. glibc has
-//! both in the thread's descriptor, at the upper end of the mapping that is its stack; on x86-64 it
-//! begins with its own address. The kernel could tell (get_robust_list), but not a sidecar, which
-//! has fewer rights than a program of root. The preloaded library keeps whole stacks local.
+//! When a thread ends the kernel clears the word that its joiner waits for (clone's
+//! CLONE_CHILD_CLEARTID), and marks the robust mutexes that it holds. It does so without a
+//! userfaultfd event: if the page is far the write is lost, and the joiner waits for ever. glibc
+//! has both in the thread's descriptor, at the upper end of the mapping that is its stack; on
+//! x86-64 it begins with its own address. The kernel could tell (get_robust_list), but not a
+//! sidecar, which has fewer rights than a program of root. The preloaded library keeps stacks local
+//! as a whole.
 //!
-//! So a page at the end of a mapping is inspected before it is moved out for the first time, twice
-//! if need be: a thread that is being created touches the page before it writes that first word.
-//! The inspection fails if the program has dropped the page meanwhile.
+//! So a page at the end of a mapping is checked before it is moved out for the first time, twice if
+//! need be: a thread that is being made touches the page before it writes that first word. A check
+//! fails if the program has dropped the page meanwhile.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -27,16 +28,16 @@ const ALIGN_BYTES: usize = 64;
 const WORD_BYTES: usize = 8;
 const PAGE_WORDS: usize = PAGE_BYTES / WORD_BYTES;
 
-/// What is known of the ends of mappings in a chunk.
+/// What is known of the ends of the mappings in a chunk.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Tails {
     /// These pages hold descriptors, or may soon, one bit each.
     Known(u64),
-    /// This end has to be looked at first.
+    /// This end has to be checked first.
     Unknown(Range<usize>),
 }
 
-/// What is known of the ends of mappings that `pages` of the chunk at `start` belong to. Pure.
+/// What is known of the ends of the mappings that `pages` of the chunk at `start` belong to. Pure.
 pub(crate) fn tails(registry: &Registry, start: usize, pages: u64, now: Instant) -> Tails {
     let mut held = 0;
     for part in registry.overlapping(start, start + CHUNK_BYTES) {
@@ -54,8 +55,8 @@ pub(crate) fn tails(registry: &Registry, start: usize, pages: u64, now: Instant)
     Tails::Known(held)
 }
 
-/// Whether the end of a mapping holds a thread's descriptor. None: nothing of it is there, or not
-/// any more.
+/// Whether the end of a mapping holds a thread's descriptor. None: no page of it is present, or one
+/// has gone meanwhile.
 pub(crate) fn look(core: &Core, tail: &Range<usize>) -> Option<bool> {
     let pages = tail.len() / PAGE_BYTES;
     let there = moves::occupied(&core.pagemap, tail.start, pages);
@@ -71,7 +72,7 @@ fn holds_descriptor(core: &Core, page: usize) -> Option<bool> {
     (read == 1).then(|| begins_descriptor(&words, page))
 }
 
-/// Whether a word at the beginning of some 64 bytes is its own address. Pure.
+/// Whether a word at a multiple of 64 bytes is its own address. Pure.
 fn begins_descriptor(words: &[usize], from: usize) -> bool {
     let mut places = words.iter().enumerate().step_by(ALIGN_BYTES / WORD_BYTES);
     places.any(|(at, word)| *word == from + at * WORD_BYTES)
@@ -113,7 +114,7 @@ mod tests {
         assert_eq!(ends(&registry, 0b1000_0000), Tails::Unknown(end.clone()));
         registry.see_tail(end.end, true, now);
         assert_eq!(ends(&registry, u64::MAX), Tails::Known(0b1100_0000));
-        // What is left of it ends elsewhere.
+        // The remaining part ends elsewhere.
         registry.remove(start + 4 * PAGE_BYTES, start + 5 * PAGE_BYTES);
         let left = start + 2 * PAGE_BYTES..start + 4 * PAGE_BYTES;
         assert_eq!(ends(&registry, 0b1000), Tails::Unknown(left));

@@ -1,5 +1,6 @@
-//! What a process's evictor tells the board about it: what is far, in the buffer, the pager's own,
-//! and what could be moved out. Each is counted as often as it changes and as its counting costs.
+//! What a process's evictor publishes on the board: the pages that are far, in the buffer, the
+//! pager's own, and those that could be moved out. How often each is counted depends on how often
+//! it changes and what counting it costs.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
@@ -12,36 +13,37 @@ use crate::core::Core;
 use crate::space::Superpage;
 use crate::sys;
 
-/// The pager's own memory is counted this often.
+/// How often the pager's own memory is counted.
 const OWN_STEP: Duration = Duration::from_millis(200);
-/// What a small process shares with others since a fork is counted this often.
+/// How often the pages that a small process shares with others since a fork are counted.
 const SHARED_STEP: Duration = Duration::from_millis(50);
-/// The pages of a small process that can be moved out are counted at most this often, and less
-/// often where that would take more than this part of a processor.
+/// How often at most the pages of a small process that can be moved out are counted; less often
+/// where counting would take more than 1/[`THERE_PART`] of a processor.
 const THERE_STEP: Duration = Duration::from_millis(10);
 const THERE_PART: u32 = 50;
-/// Below this the pages that could be moved out are counted one by one: much of so small a process
-/// is code, stacks and tables of the C library. Above, whatever is resident and mapped as far
-/// memory passes for it.
+/// Below this size the pages that could be moved out are counted one by one: much of so small a
+/// process is code, stacks and tables of the C library. Above it, all resident pages up to the size
+/// of the memory that may be far pass for movable.
 const SMALL_PROCESS_PAGES: u64 = 4096;
 
-/// Pages that came back and are out again are counted this often: a look at each of them.
+/// How often pages that came back and are out again are counted, which checks each page.
 const USED_STEP: Duration = Duration::from_millis(250);
 
-/// What a small process has resident besides the pages that can be moved out and the buffer.
-/// Between two counts it is taken to stay as much: what comes and goes is memory that can be moved.
+/// Resident pages of a small process besides those that can be moved out and the buffer. Taken as
+/// constant between two counts: what comes and goes is memory that can be moved.
 #[derive(Clone, Copy, Debug, Default)]
 struct Besides {
     pages: u64,
 }
 
 impl Besides {
-    /// `there_pages` of all outside the buffer can be moved out. It may have changed meanwhile.
+    /// Of the pages outside the buffer `there_pages` can be moved out. The count may have changed
+    /// meanwhile.
     fn counted(outside_buffer_pages: u64, there_pages: u64) -> Besides {
         Besides { pages: outside_buffer_pages.saturating_sub(there_pages) }
     }
 
-    /// The pages that can be moved out when this many are outside the buffer.
+    /// The pages that can be moved out, when `outside_buffer_pages` are outside the buffer.
     fn there(self, outside_buffer_pages: u64) -> u64 {
         outside_buffer_pages.saturating_sub(self.pages)
     }
@@ -55,10 +57,11 @@ pub struct Gauges {
     shared_counted: Instant,
     /// Pages that can be moved out.
     there_pages: u64,
-    /// Of a small process: when they are to be counted again.
+    /// For a small process: when they are to be counted again.
     there_due: Option<Instant>,
     besides: Besides,
-    /// The keeper's number as of which uses are counted, and when those that are out were.
+    /// The keeper's epoch since which uses are counted, and when those that are out were last
+    /// counted.
     use_epoch: u32,
     used_counted: Instant,
 }
@@ -78,7 +81,7 @@ impl Gauges {
         }
     }
 
-    /// Publishes all gauges on the board. The resident count must be there already, and current.
+    /// Publishes all gauges on the board. The board must hold a fresh count of resident pages.
     pub fn publish(&mut self) {
         let (core, slot) = (self.core, self.core.slot);
         if self.own_counted.elapsed() >= OWN_STEP {
@@ -101,7 +104,7 @@ impl Gauges {
         self.count_used();
     }
 
-    /// Counts what came back since the keeper last asked to count anew, and is out again.
+    /// Counts the pages that came back since the keeper last reset the count, and are out again.
     fn count_used(&mut self) {
         let (core, epoch) = (self.core, self.core.board.header().use_epoch.load(Relaxed));
         let superpages = || (0..core.space.count()).filter_map(|id| core.space.by_id(id));
@@ -125,8 +128,8 @@ impl Gauges {
             self.there_pages = self.besides.there(outside_buffer_pages);
             return;
         }
-        // Not waited for: the steward holds it while it waits, before a fork, for the evictor's
-        // writes.
+        // Does not wait: the steward holds the lock while it waits, before a fork, for the
+        // evictor's writes.
         let Ok(registry) = core.registry.try_lock() else { return };
         if is_small {
             let began = Instant::now();
@@ -143,7 +146,7 @@ impl Gauges {
     }
 }
 
-/// Pages that are present in ranges, given as (start, bytes).
+/// Counts the pages that are present in ranges, given as (start, bytes).
 fn present_pages(core: &Core, places: impl Iterator<Item = (usize, usize)>) -> u64 {
     let mut ranges = [PageRange::default(); 64];
     let mut pages = 0;

@@ -1,10 +1,10 @@
 //! A program that locks all its memory (mlockall) locks the victim buffer with it. The kernel then
-//! walks over all mappings and touches what is missing, as if the program did, and drops no frame
-//! any more.
+//! walks over all mappings and touches what is missing, as if the program did, and no longer drops
+//! any frame.
 //!
-//! The buffer is unlocked again. The walk over one of its mappings ends at a poisoned frame: the
-//! kernel passes over the rest of a mapping in which it meets an error. What the program locked
-//! comes in by faults as ever, and stays.
+//! The buffer is unlocked again. The kernel's walk over one of its mappings ends at a poisoned
+//! frame, because the kernel skips the rest of a mapping in which it meets an error. What the
+//! program locked is brought in by faults as before, and stays.
 //!
 //! Invariant: no tray has poison in it while it is used. Only the evictor fills trays, so only the
 //! evictor poisons their frames, and drops the poison before it uses a tray.
@@ -19,7 +19,7 @@ use crate::space::frames::TRAY_BYTES;
 use crate::space::moves;
 
 impl Evictor {
-    /// Lets go of threads that wait for frames, see [`crate::space::frames::Frames::note_touched`].
+    /// Releases threads that wait for frames, see [`crate::space::frames::Frames::note_touched`].
     pub(super) fn end_walks(&mut self) {
         let core = self.core;
         let touched = core.frames.take_touched();
@@ -28,7 +28,7 @@ impl Evictor {
         }
         core.frames.unlock();
         for address in touched {
-            // One that has come meanwhile answers the walk by itself.
+            // A frame that has been filled meanwhile answers the walk by itself.
             if moves::occupied(&core.pagemap, address, 1) == 0 {
                 self.poison(address);
             }
@@ -43,7 +43,7 @@ impl Evictor {
             until_settled(core, Mover::Evictor, |_| core.uffd.poison(address, PAGE_BYTES));
         match poisoned {
             Outcome { errno: None | Some(libc::EEXIST), .. } => self.poisoned.push(address),
-            // The program changes its address space, which comes first: the thread faults again.
+            // A change of the address space comes first: the thread faults again.
             Outcome { errno: Some(libc::ECANCELED), .. } => {}
             Outcome { errno: Some(errno), .. } => fail_closed(&format!(
                 "a frame at {address:#x} cannot be poisoned: {}",

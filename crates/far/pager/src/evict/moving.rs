@@ -16,9 +16,9 @@ use crate::space::units::{CHUNK_BYTES, CHUNK_PAGES, bits, runs};
 use crate::space::{Superpage, moves};
 use crate::sys;
 
-/// How far the evictor is with a run of pages.
+/// The evictor's progress with a run of pages.
 struct Progress {
-    /// The page that is next.
+    /// The next page.
     next: usize,
     /// Pages to try at a time.
     most: usize,
@@ -29,7 +29,7 @@ struct Progress {
 }
 
 impl Evictor {
-    /// Returns the pages that the kernel refuses to move, one bit each.
+    /// Moves the claimed pages out. Returns those that the kernel refuses to move, one bit each.
     pub(super) fn move_out(
         &mut self,
         superpage: &Superpage,
@@ -42,9 +42,9 @@ impl Evictor {
         })
     }
 
-    /// Moves a run in as few pieces as its mappings allow. A piece begins with a page that is known
-    /// to be far, and the kernel moves pieces of one mapping only: gaps of other mappings are never
-    /// touched.
+    /// Moves a run in as few pieces as its mappings allow. A piece begins with a resident page of
+    /// memory that may be far, and the kernel moves pieces of one mapping only: gaps of other
+    /// mappings are never touched.
     fn move_run(
         &mut self,
         superpage: &Superpage,
@@ -55,7 +55,7 @@ impl Evictor {
     ) -> u64 {
         let program = superpage.base() + chunk * CHUNK_BYTES;
         let buffer = self.core.frames.tray_address(tray);
-        // As long as all that was asked for has gone, nothing can have gone uncounted.
+        // While every call moved all it was asked to, no move can have gone uncounted.
         let mut is_certain = true;
         let mut at = Progress { next: run.start, most: CHUNK_PAGES, unshared: false, refused: 0 };
         while at.next < run.end {
@@ -74,8 +74,7 @@ impl Evictor {
                 (at.most, at.unshared) = ((at.most * 2).min(CHUNK_PAGES), false);
                 continue;
             }
-            // Moved and not counted, or discarded past us: nothing is done to a page that is not
-            // there.
+            // Moved and not counted, or discarded behind our back: absent pages are skipped.
             let left = moves::occupied(&self.core.pagemap, from, count).trailing_zeros() as usize;
             if left > 0 {
                 at.next += left.min(count);
@@ -88,8 +87,8 @@ impl Evictor {
         at.refused
     }
 
-    /// The kernel moved none of `count` pages, of which the first is there: decides by `errno` what
-    /// is tried next. True: nothing more of this run.
+    /// The kernel moved none of `count` pages, the first of which is present: decides by `errno`
+    /// what is tried next. True: nothing more of this run.
     fn see_why(
         &mut self,
         superpage: &Superpage,
@@ -104,7 +103,7 @@ impl Evictor {
             // The program changes its address space: what was claimed may be out of date.
             Some(libc::ECANCELED) => return true,
             Some(libc::ENOENT) if self.core.layout.follows() => {
-                // A mapping that is just being moved is not found before the kernel says EAGAIN.
+                // A mapping that is being moved is not found until the kernel says EAGAIN.
                 if !self.core.uffd.is_changing() {
                     self.core.mistrust(program, program + CHUNK_BYTES);
                 }
@@ -112,12 +111,12 @@ impl Evictor {
             }
             Some(libc::EAGAIN) if self.core.layout.follows() => return true,
             None | Some(libc::EAGAIN) => {}
-            // A frame without an owner would be taken for this page.
+            // An unknown frame would be taken for this page.
             Some(libc::EEXIST) => {
                 fail_closed(&format!("tray {tray}, page {}: a frame is there already", at.next))
             }
-            // Shared since a fork: made this process's own, it can be moved. Pinned by the
-            // kernel for I/O: it stays EBUSY and stays where it is.
+            // Shared since a fork: once it is this process's own, it can be moved. Pinned by the
+            // kernel for I/O: it keeps failing with EBUSY and stays where it is.
             Some(libc::EBUSY) if self.core.layout.follows() => {
                 self.busy |= 1 << at.next;
                 self.refuse(superpage, chunk, at);
@@ -126,7 +125,7 @@ impl Evictor {
                 at.unshared = true;
                 let _ = sys::unshare(program + at.next * PAGE_BYTES, PAGE_BYTES);
             }
-            // More than one mapping: a smaller piece may be of one.
+            // More than one mapping: a smaller piece may lie in one.
             Some(errno) if errno != libc::EBUSY && count > 1 => at.most = count / 2,
             // Locked, of other rights, or not the program's any more: it stays.
             _ => {
@@ -137,7 +136,7 @@ impl Evictor {
         false
     }
 
-    /// The next page stays.
+    /// Notes that the next page stays.
     fn refuse(&self, superpage: &Superpage, chunk: usize, at: &mut Progress) {
         self.core.count(Counter::Refused, 1);
         superpage.hot[chunk].fetch_or(1 << at.next, Relaxed);
@@ -145,15 +144,15 @@ impl Evictor {
         at.next += 1;
     }
 
-    /// One move out of the program. Where it maps memory unseen, what is there may not be
-    /// registered: touched after the move, it would read as zeros. The kernel moves within one
-    /// mapping only, so whether the first page's is registered is asked first (ENOENT: it is not; a
-    /// page that is there cannot be filled). The lock of the layout is held, and no mapping that is
-    /// registered goes before the event of it has been read.
+    /// One move out of the program. Where it maps memory unseen, that memory may not be registered:
+    /// touched after the move, it would read as zeros. The kernel moves within one mapping only, so
+    /// a fill first asks whether the first page's mapping is registered (ENOENT: it is not; a page
+    /// that is present cannot be filled). The layout's lock is held, and no registered mapping goes
+    /// before its event has been read.
     ///
-    /// Asking fills a page that is not there. That is right where the program has just dropped it;
-    /// one that the last call moved and did not count must not be filled. `is_certain`: there is
-    /// none.
+    /// The question fills a page that is absent. That is right where the program has just dropped
+    /// it, but a page that the last call moved and did not count must not be filled. `is_certain`:
+    /// there is no such page.
     fn take_out(&self, to: usize, from: usize, count: usize, is_certain: bool) -> Outcome {
         if self.core.layout.follows() {
             if !is_certain && moves::occupied(&self.core.pagemap, from, 1) == 0 {
@@ -167,7 +166,7 @@ impl Evictor {
         self.core.uffd.move_pages(to, from, count * PAGE_BYTES, false, true)
     }
 
-    /// Sets the states by what really arrived; returns the bits of the victims.
+    /// Sets the states by what really arrived. Returns the bits of the victims.
     pub(super) fn settle(
         &mut self,
         superpage: &'static Superpage,

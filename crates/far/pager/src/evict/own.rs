@@ -1,26 +1,25 @@
-//! Moving out, under a sidecar, pages that a fork shares with another process.
+//! Moves out, under a sidecar, pages that a fork shares with another process.
 //!
-//! UFFDIO_MOVE takes only pages of one process. The preloaded library lets such pages go where they
-//! are ([`super::shared`]), which a sidecar must not: its own MADV_DONTNEED would be an event like
-//! one of the program's, and the kernel lets go of the address space's lock until that is read, and
-//! looks the mapping up anew after it. By then the program can have something else there, which
-//! would be dropped.
+//! UFFDIO_MOVE takes only pages of one process. The preloaded library drops such pages where they
+//! are ([`super::shared`]), which a sidecar must not do: its own MADV_DONTNEED would be an event
+//! like one of the program's, and the kernel releases the address space's lock until the event is
+//! read, and then looks the mapping up anew. By then the program can have something else there,
+//! which would be dropped.
 //!
-//! So such pages are made this process's own first, by copying. That takes memory just when it is
-//! short: right after a fork each process would have a copy of all that they share, if it were not
+//! So such pages are first made this process's own, by copying. That takes memory just when it is
+//! short: right after a fork each process would have a copy of all shared pages if they were not
 //! moved out at once. Hence one chunk at a time:
-//! 1. the pages to be taken of a chunk are known, and some of them are shared: nothing is claimed,
-//!    the lock is left;
-//! 2. nothing is on its way to a blade, for the steward, which faults may have to wait for, may
-//!    wait for that;
-//! 3. the pages are made the process's own, as by a write of the program: this can wait for a
-//!    fault, if the program has dropped a page meanwhile, and does nothing to what the page holds;
-//! 4. the same pages of the chunk are moved out like any others, and nothing else is before they
-//!    are.
+//! 1. the pages to take from a chunk are known, and some of them are shared: nothing is claimed,
+//!    the lock is released;
+//! 2. the evictor's writes are drained, because the steward, for which faults may have to wait, may
+//!    wait for them;
+//! 3. the pages are made the process's own, as by a write of the program: this can wait for a fault
+//!    if the program has dropped a page meanwhile, and does not change what the page holds;
+//! 4. the same pages of the chunk are moved out like any others, before anything else is moved out.
 //!
 //! Invariant: of each process at most one chunk has been copied and not moved out. Between 3 and 4
-//! anything may happen to the pages: step 4 takes what is there then. What a fork has shared again
-//! meanwhile stays for the next time.
+//! anything may happen to the pages: step 4 takes what is there then. Pages that a fork has shared
+//! again meanwhile wait for the next time.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -33,14 +32,14 @@ use crate::space::units::{CHUNK_BYTES, CHUNK_PAGES, CHUNKS, runs};
 use crate::sys;
 
 impl Evictor {
-    /// Which of the pages of a chunk another process maps too.
+    /// The given pages of a chunk that another process also maps.
     pub(super) fn shared_pages(&self, number: usize, pages: u64) -> u64 {
         self.chunk_start(number).map_or(0, |start| shared_pages(&self.core.pagemap, start) & pages)
     }
 
-    /// The pages of a chunk that the kernel has just refused to move. If others map them too, this
-    /// process shares pages without a fork that was told of: it has shared them since before it had
-    /// a pager.
+    /// Takes the pages of a chunk that the kernel has just refused to move. If other processes also
+    /// map them, this process shares pages without a fork that was reported: it has shared them
+    /// since before it had a pager.
     pub(super) fn take_busy(&mut self, number: usize) -> u64 {
         let busy = std::mem::take(&mut self.busy);
         if busy != 0 && !self.core.shares.load(Relaxed) && self.shared_pages(number, busy) != 0 {
@@ -49,13 +48,13 @@ impl Evictor {
         busy
     }
 
-    /// Makes pages of a chunk this process's own, so that they can be moved. To be called without a
-    /// lock or a claim, see the module's description.
+    /// Makes pages of a chunk this process's own, so that they can be moved. The caller holds no
+    /// lock and no claim, see the module's description.
     ///
     /// Pages that could not be moved are pinned by the kernel for I/O, and stay so; or another
-    /// process has them, too, or had them until it wrote to its own copies, since a fork or because
-    /// KSM has merged them. The page map does not tell these apart: a page that only this process
-    /// has left is still not its own until it is written to.
+    /// process maps them too, or did until it wrote to its own copies, since a fork or because KSM
+    /// has merged them. The page map does not tell these apart: a page whose only user is this
+    /// process is still not its own until it is written to.
     pub(super) fn make_own(&mut self, number: usize, pages: u64) {
         let Some(start) = self.chunk_start(number).filter(|_| pages != 0) else { return };
         self.drain();
@@ -70,8 +69,8 @@ impl Evictor {
         }
     }
 
-    /// Moves out what has been made the process's own for that. None: not now; it comes first the
-    /// next time.
+    /// Moves out the pages that were made the process's own for that. None: not now; they come
+    /// first the next time.
     pub(super) fn move_own(&mut self) -> Option<i64> {
         let Some(own) = self.own else { return Some(0) };
         let tried = self.try_chunk(own.number, Wanted::These(own.take))?;
@@ -88,14 +87,14 @@ impl Evictor {
     }
 }
 
-/// The pages of a chunk that another process maps too; none where the kernel does not say.
+/// The pages of a chunk that another process also maps; none if the kernel does not say.
 fn shared_pages(pagemap: &Pagemap, start: usize) -> u64 {
     let shared = pagemap.shared_pages(start, CHUNK_PAGES).unwrap_or(0);
     if shared == 0 { 0 } else { shared & !zero_pages(pagemap, start) }
 }
 
-/// The pages of a chunk that are the kernel's one page of zeros: they can be moved as they are, and
-/// take no memory before they are written to.
+/// The pages of a chunk that map the kernel's zero page: they can be moved as they are, and take no
+/// memory before they are written to.
 fn zero_pages(pagemap: &Pagemap, start: usize) -> u64 {
     let mut ranges = [PageRange::default(); CHUNK_PAGES];
     let found = pagemap.scan(start, start + CHUNK_BYTES, category::ZERO_PAGE, &mut ranges);
@@ -121,7 +120,7 @@ mod tests {
         unsafe { std::ptr::read_volatile((start + page * PAGE_BYTES) as *const u8) };
     }
 
-    /// A child that shares all memory until it is ended.
+    /// A child that shares all memory until it is killed.
     struct Child(i32);
 
     impl Child {

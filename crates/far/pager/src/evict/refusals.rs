@@ -1,9 +1,9 @@
-//! Blades that are there and do not take pages: full though they gave the memory, a store that
+//! Blades that are reachable but take no pages: full though they granted the memory, a store that
 //! fails, a descriptor that cannot be written to.
 //!
-//! What such a blade refuses goes back into the program, from where it would be sent again at once,
-//! for ever. So the blade is left alone for a while, longer after each further refusal, and then
-//! tried with little.
+//! A refused page goes back into the program, from where it would be sent again at once, for ever.
+//! So the blade is left alone for a while, longer after each further refusal, and then tried with
+//! little.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use farpool_pool::{BladeIndex, MAX_BLADES};
 /// How long a blade is left alone after its first refusal.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// The pause doubles up to this. A try costs some 300 us of a processor (64 pages out and back),
-/// and an operator who mends a blade sees it used again within this time.
+/// and a repaired blade is used again within this time.
 const LONGEST_PAUSE: Duration = Duration::from_secs(16);
 
 /// See the module's description.
@@ -28,13 +28,13 @@ struct Refusal {
 }
 
 impl Refusals {
-    /// True if no blade is known to refuse pages.
+    /// Whether no blade is known to refuse pages.
     pub fn is_empty(&self) -> bool {
         self.blades.iter().all(Option::is_none)
     }
 
-    /// The blade has refused a page. Answers to pages that were sent before it was left alone tell
-    /// nothing new.
+    /// Notes that the blade has refused a page. Answers for pages that were sent before it was left
+    /// alone add nothing.
     pub fn refuse(&mut self, blade: BladeIndex, now: Instant) {
         let Some(entry) = self.blades.get_mut(usize::from(blade.0)) else { return };
         let pause = match *entry {
@@ -45,7 +45,7 @@ impl Refusals {
         *entry = Some(Refusal { until: now + pause, pause });
     }
 
-    /// The blade has taken a page. False: that was known.
+    /// Notes that the blade has taken a page. False: it was not known to refuse any.
     pub fn accept(&mut self, blade: BladeIndex) -> bool {
         self.blades.get_mut(usize::from(blade.0)).is_some_and(|entry| entry.take().is_some())
     }
@@ -55,7 +55,7 @@ impl Refusals {
         self.of(blade).is_none_or(|refusal| now >= refusal.until)
     }
 
-    /// Whether the blade has refused again when it was tried again: it will hardly take anything
+    /// Whether the blade refused again when it was tried again, and so is unlikely to take anything
     /// soon.
     pub fn is_lasting(&self, blade: BladeIndex) -> bool {
         self.of(blade).is_some_and(|refusal| refusal.pause > FIRST_PAUSE)
@@ -91,7 +91,7 @@ mod tests {
     }
 
     proptest! {
-        /// However many answers come, and when, a blade that refuses everything is tried seldom.
+        /// However many answers come, and when, a blade that refuses everything is rarely tried.
         #[test]
         fn tries_are_few(steps in proptest::collection::vec(0_u64..200, 1..4000)) {
             let mut refusals = Refusals::default();

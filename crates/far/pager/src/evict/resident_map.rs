@@ -1,6 +1,6 @@
-//! Which pages of the superpage that the evictor is at are resident, by the kernel's page map: one
-//! look serves all its chunks. It may be out of date by `MAP_LIFE`; the page states decide what
-//! is really taken.
+//! The resident pages of the superpage that the evictor is at, by the kernel's page map: one scan
+//! serves all its chunks. It may be out of date by [`MAP_LIFE`]; the page states decide what is
+//! really taken.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use crate::space::Superpage;
 use crate::space::registry::Registry;
 use crate::space::units::{CHUNK_BYTES, CHUNK_PAGES, CHUNKS, SUPERPAGE_BYTES, SUPERPAGE_PAGES};
 
-/// The map of a superpage's resident pages is used for at most this long.
+/// How long the map of a superpage's resident pages is used at most.
 const MAP_LIFE: Duration = Duration::from_millis(20);
 
 /// The pages of one superpage that are resident and far-eligible.
@@ -57,8 +57,8 @@ impl ResidentMap {
         self.chunks[chunk]
     }
 
-    /// Returns how many chunks after this one, which was just checked and is empty, are empty too,
-    /// as far as the map reaches.
+    /// How many chunks after this one, which was just asked for and is empty, are empty too, within
+    /// the map.
     pub(crate) fn empty_after(&self, chunk: usize) -> usize {
         empty_after(&self.chunks, chunk)
     }
@@ -79,7 +79,7 @@ impl ResidentMap {
     fn scan(&mut self, core: &Core, base: usize, start: usize, end: usize) {
         let mut from = start;
         while from < end {
-            // Pages under migration, which are occupied too, are left for the next time.
+            // Pages under migration, which are occupied too, wait for the next scan.
             let found = core.pagemap.scan(from, end, category::PRESENT, &mut self.ranges);
             let Ok((found, walked)) = found else { return };
             for range in found {
@@ -100,7 +100,7 @@ fn empty_after(chunks: &[u64], chunk: usize) -> usize {
     chunks[chunk + 1..].iter().take_while(|resident| **resident == 0).count()
 }
 
-/// The bits of a range's pages, of `count` pages from `start`.
+/// The bits of a range's pages among the `count` pages from `start`.
 fn page_bits(range: &PageRange, start: usize, count: usize) -> u64 {
     let page = |address: u64| {
         let offset = at_most::<usize, _>(address).saturating_sub(start);

@@ -1,4 +1,4 @@
-//! Where pages can be moved out to: memory of a superpage on a blade that accepts pages.
+//! Finds memory for pages to be moved out to: a superpage's memory on a blade that takes pages.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Instant;
@@ -11,7 +11,8 @@ use crate::space::page::MAX_LAYERS;
 use crate::space::units::NO_TRAY;
 
 impl Evictor {
-    /// True if no blade accepts pages now. If that lasts, no thread waits for room any more.
+    /// Whether no blade takes pages now. If that will last, no thread waits for free memory any
+    /// more.
     pub(super) fn are_refused(&self) -> bool {
         let (pool, refusals, now) = (&self.core.pool, &self.refusals, Instant::now());
         let are_refused = !pool.usable_blades().any(|blade| refusals.may_send(blade, now));
@@ -20,9 +21,9 @@ impl Evictor {
         are_refused
     }
 
-    /// Whether the superpage has memory to be moved out to, or gets some now. Pages of a blade that
-    /// is lost or takes none stay local: to send them there would only bring them back, over and
-    /// over.
+    /// Whether the superpage has memory on a blade to be moved out to, or gets some now. Pages
+    /// whose blade is lost or takes none stay local: sending them there would only bring them back,
+    /// over and over.
     pub(super) fn may_write(&mut self, superpage: &Superpage) -> bool {
         let layer = self.core.layers.current();
         if has_memory(superpage, layer) {
@@ -51,8 +52,8 @@ impl Evictor {
         })
     }
 
-    /// A superpage whose blade is lost or takes no pages, and which has nothing there, gets memory
-    /// on another one if there is one. False: it stays as it is.
+    /// Gives a superpage whose blade is lost or takes no pages, and which has nothing there, memory
+    /// on another blade. False: it stays as it is.
     #[cold]
     fn rehouse(&mut self, segment: SegmentHandle, superpage: &Superpage) -> bool {
         let (core, now) = (self.core, Instant::now());
@@ -70,7 +71,7 @@ impl Evictor {
             if core.gate.is_shut() || core.layers.segment(layer) != Some(segment) {
                 return false;
             }
-            // A lost blade gives nothing back, and has nothing any more.
+            // A lost blade frees nothing, and has nothing any more.
             let _ = core.pool.free_superpage(segment, superpage.id());
             if core.pool.blade_of(segment, superpage.id()).is_some() {
                 self.rehouse_after = Some(now + FULL_RETRY);
@@ -88,13 +89,13 @@ impl Evictor {
         }
     }
 
-    /// A blade did not take a page.
+    /// Notes that a blade did not take a page.
     #[cold]
     pub(super) fn note_refusal(&mut self, blade: BladeIndex, error: PageError) {
         let (core, now) = (self.core, Instant::now());
         if self.refusals.may_send(blade, now) {
             core.pool.set_refusing(blade);
-            // A rack finds more memory for a run that has too little.
+            // Makes the rack find more memory for the run.
             core.board.header().full_reported.store(1, SeqCst);
         }
         self.refusals.refuse(blade, now);
@@ -112,7 +113,7 @@ impl Evictor {
     fn allocate(&mut self, superpage: &Superpage) -> Result<(), PoolError> {
         let _changing = self.core.layers.changing.lock();
         if self.core.gate.is_shut() {
-            // A child must not inherit the mark of memory that only its parent has.
+            // A child must not inherit the mark of memory that only its parent has on the blade.
             return Ok(());
         }
         let layer = self.core.layers.current_or_new(&self.core.pool)?;

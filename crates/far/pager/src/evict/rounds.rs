@@ -1,4 +1,4 @@
-//! The evictor's loop: when it looks, how much it does at a time, and when it rests.
+//! The evictor's loop: when it checks the budget, how much it does at a time, and when it rests.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
@@ -16,27 +16,27 @@ use crate::sys;
 
 /// How often the budget is checked when there is nothing to do.
 const IDLE_STEP: Duration = Duration::from_millis(20);
-/// After a fork memory grows by copy-on-write, unseen: looked at often while it does (2 ms are 8 MB
-/// at 1 us a page), and more often than otherwise while it does not.
+/// After a fork memory grows by copy-on-write, unseen. How often the budget is checked while it
+/// grows (2 ms are 8 MB at 1 us a page), and while it does not.
 const GROWING_STEP: Duration = Duration::from_millis(2);
 const SHARING_STEP: Duration = Duration::from_millis(10);
 const MOST_STEPS: u32 = 16;
-/// When nothing could be evicted (all pinned, pool full), wait this long before the next try.
+/// The wait before the next try when nothing could be evicted (all pinned, pool full).
 const BACK_OFF: Duration = Duration::from_millis(5);
-/// The same when much of the memory cannot be moved at all, or no blade takes any: a lap costs up
+/// The same when much of the memory cannot be moved at all, or no blade takes pages: a lap costs up
 /// to a millisecond, so this is 2 % of a CPU.
 const UNMOVABLE_BACK_OFF: Duration = Duration::from_millis(50);
-/// In Solo the evictor works on the faulting thread's CPU, this much at a time (half a millisecond,
-/// or two if its pages are scattered), and pauses this long unless it is called. If it did all at
-/// once, one in 130 random faults met a round of 256 pages, which is more than one in a hundred
-/// together with the other delays.
+/// In Solo the evictor works on the faulting thread's CPU: at most this many pages in a burst (half
+/// a millisecond, or two if the pages are scattered), then a pause of [`BREATH`] unless it is
+/// called. One burst does all that is wanted: with rounds of 256 pages one random fault in 130 met
+/// a round, which together with other delays is more than one fault in a hundred.
 const BURST_PAGES: i64 = 512;
-/// Frames that are given back at a time: four dense trays, for which other processors are
-/// interrupted once.
+/// Frames that are returned to the kernel at a time: four dense trays, for which other processors
+/// are interrupted once.
 const STEP_PAGES: i64 = 256;
 const BREATH: Duration = Duration::from_micros(100);
-/// A rest after rounds that found little ends when this much memory has come (2 MiB), which is
-/// checked this often.
+/// A rest after rounds that found little ends when memory has grown by [`GROWN_PAGES`] (2 MiB),
+/// which is checked every [`REST_STEP`].
 const GROWN_PAGES: i64 = 512;
 const REST_STEP: Duration = Duration::from_millis(1);
 
@@ -82,7 +82,7 @@ impl Evictor {
     pub(super) fn rest(&mut self) {
         self.drain();
         self.release_copies();
-        // There is nothing to do although memory is short: there is nothing to move out.
+        // There is no work although memory is short: nothing can be moved out.
         let is_short = self.core.budget.allowance() <= 0 && self.core.frames.free() == 0;
         self.core.barren.store(is_short, Relaxed);
         let there = self.core.slot.get(Counter::EvictablePages);
@@ -90,7 +90,7 @@ impl Evictor {
         let shares = self.core.shares.load(Relaxed);
         let resident = self.core.slot.get(Counter::ResidentPages);
         let grows = std::mem::replace(&mut self.resident_before, resident) != resident;
-        // In a large tree every process looks less often: together they would look all the time.
+        // In a large tree every process checks less often: together they would check all the time.
         let processes = at_most::<u32, _>(self.core.board.processes().count());
         let growing = GROWING_STEP * processes.clamp(1, MOST_STEPS);
         let most = match (shares, grows) {
@@ -101,7 +101,8 @@ impl Evictor {
         self.core.budget.wait_for_kick(most);
     }
 
-    /// One burst. On the CPU of the faulting thread it is a short one: faults wait for its end.
+    /// One burst of work. It is short on the CPU of the faulting thread, because faults wait for
+    /// its end.
     fn work(&mut self, work: Work) {
         panic_if_asked();
         let began = thread_cpu_time();
@@ -122,7 +123,7 @@ impl Evictor {
                 self.core.report_overrun();
             }
             if is_refused || self.core.is_unmovable.load(Relaxed) {
-                // Whoever kicks does not wait, and the next lap would find as little.
+                // A thread that kicks does not wait, and the next lap would find as little.
                 std::thread::sleep(UNMOVABLE_BACK_OFF);
             } else {
                 self.core.budget.wait_for_kick(BACK_OFF);
@@ -140,8 +141,8 @@ impl Evictor {
         }
     }
 
-    /// Alternates between moving pages out and releasing frames to the kernel, this many of each: a
-    /// thread that waits for room has it after the first step. Returns the number of pages.
+    /// Moves pages out and returns frames to the kernel in turns, up to these numbers, so that
+    /// threads that wait for free memory have it after the first step. Returns both counts.
     fn make_room(&mut self, evict_pages: i64, release_pages: i64) -> (i64, i64) {
         let (mut evicted, mut released) = (0, 0);
         while evicted < evict_pages {
@@ -161,7 +162,8 @@ impl Evictor {
         (evicted, released)
     }
 
-    /// Releases about this many frames to the kernel, and notifies threads that wait for room.
+    /// Returns about `pages` frames to the kernel, and announces it to threads that wait for free
+    /// memory.
     fn give_back(&mut self, pages: i64) -> i64 {
         let released = self.release(pages);
         if released > 0 {
@@ -171,9 +173,10 @@ impl Evictor {
         released
     }
 
-    /// Rests after a round that found little, unless memory grows meanwhile. Nobody waits for room.
+    /// Rests after a round that found little, unless memory grows meanwhile. No thread waits for
+    /// free memory.
     fn ease_off(&mut self, rest: Duration) {
-        // Others may wait for what is on its way.
+        // Other threads may wait for writes that are under way.
         self.drain();
         self.core.barren.store(self.core.frames.free() == 0, Relaxed);
         let (until, before) = (Instant::now() + rest, self.core.budget.allowance());

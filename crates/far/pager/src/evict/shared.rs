@@ -1,18 +1,18 @@
-//! Evicting pages that a fork shares with another process.
+//! Evicts pages that a fork shares with another process.
 //!
-//! UFFDIO_MOVE takes only pages of one process. Making them its own first, by copying, would take
-//! memory just when it is short: right after a fork each process would copy what all of them share.
-//! So such pages are written to the blade while they stay where they are, protected against
-//! writing, and then let go:
+//! UFFDIO_MOVE takes only pages of one process. Making them the process's own first, by copying,
+//! would take memory just when it is short: right after a fork each process would copy all shared
+//! pages. So such pages are written to the blade while they stay where they are, write-protected,
+//! and then dropped:
 //! 1. the chunk's pages are in phase Evicting (claimed by the caller), so that faults wait;
 //! 2. they are write-protected: a writing thread faults, and waits too;
-//! 3. those that are still shared now are copied, written to the blade, and acknowledged;
+//! 3. the pages that are still shared now are copied, written to the blade, and acknowledged;
 //! 4. the mapping is dropped, and only then is the phase Far.
 //!
 //! The kernel cannot write to them for a device either (O_DIRECT, io_uring): it pins a page for
-//! that only after making it the process's own, and can no longer do so once it is protected. One
-//! that became the process's own before that may be pinned, and what the device writes would be
-//! lost with the mapping: hence the second look in step 3. The registry's lock is held all the
+//! that only after making it the process's own, and can no longer do so once it is protected. A
+//! page that became the process's own before that may be pinned, and what the device writes would
+//! be lost with the mapping: hence the second check in step 3. The registry's lock is held all the
 //! time, so no fork and no unmapping comes between.
 
 use std::sync::atomic::Ordering::SeqCst;
@@ -30,8 +30,8 @@ use crate::space::{Page, Superpage};
 use crate::sys;
 
 impl Evictor {
-    /// Moves out the claimed pages of a chunk that another process maps too, and takes them from
-    /// the claim. Returns how many there were. The registry must be locked.
+    /// Moves out the claimed pages of a chunk that another process also maps, and takes them from
+    /// the claim. Returns how many were moved out. The registry must be locked.
     pub(crate) fn write_shared(
         &mut self,
         superpage: &'static Superpage,
@@ -39,7 +39,7 @@ impl Evictor {
         layer: usize,
         claim: &mut Claim,
     ) -> i64 {
-        // Under a sidecar shared pages are moved like others, see [`super::own`].
+        // Under a sidecar shared pages are moved like any others, see [`super::own`].
         if !self.core.shares.load(SeqCst) || self.core.layout.follows() {
             return 0;
         }
@@ -69,8 +69,8 @@ impl Evictor {
         i64::from(count)
     }
 
-    /// Protects those of the pages that another process maps too, and still does when they are
-    /// protected.
+    /// Protects the pages that another process also maps, and still does once they are protected.
+    /// Returns their bits.
     fn protect_shared(&self, start: usize, pages: u64) -> u64 {
         let shared = || self.core.pagemap.shared_pages(start, CHUNK_PAGES).unwrap_or(0);
         let protected = self.protect(start, shared() & pages);
@@ -101,15 +101,15 @@ impl Evictor {
         }
     }
 
-    /// Gives back the memory of `copies` when it was used.
+    /// Frees the memory of `copies` if it was used.
     pub(crate) fn release_copies(&mut self) {
         if std::mem::take(&mut self.in_place.used) {
-            // Locked by the program it stays, and is written over.
+            // If the program has locked it, it stays, and is written over.
             let _ = sys::release(self.copies, CHUNK_PAGES * PAGE_BYTES);
         }
     }
 
-    /// Copies the pages to `copies`; returns the bits of those that are there.
+    /// Copies the pages to `copies`. Returns the bits of those that were present.
     fn copy(&self, start: usize, pages: u64) -> u64 {
         let mut copied = 0;
         for (first, count) in runs(pages) {
@@ -125,7 +125,7 @@ impl Evictor {
         copied
     }
 
-    /// Writes the pages to the blade; returns the bits of those it has.
+    /// Writes the pages to the blade. Returns the bits of those that it stored.
     fn store(
         &mut self,
         superpage: &'static Superpage,

@@ -1,7 +1,7 @@
 //! Memory that can be moved out only while the program stands still ([`crate::sys::standstill`]).
 //!
-//! The victim policy chooses it like any other. It is put aside until there is enough to stop the
-//! program for, or until there is nothing else to move out.
+//! The victim policy chooses it like any other memory. It is put aside until there is enough to
+//! stop the program for, or until nothing else can be moved out.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -21,10 +21,10 @@ use crate::sys::{self, Protection};
 
 /// How long the keeper may take to stop the program.
 const ASKING_TIME: Duration = Duration::from_millis(300);
-/// So much is moved out at a standstill at the least (4 MiB), if it is there, though less is
-/// wanted: to stop the program costs more than to move it.
+/// The least that is moved out at a standstill (4 MiB), if there is that much, even if less is
+/// wanted: stopping the program costs more than moving it.
 const WORTH_PAGES: i64 = 1024;
-/// No chunk is begun after the program has stood still for this long.
+/// No chunk is begun once the program has stood still for this long.
 const WORKING_TIME: Duration = Duration::from_millis(10);
 
 /// A piece of memory that has other rights for a moment.
@@ -35,17 +35,18 @@ struct Loan {
     own: Protection,
 }
 
-/// Rights of parts of a chunk that are to be given back.
+/// Rights of parts of a chunk that have to be restored.
 #[derive(Debug)]
 pub(super) struct Loans(Vec<Loan>);
 
 impl Evictor {
-    /// Moves out what was put aside, about `wanted` pages, if it is time; returns how many it was.
+    /// Moves out the chunks that were put aside, about `wanted` pages, if it is time. Returns how
+    /// many pages were moved.
     pub(super) fn move_aside(&mut self, wanted: i64, is_barren: bool) -> i64 {
         if !self.aside.is_due(is_barren) {
             return 0;
         }
-        // The program, and the steward perhaps, wait for no blade.
+        // Neither the program nor the steward may have to wait for a blade.
         self.drain();
         let mut chunks = self.aside.take();
         chunks.sort_unstable();
@@ -67,10 +68,11 @@ impl Evictor {
         let core = self.core;
         let Some(standing) = core.standstill.ask(ASKING_TIME) else { return 0 };
         self.aside.began = standing.since;
-        // Without the list no rights are lent, and nothing moves.
+        // Without the list no rights are lent, and nothing is moved.
         let list = sys::read_file("/proc/self/maps").unwrap_or_default();
         self.aside.mappings = maps::eligible(&list, &[], 0);
-        // A program that may give no memory the right to be executed could not be given it back.
+        // In a program that may not make memory executable, the right to execute could not be
+        // restored.
         let is_denied = sys::denies_execution();
         self.aside.mappings.retain(|Eligible { protection, .. }| {
             !(protection.can_write || is_denied && protection.can_execute)
@@ -89,8 +91,7 @@ impl Evictor {
         moved
     }
 
-    /// Gives the parts of a chunk that `pages` are in, and that may not be written to, the rights
-    /// of the victim buffer.
+    /// Gives the read-only parts of a chunk that `pages` are in the rights of the victim buffer.
     pub(super) fn lend(&self, registry: &Registry, start: usize, pages: u64) -> Loans {
         let mut loans = Loans(Vec::new());
         let mappings = &self.aside.mappings;
@@ -106,19 +107,18 @@ impl Evictor {
         loans
     }
 
-    /// Makes those of `pages` this process's own that a fork shares. They are there, and have been
-    /// lent.
+    /// Makes the pages that a fork shares this process's own. They are present, and have been lent.
     pub(super) fn make_own_at_standstill(&self, number: usize, start: usize, pages: u64) {
         if !self.core.shares.load(Relaxed) {
             return;
         }
         for (first, count) in runs(self.shared_pages(number, pages)) {
-            // If there is no memory for it they stay.
+            // If there is no memory for it the pages stay.
             let _ = sys::unshare(start + first * PAGE_BYTES, count * PAGE_BYTES);
         }
     }
 
-    /// Gives all rights back that were lent.
+    /// Restores all rights that were lent.
     pub(super) fn give_rights_back(&self, loans: Loans) {
         for Loan { start, bytes, own } in loans.0 {
             if let Err(error) = sys::protect(start, bytes, own) {
@@ -134,8 +134,8 @@ impl Evictor {
 }
 
 impl Loans {
-    /// It fails where the kernel has no memory for another mapping, or the memory is sealed: its
-    /// pages stay.
+    /// Fails where the kernel has no memory for another mapping, or the memory is sealed: the pages
+    /// stay.
     fn lend(&mut self, own: Protection, start: usize, end: usize) {
         let loan = Loan { start, bytes: end - start, own };
         if sys::protect(loan.start, loan.bytes, Protection::READ_WRITE).is_ok() {

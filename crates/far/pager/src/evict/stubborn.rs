@@ -1,21 +1,21 @@
 //! Chunks of which the kernel moves nothing: locked (mlock), of rights that have changed, with a
-//! protection key. Nothing tells when that ends, so they are tried again, ever more seldom.
-//! Pure: time is an argument.
+//! protection key. Nothing reports when that ends, so they are retried, ever more rarely. Pure:
+//! time is an argument.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// How long a chunk of which nothing could be moved is skipped; doubled each time.
+/// How long a chunk of which nothing could be moved is passed over; doubled each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// Up to 3.2 s: memory that can be moved again is found within that time.
+/// Up to 3.2 s: memory that becomes movable again is found within that time.
 const MOST_DOUBLINGS: u32 = 5;
-/// So many chunks are remembered at the most (4 GiB); then all are tried again.
+/// The most chunks that are remembered (4 GiB); beyond that all are tried again.
 const MOST_CHUNKS: usize = 1 << 14;
 
 /// See the module's description.
 #[derive(Debug, Default)]
 pub(super) struct Stubborn {
-    /// Until when each is passed over, and how often it was tried.
+    /// Until when each chunk is passed over, and how often it was tried.
     chunks: HashMap<usize, (Instant, u32)>,
 }
 
@@ -24,7 +24,7 @@ impl Stubborn {
         self.chunks.get(&chunk).is_some_and(|(until, _)| now < *until)
     }
 
-    /// Nothing of the chunk could be moved.
+    /// Notes that nothing of the chunk could be moved.
     pub(super) fn note(&mut self, chunk: usize, now: Instant) {
         if self.chunks.len() >= MOST_CHUNKS {
             self.chunks.clear();
@@ -34,7 +34,7 @@ impl Stubborn {
         self.chunks.insert(chunk, (now + pause, tries + 1));
     }
 
-    /// Something of the chunk was moved.
+    /// Notes that something of the chunk was moved.
     pub(super) fn forget(&mut self, chunk: usize) {
         if !self.chunks.is_empty() {
             self.chunks.remove(&chunk);

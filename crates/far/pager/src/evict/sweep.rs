@@ -13,14 +13,14 @@ use crate::space::frames::TakenTray;
 use crate::space::units::{CHUNK_BYTES, CHUNKS, NO_TRAY};
 use crate::sys;
 
-/// Chunks looked at in vain before the evictor gives up for now: one lap at most.
+/// Chunks tried in vain before the evictor gives up for now: one lap at most.
 const MAX_BARREN_CHUNKS: usize = 1 << 16;
-/// Frames of retired pages are released in batches of this size: few calls, and no strain on the
+/// Frames of retired pages are released above this number: few calls, and little strain on the
 /// limit.
 const RETIRED_FRAMES: i64 = 512;
 
 impl Evictor {
-    /// Moves out about `pages`; returns how many it was.
+    /// Moves out about `pages`. Returns how many were moved.
     pub(super) fn evict(&mut self, pages: i64) -> i64 {
         if self.are_refused() {
             return 0;
@@ -34,7 +34,7 @@ impl Evictor {
             let Some(chunk) = self.sweep.next_chunk() else {
                 break;
             };
-            // Busy: the steward is at work, and pages in flight must not wait for it.
+            // Busy: the steward is at work, and must not be waited for while writes are under way.
             let Some(moved) = self.evict_chunk(chunk, Wanted::Chosen) else {
                 break;
             };
@@ -44,7 +44,7 @@ impl Evictor {
             barren = if moved > 0 { 0 } else { barren + 1 + passed_over };
             self.collect();
             if !self.refusals.is_empty() {
-                // A blade that refused is on trial with what was sent last.
+                // A blade that refused is on trial with the pages sent last.
                 self.drain();
             } else if self.trays_in_flight >= MAX_TRAYS_IN_FLIGHT {
                 self.wait_for_blade(MAX_TRAYS_IN_FLIGHT / 2);
@@ -56,7 +56,7 @@ impl Evictor {
         evicted
     }
 
-    /// Moves out what the program said it does not need soon, all of it. What it says meanwhile
+    /// Moves out everything that the program said it does not need soon. What it says meanwhile
     /// waits for the next time: the limit comes first.
     pub(super) fn evict_retired(&mut self) {
         for (start, end) in self.core.take_retired() {
@@ -69,7 +69,7 @@ impl Evictor {
                         return;
                     }
                     if self.evict_chunk(number, Wanted::All).is_none() {
-                        // The steward is at work, which may wait for our writes.
+                        // The steward is at work, and may wait for our writes.
                         self.drain();
                         sys::pause();
                         continue;
@@ -86,8 +86,7 @@ impl Evictor {
         }
     }
 
-    /// Lets go of the chunk's pages in the victim buffer, for as long as it has some it is passed
-    /// over.
+    /// Releases the chunk's pages in the victim buffer: a chunk that has some is passed over.
     fn empty_tray(&mut self, superpage: &'static Superpage, chunk: usize) {
         if superpage.trays[chunk].load(SeqCst) == NO_TRAY {
             return;
@@ -98,8 +97,8 @@ impl Evictor {
         self.core.frames.retire_all();
     }
 
-    /// Gives the oldest free frames back to the kernel, about `pages` of them; returns how many it
-    /// was.
+    /// Returns the oldest free frames, about `pages` of them, to the kernel. Returns how many
+    /// frames it returned.
     pub(super) fn release(&mut self, pages: i64) -> i64 {
         let Some(least) = usize::try_from(pages).ok().filter(|least| *least > 0) else {
             return 0;

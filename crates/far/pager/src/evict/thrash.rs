@@ -1,10 +1,10 @@
-//! Telling that a tree thrashes: its processes do little but bring pages in, which push each
+//! Detects that a tree thrashes: its processes do little but bring pages in, which push each
 //! other's out.
 //!
-//! From what is counted anyway: a process is stalled if it fetched many pages lately and had hardly
-//! any CPU time for each, as much as a fetch takes by itself. One stalled process may simply have
-//! more data than memory. When there are more of them than the CPUs could run, each of which would
-//! have room alone, they are better served one after the other ([`crate::shared::turn`]): 20
+//! It uses counts that exist anyway: a process is stalled if it fetched many pages recently and had
+//! hardly any CPU time for each, about what a fetch takes by itself. One stalled process may simply
+//! have more data than memory. When there are more of them than the CPUs could run, each of which
+//! would have room alone, they are better served one after the other ([`crate::shared::turn`]): 20
 //! sorting PostgreSQL connections at a quarter of their memory were not done after 150 seconds and
 //! six million fetches, each with 5 MiB.
 
@@ -17,10 +17,9 @@ use farpool_units::at_most;
 use crate::core::Core;
 use crate::shared::budget::{self, Tree};
 
-/// How often a process is checked.
+/// The window in which a process is judged.
 const WINDOW_MS: u32 = 100;
-/// Fetches in a window that are worth a thought: with fewer, a process is waiting for something
-/// else.
+/// Fetches in a window below which a process is not stalled but waits for something else.
 const LEAST_FETCHES: u64 = 50;
 /// CPU time for each fetch, below which a process does little else: a fetch with its eviction takes
 /// 10 to 60 us of the CPUs, more with many processes than with few.
@@ -28,8 +27,8 @@ const STALLED_CPU: Duration = Duration::from_micros(100);
 /// The tree thrashes if it has more stalled processes than this for each CPU: even if they had
 /// memory they would wait for a CPU longer than they ran.
 const STALLED_PROCESSES_OF_CPU: i64 = 2;
-/// And fetches this much for each CPU in a window, so that a good part of the CPU's time goes
-/// there.
+/// And if it makes this many fetches for each CPU in a window, so that a good part of the CPU's
+/// time goes there.
 const FETCHES_OF_CPU: i64 = 1_000;
 
 /// What one process did in the last window.
@@ -41,8 +40,8 @@ pub struct Stall {
 }
 
 impl Stall {
-    /// Whether the process should ask for a turn; looks once in a while, and publishes what it
-    /// sees.
+    /// Whether the process should ask for a turn. Judges it once per window, and publishes the
+    /// result.
     pub fn wants_turn(&mut self, core: &Core, now_ms: u32) -> bool {
         let (slot, board) = (core.slot, core.board);
         let fetches = slot.get(Counter::DemandFetches);
@@ -60,8 +59,8 @@ impl Stall {
         wants_turn(&tree, limit, at_most(own), cpus)
     }
 
-    /// When a window is over: the fetches in it, or 0 if the process was not stalled. `fetches` and
-    /// `cpu` are the process's counts so far; the time may start anywhere and wraps.
+    /// At the end of a window: the fetches in it, or 0 if the process was not stalled. `fetches`
+    /// and `cpu` are the process's counts so far; `now_ms` may start anywhere and wraps.
     fn look(&mut self, now_ms: u32, fetches: u64, cpu: impl FnOnce() -> Duration) -> Option<u64> {
         let since_ms = *self.since_ms.get_or_insert(now_ms);
         let elapsed_ms = now_ms.wrapping_sub(since_ms);
@@ -78,7 +77,7 @@ impl Stall {
     }
 }
 
-/// Whether a stalled process with `own_pages`, near and far, should ask for a turn. Pure.
+/// Whether a stalled process with `own_pages`, local and far, should ask for a turn. Pure.
 fn wants_turn(tree: &Tree, limit: i64, own_pages: i64, cpus: i64) -> bool {
     tree.stalled_processes > STALLED_PROCESSES_OF_CPU * cpus
         && tree.stalled_fetches >= FETCHES_OF_CPU * cpus

@@ -1,14 +1,14 @@
-//! Which pages of a chunk are to be moved out, and what came of it.
+//! The pages of a chunk that are to be moved out, and the outcome.
 
-/// Which pages of a chunk are to be moved out.
+/// The pages of a chunk that are to be moved out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
-    /// Those that the victim policy chooses.
+    /// The pages that the victim policy chooses.
     Chosen,
     All,
     /// These, which have just been made the process's own.
     These(u64),
-    /// Those that need a standstill of the program, which there is now.
+    /// The pages that need a standstill of the program, which there is now.
     Still,
 }
 
@@ -24,17 +24,17 @@ impl Wanted {
 pub(super) struct Own {
     /// The chunk.
     pub(super) number: usize,
-    /// The pages to move out, one bit each, and those of them that are shared.
+    /// The pages to move out, one bit each, and the shared pages among them.
     pub(super) take: u64,
     pub(super) shared: u64,
 }
 
-/// What came of a try.
+/// The outcome of a try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Tried {
-    /// So many pages have been moved out.
+    /// This many pages have been moved out.
     Moved(i64),
-    /// None has: these must be made the process's own before.
+    /// None has: these must first be made the process's own.
     Shared(Own),
 }
 

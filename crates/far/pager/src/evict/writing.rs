@@ -1,4 +1,4 @@
-//! Step 4 of an eviction: victims go to the blade, and those that it does not take go back.
+//! Step 4 of an eviction: victims go to the blade, and those that it refuses go back.
 
 use farpool_board::Counter;
 use farpool_pool::{BladeIndex, PageError, PageWrite};
@@ -65,8 +65,8 @@ impl Evictor {
         }
     }
 
-    /// Whether a victim, whose frame stays where it is meanwhile, has to be written: its copy, if
-    /// there is one, is given up then, before anything can be written to the copy's place.
+    /// Whether a victim, whose frame stays where it is meanwhile, has to be written. If so, its
+    /// copy, if any, is given up before anything can be written to the copy's place.
     fn must_write(&mut self, page: Page, slot: FrameSlot, layer: usize) -> bool {
         let (core, state) = (self.core, page.cell().load());
         match leaving(state) {
@@ -74,7 +74,7 @@ impl Evictor {
             Leaving::Return => return false,
             Leaving::Compare => {}
         }
-        // SAFETY: the frame is there, and no thread writes to it while it is marked as being
+        // SAFETY: the frame is present, and no thread writes to it while it is marked as being
         // written.
         let bytes = unsafe { &*(core.frames.address(slot) as *const [u8; PAGE_BYTES]) };
         let unchanged = core.copies.matches(page, bytes);
@@ -83,7 +83,8 @@ impl Evictor {
             core.count(Counter::CleanDrops, 1);
             return false;
         }
-        // Taken back or discarded meanwhile, it is no victim any more, and still has its copy.
+        // If it was taken back or discarded meanwhile, it is no victim any more, and still has its
+        // copy.
         let given_up = page.cell().change(state, state.with_layer(layer).with_phase(Phase::Victim));
         if given_up {
             page.superpage.give_up_copy(state);
@@ -134,7 +135,7 @@ impl Evictor {
         }
     }
 
-    /// The blade did not take the page: it goes back into the program, where it is safe.
+    /// Moves a page that the blade refused back into the program, where it is safe.
     fn put_back(&mut self, slot: FrameSlot) {
         let Some(page) = self.core.frames.victim(slot) else {
             return;
@@ -156,8 +157,8 @@ impl Evictor {
                     self.core.frames.invalidate(slot);
                     page.cell().store(state.with_phase(Phase::Resident));
                 }
-                // A change comes first, or the mapping is gone, and the thread that unmaps it
-                // clears the state.
+                // A change comes first, or the mapping is gone and the thread that handles the
+                // unmapping clears the state.
                 Some(libc::ECANCELED | libc::ENOENT | libc::ESRCH) => {
                     self.core.frames.keep(slot);
                     page.cell().store(state);

@@ -1,4 +1,4 @@
-//! Requests a page that is far, and what the prefetcher expects after it.
+//! Requests a far page, and the pages that the prefetcher expects next.
 
 use farpool_board::Counter;
 use farpool_policy::reserve::LEAST_MOVED_PAGES;
@@ -12,7 +12,7 @@ use crate::space::page::Phase;
 use crate::sys::Stamp;
 
 impl FaultThread {
-    /// Requests a page that the caller has claimed, and what the prefetcher expects after it.
+    /// Requests a page that the caller has claimed, and the pages that the prefetcher expects next.
     pub(super) fn fetch(&mut self, page: Page, thread: u32, started: Stamp) {
         while self.places() < 1 + farpool_policy::MAX_PREFETCH_PAGES as usize {
             self.lane.wait(&mut self.done);
@@ -30,8 +30,8 @@ impl FaultThread {
         if self.reads.is_empty() {
             return;
         }
-        // SAFETY: each target is a frame that this thread has taken for the page and gives away
-        // only in `land`, after the completion.
+        // SAFETY: each target is a frame that this thread has taken for the page and releases only
+        // in `land`, after the completion.
         if let Err(error) = unsafe { self.lane.read(&self.reads) } {
             self.fail_reads(&error);
         }
@@ -41,7 +41,7 @@ impl FaultThread {
 
     fn claim_window(&mut self) {
         for number in self.window.pages() {
-            // A guess may be beyond all addresses.
+            // A prediction may lie beyond all addresses.
             let Some(address) = at_most::<usize, _>(number).checked_mul(PAGE_BYTES) else {
                 break;
             };
@@ -54,8 +54,8 @@ impl FaultThread {
         }
     }
 
-    /// Gives each claimed page a frame, in neighbouring ones where there are any; prefetches that
-    /// get none are dropped. Fills `reads`.
+    /// Gives each claimed page a frame, neighbouring ones where possible. Prefetches that get none
+    /// are dropped. Fills `reads`.
     fn assign_frames(&mut self, started: Stamp) {
         let mut next = 0;
         let is_copied = self.claimed.len() < LEAST_MOVED_PAGES || !self.core.frames.recycles();

@@ -14,7 +14,7 @@ use crate::space::units::SUPERPAGE_PAGES;
 use crate::sys;
 
 impl FaultThread {
-    /// First touch: zero pages, in runs when touches come in a row.
+    /// Answers a first touch with zero pages, in runs when touches are sequential.
     pub(super) fn zero_fill(&mut self, page: Page, event: Event) -> bool {
         let expected = self.core.streams.zero_run(event.thread, page.address());
         let wanted = if self.core.gate.is_shut() { 1 } else { expected };
@@ -40,7 +40,8 @@ impl FaultThread {
         true
     }
 
-    /// Claims a run of pages that read as zeros where they are missing; returns how many there are.
+    /// Claims a run of pages that read as zeros where they are missing. Returns how many it
+    /// claimed.
     fn claim_untouched(&mut self, page: Page, wanted: usize) -> usize {
         let most = wanted.min(MAX_ZERO_RUN).min(SUPERPAGE_PAGES - page.index);
         self.dropped = 0;
@@ -62,7 +63,7 @@ impl FaultThread {
         if self.dropped & (1 << offset) == 0 { PageState::UNTOUCHED } else { PageState::DROPPED }
     }
 
-    /// The state of a page of the claimed run that is there already: it was touched before its
+    /// The state of a page of the claimed run that is present already: it was touched before its
     /// memory was registered, or the kernel has yet to drop it.
     fn already_there(&self, offset: usize) -> PageState {
         let untouched = self.unfilled(offset);
@@ -73,8 +74,8 @@ impl FaultThread {
         }
     }
 
-    /// New memory while there is an allowance; else free frames, which have to be cleared. Returns
-    /// how many pages were filled.
+    /// Fills a run with new memory while there is an allowance, else with free frames, which have
+    /// to be cleared. Returns how many pages were filled.
     fn copy_zeros(&mut self, page: Page, run: usize) -> usize {
         if self.spend(run, true) {
             return self.place_zeros(page, run);
@@ -95,7 +96,7 @@ impl FaultThread {
         }
     }
 
-    /// Clears frames and moves them into the program; returns how many pages were filled.
+    /// Clears frames and moves them into the program. Returns how many pages were filled.
     fn move_zeros(&mut self, page: Page, frames: FrameRun) -> usize {
         let start = self.core.frames.address(frames.first);
         sys::zero_pages(start, frames.count);
@@ -120,7 +121,8 @@ impl FaultThread {
         moved.gone.count_ones() as usize
     }
 
-    /// A cleared frame that cannot be moved: the page is there already, or takes copies only.
+    /// Copies a cleared frame that cannot be moved: the page is present already, or takes only
+    /// copies.
     fn copy_cleared(&mut self, page: Page, slot: FrameSlot) {
         let source = self.core.frames.address(slot);
         let copied = until_settled(self.core, Mover::FaultThread, |_| {
@@ -144,7 +146,7 @@ impl FaultThread {
         outcome.done_bytes / PAGE_BYTES
     }
 
-    /// Sets the states of a run of first touches, whatever came of it, and wakes its pages.
+    /// Sets the states of a run of first touches, whatever the outcome, and wakes its pages.
     fn settle_zero(&mut self, page: Page, run: usize, outcome: Outcome) {
         let done = outcome.done_bytes / PAGE_BYTES;
         for offset in 0..run {
@@ -161,8 +163,8 @@ impl FaultThread {
         let _ = self.core.uffd.wake(page.address(), run * PAGE_BYTES);
     }
 
-    /// A page we know as resident is missing, or was mapped a moment ago: the program discarded it
-    /// past us (a raw system call), which leaves zeros.
+    /// Fills a page that is known as resident but is missing, or was mapped a moment ago: the
+    /// program discarded it behind our back (a raw system call), which leaves zeros.
     pub(super) fn refill(&mut self, page: Page) -> bool {
         if page.cell().claim(Phase::Resident, Phase::Fetching).is_none() {
             return false;

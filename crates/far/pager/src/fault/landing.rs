@@ -1,4 +1,4 @@
-//! Answers of blades: pages are put into the program, or are lost.
+//! Handles the blades' answers: pages are put into the program, or are lost.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -15,7 +15,7 @@ use crate::space::page::{PageState, Phase};
 use crate::sys;
 
 impl FaultThread {
-    /// Puts what has arrived into the program.
+    /// Puts the pages that have arrived into the program.
     pub(super) fn land(&mut self) {
         self.lane.poll(&mut self.done);
         while let Some(completion) = self.done.pop() {
@@ -43,7 +43,8 @@ impl FaultThread {
         self.landed = landed;
     }
 
-    /// Places the first flight and those that follow it in the program and in the buffer alike.
+    /// Places the first flight and the flights that follow it both in the program and in the
+    /// buffer. Returns how many flights it placed.
     fn place_run(&mut self, flights: &[Flight]) -> usize {
         let first = flights[0];
         let slot = match first.frame {
@@ -60,7 +61,7 @@ impl FaultThread {
             count += 1;
         }
         self.record_arrivals(&flights[..count]);
-        // In the program they can change at once.
+        // Remembered first: in the program they can change at once.
         let remembered = self.core.copies.wants_run();
         if remembered {
             for flight in &flights[..count] {
@@ -85,8 +86,8 @@ impl FaultThread {
         count
     }
 
-    /// Copies the first flight, from this stage page, and those that follow it in the program and
-    /// in the stage alike.
+    /// Copies the first flight, from this stage page, and the flights that follow it both in the
+    /// program and in the stage. Returns how many flights it copied.
     fn copy_run(&mut self, flights: &[Flight], stage: usize) -> usize {
         let first = flights[0];
         let follows = |(offset, flight): &(usize, &Flight)| {
@@ -119,21 +120,21 @@ impl FaultThread {
                 self.place_copy(*flight);
             }
         }
-        // After the states are set: what is woken may fork.
+        // After the states are set: a woken thread may fork.
         let _ = self.core.uffd.wake(to, bytes);
         count
     }
 
-    /// A frame that cannot be moved (read-only memory, a page of our own) is copied.
+    /// Copies a frame that cannot be moved (read-only memory, a page of our own).
     fn place_copy(&mut self, flight: Flight) {
         let source = self.source(flight.frame);
         let address = flight.page.address();
-        // While a thread forks the state must be set before it is woken.
+        // While a thread forks, the state must be set before the faulting thread is woken.
         let wakes = !self.core.gate.is_shut();
         let outcome = until_settled(self.core, Mover::FaultThread, |_| {
             self.core.uffd.copy(address, source, PAGE_BYTES, wakes)
         });
-        // What was there already is not what was fetched.
+        // A page that was present already is not the page that was fetched.
         let remembered = outcome.errno.is_none() && self.core.copies.wants();
         if remembered {
             self.remember(flight.page, source);
@@ -148,8 +149,8 @@ impl FaultThread {
         if matches!(outcome.errno, None | Some(libc::EEXIST)) {
             self.arrive(flight.page, remembered);
         } else {
-            // The mapping is gone, and the thread that unmaps it clears the state; or a change
-            // comes first.
+            // The mapping is gone, and the thread that handles the unmapping clears the state; or a
+            // change comes first.
             self.unfetch(flight.page);
         }
         if outcome.errno.is_some() || !wakes {
@@ -172,7 +173,7 @@ impl FaultThread {
         self.core.copies.remember(page, unsafe { &*(source as *const [u8; PAGE_BYTES]) });
     }
 
-    /// The page is in the program; `remembered`: its layer's copy is known.
+    /// Notes that the page is in the program. `remembered`: the copy in its layer is known.
     fn arrive(&self, page: Page, remembered: bool) {
         if remembered {
             page.superpage.copies.fetch_add(1, SeqCst);
@@ -186,15 +187,15 @@ impl FaultThread {
         );
     }
 
-    /// A page that was being fetched is no longer far. Counted only now: as long as the count is
-    /// not 0, the blade's memory stays.
+    /// Sets the state of a fetched page, which is then no longer far. It is counted only now: while
+    /// the count is not 0, the blade's memory stays.
     fn leave_blade(&self, page: Page, state: PageState) {
         page.cell().store(state);
         page.superpage.leave_blade();
     }
 
-    /// The latency of fetches ends right before the page is mapped: the woken thread may take this
-    /// CPU at once, and what comes after is its time.
+    /// Records the latency of fetches right before the page is mapped: the woken thread may take
+    /// this CPU at once, and the time after that is its own.
     fn record_arrivals(&self, flights: &[Flight]) {
         for flight in flights.iter().filter(|flight| flight.demand) {
             self.record(flight.started, true);
@@ -212,7 +213,7 @@ impl FaultThread {
             Frame::Stage(index) => self.free_stage.push(index),
         }
         if !flight.demand {
-            // No thread has asked for it yet; it is tried again when one does.
+            // No thread has asked for it yet; it is retried when one does.
             self.unfetch(flight.page);
             return self.wake(flight.page);
         }
@@ -232,8 +233,8 @@ impl FaultThread {
         }
     }
 
-    /// Moves frames into the program. Wakes its threads, except while a thread forks: then the
-    /// states must be set first.
+    /// Moves frames into the program. Wakes its threads, except while a thread forks: the states
+    /// must be set first then.
     pub(super) fn move_in(&self, page: Page, slot: FrameSlot, count: usize) -> Moved {
         let (to, from) = (page.address(), self.core.frames.address(slot));
         let wakes = !self.core.gate.is_shut();

@@ -1,4 +1,4 @@
-//! Frames and allowance for pages that are to come, and how long a fault waits for them.
+//! Frames and allowance for pages that are about to arrive, and how long a fault waits for them.
 
 use std::time::{Duration, Instant};
 
@@ -10,26 +10,25 @@ use crate::space::frames::{FrameRun, FrameSlot};
 
 /// A fault waits at most this long, in total, for the evictor to free a frame.
 const FRAME_WAIT: Duration = Duration::from_millis(50);
-/// A fault waits at most this long for the allowance to be filled before it takes from the victim
-/// buffer.
+/// A fault waits at most this long for new allowance before it takes from the victim buffer.
 const ROOM_WAIT: Duration = Duration::from_millis(5);
-/// With a full pool, or with all memory pinned, hardly anything can be freed: the program is
-/// slowed, and goes over the limit.
+/// The same with a full pool, or with all memory pinned, when hardly anything can be freed: the
+/// program is slowed, and goes over the limit.
 const FRAME_WAIT_VAIN: Duration = Duration::from_millis(1);
-/// One look at the frames at least this often while waiting.
+/// The frames are checked at least this often during the wait.
 const FRAME_WAIT_STEP: Duration = Duration::from_millis(1);
-/// The same while it is another process's turn, which lasts longer: the processor is that one's.
+/// The same during another process's turn, which lasts longer and needs the processor.
 const TURN_WAIT_STEP: Duration = Duration::from_millis(10);
 
 impl FaultThread {
-    /// Free frames, without waiting.
+    /// Takes free frames, without waiting.
     pub(super) fn frame_run(&self, wanted: usize) -> Option<FrameRun> {
         let (run, _) = self.core.frames.take(wanted)?;
         Some(run)
     }
 
-    /// Takes new pages from the allowance. `waits`: the evictor, which in Solo works on this CPU
-    /// when this thread does not, is given the time to make room.
+    /// Takes new pages from the allowance. `waits`: gives the evictor, which in Solo works on this
+    /// CPU when this thread does not, the time to free memory.
     pub(super) fn spend(&mut self, pages: usize, waits: bool) -> bool {
         let pages = exactly(pages);
         let core = self.core;
@@ -54,7 +53,7 @@ impl FaultThread {
         }
     }
 
-    /// How long to wait for a frame, and how long between two looks.
+    /// How long to wait for a frame, and how long between two checks.
     fn patience(&self) -> (Duration, Duration) {
         use std::sync::atomic::Ordering::Relaxed;
         let core = self.core;
@@ -75,8 +74,8 @@ impl FaultThread {
         }
     }
 
-    /// A free frame; waits for the evictor if need be. None: take new memory (it is paid for, or
-    /// cannot be helped).
+    /// A free frame; waits for the evictor if need be. None: take new memory, which is paid for or
+    /// cannot be avoided.
     pub(super) fn frame(&mut self, may_overrun: bool) -> Option<FrameSlot> {
         let (wait, step) = self.patience();
         let deadline = Instant::now() + wait;

@@ -1,5 +1,5 @@
-//! The life of a fault, from its message to the answer: the loops of the first thread and of those
-//! who follow.
+//! The life of a fault, from its message to the answer: the loops of the first thread and of the
+//! other members of the crowd.
 
 use farpool_board::{Counter, Fault};
 use farpool_kernel::monotonic_ns;
@@ -12,7 +12,7 @@ use crate::shared::crew::{Follow, MEMBER_STEP, Watch};
 use crate::space::page::Phase;
 use crate::sys::{self, Stamp};
 
-/// Messages taken with one read.
+/// Messages read at a time.
 const MESSAGES: usize = 8;
 
 impl FaultThread {
@@ -46,8 +46,8 @@ impl FaultThread {
         }
     }
 
-    /// Serves faults on one CPU whenever the crowd is wanted. `watches`: until then it looks after
-    /// the first thread.
+    /// Serves faults on one CPU whenever the crowd is wanted. `watches`: until then this thread
+    /// watches the first thread.
     pub fn follow(mut self, cpu: usize, watches: bool) -> ! {
         sys::pin_to(cpu);
         let mut messages = [Message::default(); MESSAGES];
@@ -98,7 +98,7 @@ impl FaultThread {
         }
         self.serve(event, address);
         if self.core.gate.is_shut() {
-            // The forking thread must find everything settled when it goes on.
+            // The forking thread must find everything settled when it resumes.
             while self.lane.in_flight() > 0 {
                 self.lane.wait(&mut self.done);
                 self.land();
@@ -108,8 +108,8 @@ impl FaultThread {
         self.core.budget.kick_if_low(self.core.frames.free());
     }
 
-    /// A missing frame is touched only by the kernel, for a program that locks all its memory: the
-    /// evictor handles that.
+    /// A missing frame is touched only by the kernel, for a program that locks all its memory. The
+    /// evictor deals with that.
     #[cold]
     fn note_touched_frame(&self, address: usize, thread: u32) {
         let frames = &self.core.frames;
@@ -126,7 +126,7 @@ impl FaultThread {
         }
     }
 
-    /// For a capture of the run's faults.
+    /// Logs the fault for a capture of the run's faults.
     #[cold]
     fn note(&self, event: Event, address: usize) {
         self.core.board.fault_log().write(Fault {
@@ -138,7 +138,7 @@ impl FaultThread {
         });
     }
 
-    /// Pages in flight keep this thread inside the gate.
+    /// Leaves the gate, unless something is still in flight.
     pub(super) fn leave_when_idle(&mut self) {
         if self.lane.in_flight() == 0 && self.done.is_empty() {
             for _ in 0..std::mem::take(&mut self.passes) {
@@ -168,7 +168,7 @@ impl FaultThread {
                     }
                     None => false,
                 },
-                // Whoever fetches it wakes all who wait for it.
+                // The thread that fetches it wakes all that wait for it.
                 Phase::Fetching => return,
                 Phase::Lost => {
                     let _ = self.core.uffd.poison(address, PAGE_BYTES);

@@ -1,4 +1,4 @@
-//! A fault on a page that the evictor has in hand, or has moved out not long ago: it goes back.
+//! A fault on a page that the evictor has in hand, or has moved out recently: the page goes back.
 
 use farpool_board::Counter;
 use farpool_units::PAGE_BYTES;
@@ -10,7 +10,7 @@ use crate::space::Page;
 use crate::space::page::Phase;
 
 impl FaultThread {
-    /// The page is still in the victim buffer: it goes back, and is spared the next time.
+    /// Moves a page that is still in the victim buffer back, and spares it the next time.
     pub(super) fn take_back(&mut self, page: Page) -> bool {
         let Some(state) = page.cell().claim(Phase::Victim, Phase::Fetching) else {
             return false;
@@ -28,14 +28,14 @@ impl FaultThread {
                 });
                 match copied.errno {
                     None | Some(libc::EEXIST) => {}
-                    // A change comes first; the thread tries again after it. Or the mapping is
-                    // gone, or just being moved; the thread that does that updates the state.
+                    // A change comes first, and the thread faults again after it. Or the mapping is
+                    // gone, or being moved, and the thread that handles that sets the state.
                     Some(libc::ECANCELED | libc::ENOENT | libc::ESRCH) => {
                         self.core.frames.put_back(page, state, slot);
                         self.wake(page);
                         return true;
                     }
-                    // As a victim again it could pass for written, which it may not be.
+                    // As a victim again it could pass for written, which would be wrong.
                     Some(errno) => fail_closed(&format!(
                         "page {:#x} cannot be taken back: {}",
                         page.address(),
@@ -54,7 +54,7 @@ impl FaultThread {
         true
     }
 
-    /// The evictor protected the page and could not move it out after all.
+    /// Unprotects a page that the evictor protected and could not move out after all.
     pub(super) fn unprotect(&mut self, page: Page) -> bool {
         // It fails when the mapping is gone; the thread tries again in any case.
         let _ = self.core.uffd.write_protect(page.address(), PAGE_BYTES, false);
@@ -63,7 +63,7 @@ impl FaultThread {
     }
 
     /// The evictor touched a page that it is moving out, and found nothing there: the program
-    /// discarded it past us, which leaves zeros. If it was the evictor that took the page away,
+    /// discarded it behind our back, which leaves zeros. If the evictor itself took the page away,
     /// zeros would be wrong data.
     #[cold]
     pub(super) fn answer_evictor(&self, page: Page) {

@@ -1,4 +1,4 @@
-//! A fault thread: what it has claimed, requested and in hand, and its own pages.
+//! A fault thread's state: its claims, requests and flights, and its own pages.
 
 use std::time::Instant;
 
@@ -13,9 +13,9 @@ use crate::space::frames::FrameSlot;
 use crate::sys;
 use crate::sys::Stamp;
 
-/// Pages one thread can have requested at a time; at the limit it finishes those first.
+/// Requests that one thread can have under way at a time; at the limit it finishes those first.
 const MAX_FLIGHTS: usize = 512;
-/// Pages of a thread's own for fetches while there is no free frame; beyond, faults wait.
+/// A thread's own pages for fetches while there is no free frame; beyond these, faults wait.
 const STAGE_PAGES: usize = 64;
 
 /// See [`crate::fault`].
@@ -24,7 +24,7 @@ pub struct FaultThread {
     pub(super) core: &'static Core,
     pub(super) lane: Lane,
     pub(super) window: PrefetchWindow,
-    /// Room for [`MAX_FLIGHTS`] is reserved and takes memory when it is used.
+    /// Capacity for [`MAX_FLIGHTS`] is reserved, and takes memory when it is used.
     pub(super) flights: Vec<Option<Flight>>,
     pub(super) free_flights: Vec<usize>,
     pub(super) claimed: Vec<Page>,
@@ -33,14 +33,14 @@ pub struct FaultThread {
     pub(super) landed: Vec<Flight>,
     pub(super) stage: usize,
     pub(super) free_stage: Vec<usize>,
-    /// Pages of the stage, from its beginning, that may take memory.
+    /// How many pages of the stage, from its beginning, may take memory.
     pub(super) stage_used: usize,
     pub(super) zeros: usize,
     /// Which pages of the run of first touches that is being filled were in phase Dropped.
     pub(super) dropped: u64,
     /// Times this thread has entered the gate and not left it.
     pub(super) passes: u32,
-    /// When deadlines were last looked at.
+    /// When deadlines were last checked.
     pub(super) expired: Instant,
 }
 
@@ -85,7 +85,7 @@ impl FaultThread {
         })
     }
 
-    /// Flights for which there is a place.
+    /// How many more flights there is a place for.
     pub(super) fn places(&self) -> usize {
         self.free_flights.len() + MAX_FLIGHTS - self.flights.len()
     }
@@ -116,11 +116,11 @@ impl FaultThread {
         }
     }
 
-    /// Gives the stage's memory back; nothing must be in flight. It counts against the limit, in
-    /// each process.
+    /// Frees the stage's memory, which counts against the limit in each process. Nothing may be in
+    /// flight.
     pub(super) fn release_stage(&mut self) {
         assert_eq!(self.free_stage.len(), STAGE_PAGES, "a page of the stage is in flight");
-        // Locked by the program it stays, and is written over.
+        // If the program has locked it, it stays, and is written over.
         let _ = sys::release(self.stage, std::mem::take(&mut self.stage_used) * PAGE_BYTES);
     }
 

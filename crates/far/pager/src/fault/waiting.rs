@@ -9,16 +9,17 @@ use crate::core::EXPIRY_STEP;
 use crate::core::forget::give_up;
 use crate::fault::thread::FaultThread;
 
-/// In Solo the first thread looks for an answer of a blade this long before it sleeps: about a
-/// round trip on a rack.
+/// How long the first thread, in Solo, polls for a blade's answer before it sleeps: about a round
+/// trip on a rack.
 const ANSWER_SPIN: Duration = Duration::from_micros(50);
-/// The memory of the pages of a thread's own is given back when there was no fault for this long.
+/// The memory of a thread's own pages is freed when there was no fault for this long.
 const STAGE_REST: Duration = Duration::from_millis(100);
-/// Between two looks whether the steward has applied a change; it wakes this thread when it has.
+/// The time between two checks whether the steward has applied a change; the steward wakes this
+/// thread when it has.
 const STEWARD_WAIT: Duration = Duration::from_millis(1);
 
 impl FaultThread {
-    /// Reads waiting messages; 0 when there are none.
+    /// Reads the waiting messages. Returns how many; 0 if there are none.
     pub(super) fn read_messages(&mut self, messages: &mut [Message]) -> usize {
         let core = self.core;
         match core.layout.read(&core.uffd, messages, |range| give_up(core, range)) {
@@ -31,7 +32,7 @@ impl FaultThread {
     }
 
     /// Sleeps until there is a fault, an answer of a blade, or a deadline to check, at most for
-    /// `most`; then takes in what blades have answered.
+    /// `most`; then handles the blades' answers.
     pub(super) fn wait_for_anything(&mut self, most: Option<Duration>) {
         use rustix::event::{PollFd, PollFlags, Timespec};
         let uffd = &self.core.uffd;
@@ -62,9 +63,9 @@ impl FaultThread {
         }
     }
 
-    /// Looks at the deadlines of what is in flight when it is time, however many faults there are.
+    /// Checks the deadlines of requests in flight when it is time, however many faults there are.
     pub(super) fn check_deadlines(&mut self) {
-        // A look at the clock is a system call in a sidecar, and this is done at every fault.
+        // Reading the clock is a system call in a sidecar, and this is done at every fault.
         if self.lane.in_flight() == 0 {
             return;
         }
@@ -75,8 +76,8 @@ impl FaultThread {
         }
     }
 
-    /// Waits until the steward has applied what the program changed: a fault after a change is
-    /// served by what is true after it. Pages that arrive meanwhile are far again, see
+    /// Waits until the steward has applied the program's changes, so that a fault after a change is
+    /// served by the state after it. Pages that arrive meanwhile are far again, see
     /// [`crate::space::layout`].
     pub(super) fn await_changes(&mut self) {
         while self.core.layout.is_behind() {
@@ -85,15 +86,15 @@ impl FaultThread {
                 self.land();
             } else {
                 self.core.layout.wait_for_steward(STEWARD_WAIT);
-                // It may wait for a change that has not been read yet.
+                // The steward may wait for a change that no thread has read yet.
                 self.core.take_in();
             }
         }
     }
 }
 
-/// Polls for [`ANSWER_SPIN`] until one of the descriptors is ready. Under SCHED_IDLE that takes the
-/// CPU from no other thread, and saves waking a CPU that has gone to sleep.
+/// Polls for [`ANSWER_SPIN`] whether one of the descriptors is ready. Under SCHED_IDLE that takes
+/// the CPU from no other thread, and saves the wake-up of a CPU that has gone to sleep.
 fn is_soon_ready(fds: &mut [rustix::event::PollFd<'_>]) -> bool {
     let zero = rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 };
     let until = Instant::now() + ANSWER_SPIN;

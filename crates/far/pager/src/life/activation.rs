@@ -1,13 +1,13 @@
 //! A process becomes active: its far-eligible memory is registered with userfaultfd, and from then
 //! on faults are served and pages are moved out. This happens once, in this order:
 //! 1. the pager's threads are started, and wait for a pool ([`start_threads`]);
-//! 2. memory is registered: a thread that touches a new page waits, so nothing grows any more
+//! 2. memory is registered: threads that touch new pages wait, so memory no longer grows
 //!    ([`activate`]);
-//! 3. the pool is connected to ([`crate::shared::late_pool`]), and the threads go to work.
+//! 3. the pool is connected ([`crate::shared::late_pool`]), and the threads begin their work.
 //!
-//! Starting a thread takes locks of the C library, and its beginning reads the program's memory: a
-//! thread of the program may hold those, or have that far, once memory is registered. So 1 comes
-//! before 2.
+//! Starting a thread takes locks of the C library, and the new thread first reads the program's
+//! memory: once memory is registered, a thread of the program may hold those locks, or that memory
+//! may be far. So 1 comes before 2.
 
 use farpool_board::{Counter, ProcessState};
 use farpool_uffd::{PageRange, category, register_mode};
@@ -25,8 +25,8 @@ use crate::space::units::SUPERPAGE_BYTES;
 use crate::space::{Page, known_pages};
 use crate::sys;
 
-/// Starts the fault threads, one for each CPU, the evictor and the follower of the blades, and
-/// returns when all are past the C library's beginning of a thread.
+/// Starts the fault threads, one for each CPU (or as many as the settings say), the evictor and the
+/// follower of the blades. Returns when all are past the C library's start of a thread.
 pub fn start_threads(pager: &'static Pager, core: &'static Core) -> Result<(), StartError> {
     let cpus = core.crew.cpus();
     let wanted = core.settings.pager_threads as usize;
@@ -62,7 +62,7 @@ fn make_fault_thread(core: &'static Core) -> Result<FaultThread, StartError> {
 fn make_evictor(core: &'static Core) -> Result<Evictor, StartError> {
     sys::be_prompt(false);
     let lane = core.pool.wait().lane()?;
-    // What is moved out of unregistered memory would read as zeros.
+    // Pages moved out of unregistered memory would read as zeros.
     core.registered.wait();
     let victims = core.settings.victim_policy.parse().unwrap_or_default();
     Ok(Evictor::new(core, lane, victims)?)
@@ -74,7 +74,7 @@ fn or_fail<T>(made: Result<T, StartError>) -> T {
     })
 }
 
-/// Registers all that can be far. The threads must have been started.
+/// Registers all memory that can be far. The threads must have been started.
 pub fn activate(pager: &'static Pager, core: &'static Core) {
     // From here on no thread of the program takes the registry's lock.
     let doors = (!pager.is_active()).then(|| pager.lock_doors());
@@ -88,24 +88,24 @@ pub fn activate(pager: &'static Pager, core: &'static Core) {
     begin_to_move(core);
 }
 
-/// Memory is registered: pages may be moved out.
+/// Lets pages be moved out, now that memory is registered.
 pub fn begin_to_move(core: &Core) {
     core.slot.set_state(ProcessState::Active);
     core.registered.open();
 }
 
-/// Registers a range with userfaultfd and adds its resident superpages to the evictor's. False if
-/// it stays local, and nothing of it was moved out; a caller that holds pages of it must end the
-/// process.
+/// Registers a range with userfaultfd and makes its resident superpages known to the evictor.
+/// False: it stays local, and none of it was moved out; a caller that holds pages of it must end
+/// the process.
 pub fn register(core: &Core, registry: &mut Registry, region: Region) -> bool {
     let mode = register_mode::MISSING | register_mode::WP;
     if let Err(error) = core.uffd.register(region.start, region.bytes(), mode) {
-        // The program has changed it past us (a raw system call), or has a userfaultfd of its own
-        // there: it stays local.
+        // The program has changed it behind our back (a raw system call), or has a userfaultfd of
+        // its own there: it stays local.
         core.count(Counter::Refused, 1);
         registry.remove(region.start, region.end);
-        // EBUSY: another userfaultfd has it, the program's own or one that a child is still given
-        // its pages by. The kernel would end that registration, too.
+        // EBUSY: it is registered with another userfaultfd, the program's own or one through which
+        // a child still gets its pages. Unregistering would end that registration, too.
         if error.raw_os_error() != Some(libc::EBUSY) {
             let _ = core.uffd.unregister(region.start, region.bytes());
         }
@@ -139,12 +139,12 @@ pub fn learn(core: &Core, region: Region) {
     }
 }
 
-/// Whether a page's contents are not where the program could see them without the pager.
+/// Whether the program could not see a page's contents without the pager.
 fn is_elsewhere(page: Page) -> bool {
     matches!(page.cell().load().phase(), Phase::Far | Phase::Victim | Phase::Lost)
 }
 
-/// The program would read zeros where pages of it are far.
+/// Ends the process: the program would read zeros where its pages are far.
 pub fn fail_unregistered(start: usize) -> ! {
     fail_closed(&format!(
         "memory at {start:#x} that was moved out cannot be registered with userfaultfd again"

@@ -1,9 +1,9 @@
-//! The blades of this process: follows the board's table ([`farpool_board::BladeTable`]) with a
-//! thread of its own, which connects to new blades and moves everything away from those that shall
-//! be left.
+//! The blades of this process: a thread of its own follows the board's table
+//! ([`farpool_board::BladeTable`]), connects to new blades and moves everything away from blades
+//! that have to be left.
 //!
-//! Each step that this process has taken is a bit in its slot of the board; the keeper waits for it
-//! before it drops a blade.
+//! This process's progress is noted on its slot of the board, one bit for each blade; the keeper
+//! waits for it before it drops a blade.
 
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 use std::sync::{Arc, OnceLock};
@@ -24,22 +24,23 @@ use crate::life::identity::client_id;
 use crate::life::process::Pager;
 use crate::sys;
 
-/// A blade that could not be connected to, or a move that found no room, is tried again after this
-/// time.
+/// The time before a retry with a blade that could not be connected, or of a move that found no
+/// free memory.
 const RETRY: Duration = Duration::from_millis(500);
-/// A process so young copies no frozen memory that it shares: most children end soon, and their
-/// copy with them.
+/// A process younger than this copies no frozen memory that it shares: most children end soon, and
+/// their copy with them.
 const GROWN_UP: Duration = Duration::from_secs(2);
-/// While a child may still attach what was frozen on a blade, it is asked for this often.
+/// How often a blade that has to be left is retried while a child may still attach what was frozen
+/// there.
 const CHILD_STEP: Duration = Duration::from_millis(20);
 
 const _: () = assert!(BLADE_ENTRIES == MAX_BLADES && COPY_PARTS == TOKEN_PARTS);
 
-/// Connects to the blades that the board names: also to those to be left, for a parent's layers may
-/// lie there. One that cannot be used is left out, and tried again later: nothing of this process
-/// is there.
+/// Connects to the blades that the board names, including those to be left, because a parent's
+/// layers may lie there. A blade that cannot be used is left out, and tried again later: nothing of
+/// this process is there.
 pub fn connect(core: &Core) -> Result<(Pool, Blades), StartError> {
-    // From here on the keeper knows that this process may use what it reads now.
+    // From here on the keeper knows that this process may use the table it now reads.
     core.slot.blades_version.store(CONNECTING, SeqCst);
     let mut blades = core.board.header().blades.load();
     let settings = &core.settings;
@@ -83,20 +84,20 @@ fn add(core: &Core, pool: &Pool, at: BladeIndex, blade: &BladeSettings) -> Resul
 pub struct Follower {
     pager: &'static Pager,
     core: &'static Core,
-    /// The table as this process has it.
+    /// The table as this process knows it.
     known: Blades,
     born: Instant,
-    /// Made when something must be moved for the first time.
+    /// Made when something has to be moved for the first time.
     mover: OnceLock<Mover<'static>>,
-    /// Entries that are not to be tried again before this time.
+    /// Entries that are not tried again before this time.
     later: [Option<Instant>; BLADE_ENTRIES],
-    /// What went wrong last with each entry, so that it is said once.
+    /// The last error of each entry, so that it is reported once.
     said: [Option<String>; BLADE_ENTRIES],
     stuck: u32,
 }
 
 impl Follower {
-    /// Waits for the pool.
+    /// Makes the follower, after waiting for the pool.
     pub fn new(pager: &'static Pager, core: &'static Core) -> Self {
         core.pool.wait();
         let known = core.pool.first_blades();
@@ -112,7 +113,7 @@ impl Follower {
         }
     }
 
-    /// Goes on until the process ends.
+    /// Follows the table until the process ends.
     pub fn run(mut self) -> ! {
         let table = &self.core.board.header().blades;
         loop {
@@ -126,7 +127,7 @@ impl Follower {
         }
     }
 
-    /// Connects to what is new, marks what shall be left.
+    /// Connects to new blades, and marks those to be left.
     fn take_in(&mut self, wanted: &Blades) {
         for at in 0..BLADE_ENTRIES {
             let index = entry_index(at);
@@ -139,10 +140,10 @@ impl Follower {
                 (None, Some(wanted)) if wanted.role == BladeRole::Active => {
                     self.connect_to(at, wanted);
                 }
-                // Never connected to it: nothing of this process is there.
+                // Never connected: nothing of this process is there.
                 (None, _) => {}
-                // The keeper gave the entry up before we did: what is left there is lost when its
-                // blade says so.
+                // The keeper dropped the entry before this process left it: what is left there is
+                // lost when its blade says so.
                 (Some(_), _) => self.core.pool.set_leaving(index, true),
             }
         }
@@ -175,8 +176,8 @@ impl Follower {
         }
     }
 
-    /// Moves one superpage off each blade that shall be left. When to come again: at once, after a
-    /// time, or when the table changes.
+    /// Moves one superpage off each blade that has to be left. Returns when to come again: at once,
+    /// after a time, or (None) when the table changes.
     fn move_away(&mut self) -> Option<Duration> {
         let mut soon = self.later.iter().flatten().next().map(|_| RETRY);
         for at in 0..BLADE_ENTRIES {
@@ -226,7 +227,7 @@ impl Follower {
         }
     }
 
-    /// Says on the board how far this process has come.
+    /// Publishes this process's progress on the board.
     fn publish(&self, version: u32) {
         let left = self.known.entries.iter().enumerate().filter(|(_, entry)| entry.is_none());
         let left = left.fold(0, |bits, (at, _)| bits | 1 << at);

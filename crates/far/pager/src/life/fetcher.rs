@@ -1,4 +1,4 @@
-//! Fetches pages from the blades into local memory, for callers that wait until they are there.
+//! Fetches pages from the blades into local memory, for threads that wait for them.
 
 use farpool_pool::{Completion, Lane, PageRead, SegmentPage};
 use farpool_units::PAGE_BYTES;
@@ -23,13 +23,13 @@ impl Fetcher {
         Ok(Fetcher { lane, done: Vec::with_capacity(FETCHED_AT_ONCE), memory })
     }
 
-    /// Where the page of this number comes to lie.
+    /// The address of the fetched page with this number.
     pub fn address(&self, number: usize) -> usize {
         self.memory + number * PAGE_BYTES
     }
 
-    /// Reads up to [`FETCHED_AT_ONCE`] pages, each to the address of its number; a None is passed
-    /// over. Returns the bits of those that came.
+    /// Reads up to [`FETCHED_AT_ONCE`] pages, each to the address of its number; a None is skipped.
+    /// Returns the bits of those that arrived.
     pub fn fetch(&mut self, places: impl Iterator<Item = Option<SegmentPage>>) -> u64 {
         let reads: Vec<PageRead> = (0..)
             .zip(places.take(FETCHED_AT_ONCE))
@@ -42,7 +42,8 @@ impl Fetcher {
             return 0;
         }
         self.done.clear();
-        // SAFETY: `memory` is the owner's own, and nothing touches it before all have completed.
+        // SAFETY: `memory` belongs to this fetcher alone, and nothing touches it before all reads
+        // have completed.
         if let Err(error) = unsafe { self.lane.read(&reads) } {
             sys::say(&format!("far pages cannot be fetched: {error}"));
             return 0;

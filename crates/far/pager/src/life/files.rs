@@ -1,4 +1,5 @@
-//! Files that only a process with rights can open: opened before the program may drop them.
+//! Files that only a process with rights can open: opened before the program may give up its
+//! rights.
 
 use std::os::fd::OwnedFd;
 
@@ -7,7 +8,7 @@ use farpool_uffd::{Pagemap, Uffd, features};
 use crate::error::StartError;
 use crate::sys;
 
-/// What only a process with rights can open.
+/// The files that only a process with rights can open.
 #[derive(Debug)]
 pub(crate) struct Files {
     pub(crate) uffd: Uffd,
@@ -26,7 +27,6 @@ impl Files {
     }
 }
 
-/// Descriptors that are opened when memory is registered already: to the blades, the keeper, and
-/// the steward's own. With one fewer a pager with a private blade was stopped; other blades take
-/// more.
+/// Descriptors that are opened after memory is registered: to the blades, the keeper, and the
+/// steward's own. With one fewer a pager with a private blade was stopped; more blades take more.
 pub(crate) const LATE_FILES: usize = 4;

@@ -3,14 +3,14 @@
 //! Userfaultfd registration is not inherited, so between clone and the child's handler a missing
 //! page would read as zeros. In that window only the C library's own fork code runs, and what it
 //! touches (locks of open files) is made resident beforehand by the preload library while nothing
-//! can be evicted. It also clears thread-specific data of other threads, which may be far: what it
-//! leaves there is dropped. The child's handler, which runs before any other, then starts a pager
+//! can be evicted. It also clears thread-specific data of other threads, which may be far: its
+//! writes there are dropped. The child's handler, which runs before any other, then starts a pager
 //! of its own: it attaches the frozen layers, settles the states it inherits
-//! ([`crate::life::steward`]), registers all far ranges, and only then lets the child go on.
+//! ([`crate::life::steward`]), registers all far ranges, and only then lets the child continue.
 //!
-//! What the forking thread waits for with the gate shut, no other thread may hold while it waits
-//! for a page: the registry's lock is not taken by threads of the program once memory can be far,
-//! and the preload library takes the C library's locks before the gate shuts.
+//! Nothing that the forking thread waits for with the gate shut may be held by another thread that
+//! waits for a page: the registry's lock is not taken by threads of the program once memory can be
+//! far, and the preload library takes the C library's locks before the gate shuts.
 
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -21,11 +21,11 @@ use crate::life::requests::{Kind, Request};
 use crate::space::registry::Registry;
 use crate::{abort, sys};
 
-/// A fork under way, from before it until after it in parent and child.
+/// A fork under way, from before the fork until after it in parent and child.
 #[derive(Debug)]
 pub struct Fork {
-    /// Held across the fork, so that the child's copies are whole and unlocked by its own handler.
-    /// The doors only matter, and are only held, while the process is native.
+    /// Held across the fork, so that the child's copies are consistent and are unlocked by its own
+    /// handler. The doors only matter, and are only held, while the process is native.
     registry: Option<MutexGuard<'static, Registry>>,
     doors: Option<MutexGuard<'static, ()>>,
     active: bool,
@@ -33,11 +33,11 @@ pub struct Fork {
 }
 
 impl Pager {
-    /// Whether a fork could give the child what is far; the errno if not. A fork that is found
-    /// impossible later, when the C library is at it already, can only end the child.
+    /// Whether a fork could share far memory with the child; the errno if not. If it is found
+    /// impossible later, when the C library has begun the fork, only the child can be ended.
     ///
     /// # Errors
-    /// ENOMEM: a blade that holds memory of this process cannot share it any more.
+    /// ENOMEM: a blade that holds memory of this process can no longer share it.
     pub fn may_fork(&self) -> Result<(), i32> {
         if !self.is_active() {
             return Ok(());

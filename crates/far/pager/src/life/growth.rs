@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use crate::sys::Latch;
 
-/// Where threads of the program wait before they make it grow.
+/// See the module's description.
 #[derive(Debug, Default)]
 pub struct GrowthDoor {
     /// The program has started a thread. Until then no further check is needed.
@@ -15,12 +15,12 @@ pub struct GrowthDoor {
 }
 
 impl GrowthDoor {
-    /// Memory is registered: who waits may go on.
+    /// Lets waiting threads continue, now that memory is registered.
     pub fn open(&self) {
         self.registered.open();
     }
 
-    /// A child of fork has one thread, and none that waits.
+    /// Resets the door in a child of fork, which has one thread and no waiters.
     pub fn reset(&self) {
         self.has_threads.store(false, SeqCst);
         self.is_awaited.store(false, SeqCst);

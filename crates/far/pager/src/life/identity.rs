@@ -1,4 +1,4 @@
-//! This process's identity to its blades and on the board.
+//! This process's identity for its blades and on the board.
 
 use farpool_board::{Board, Slot};
 use farpool_kernel::fill_random;

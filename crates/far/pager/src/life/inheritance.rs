@@ -12,22 +12,22 @@ use crate::error::StartError;
 use crate::space::page::MAX_LAYERS;
 use crate::sys;
 
-/// How long a parent waits for a child to attach its layers before it drops one of them: the child
-/// died before, or there was none because fork failed. A blade keeps the layers of a parent that
-/// died about as long.
+/// How long a parent waits for a child to attach its layers before it may drop one of them: the
+/// child died before, or there was none, because fork failed. A blade keeps the layers of a parent
+/// that died about as long.
 const CHILD_WAIT: Duration = Duration::from_secs(10);
 
-/// What a child needs from its parent, kept where the child finds its copy.
+/// What a child needs from its parent, kept where the child finds its copy of it.
 #[derive(Debug, Default)]
 pub struct Inheritance {
     tokens: Mutex<[Option<FrozenToken>; MAX_LAYERS]>,
-    /// Children that have not attached their layers yet: memory that the children share; null
-    /// before the first.
+    /// Counts children that have not attached their layers yet, in memory that the children share;
+    /// null before the first.
     expected: AtomicPtr<AtomicU32>,
 }
 
 impl Inheritance {
-    /// A child will come and attach layers.
+    /// Expects one more child to attach layers.
     pub fn expect_child(&self) -> Result<(), std::io::Error> {
         let expected = match self.expected() {
             Some(expected) => expected,
@@ -41,7 +41,7 @@ impl Inheritance {
         Ok(())
     }
 
-    /// Whether all children have attached their layers: until then none may be given up.
+    /// Whether all children have attached their layers: until then no layer may be dropped.
     pub fn is_settled(&self) -> bool {
         self.expected().is_none_or(|expected| expected.load(SeqCst) == 0)
     }
@@ -57,14 +57,14 @@ impl Inheritance {
         }
     }
 
-    /// A child of a child will: the layers are expected to be attached once more.
+    /// Expects a child of a child: the layers will be attached once more.
     pub fn expects_another(&self) {
         if let Some(expected) = self.expected() {
             expected.fetch_add(1, SeqCst);
         }
     }
 
-    /// A child that was expected has attached its layers, or needs none any more.
+    /// Notes that an expected child has attached its layers, or needs none any more.
     pub fn has_arrived(&self) {
         if let Some(expected) = self.expected() {
             // The parent may have given up waiting.
@@ -72,8 +72,8 @@ impl Inheritance {
         }
     }
 
-    /// The calling process, a child, has attached its layers. Its own children are none of its
-    /// parent's.
+    /// Notes that the calling process, a child, has attached its layers. Its own children are not
+    /// its parent's.
     fn arrive(&self) {
         self.has_arrived();
         self.expected.store(std::ptr::null_mut(), SeqCst);

@@ -20,7 +20,7 @@ use crate::space::registry::Registry;
 use crate::sys::rights::Rights;
 
 /// A process whose far-eligible memory stays below this, and below a quarter of the limit, gets no
-/// pager at all: it costs nothing, and is counted by the keeper.
+/// pager at all: it costs nothing, and the keeper counts it.
 const START_BYTES: u64 = 96 << 20;
 const START_PART: u64 = 4;
 
@@ -33,9 +33,8 @@ pub struct Pager {
     pub(crate) space: Space,
     /// While the process is native, threads of the program hold this while they use the registry.
     pub(crate) doors: Mutex<()>,
-    /// When the process is active, only the pager's threads lock it, and a thread that forks: it
-    /// waits for this lock with the gate shut, so no holder of the lock may have a page of its own
-    /// far.
+    /// When the process is active, only the pager's threads lock it, and a thread that forks: that
+    /// one waits for this lock with the gate shut, so no holder may have its own pages far.
     pub(crate) registry: Mutex<Registry>,
     pub(crate) requests: Requests,
     pub(crate) inheritance: Inheritance,
@@ -78,7 +77,7 @@ impl Pager {
         })))
     }
 
-    /// Whether far memory is being served (true for good once it is).
+    /// Whether far memory is being served (once true, for good).
     pub fn is_active(&self) -> bool {
         self.active.load(SeqCst)
     }
@@ -107,8 +106,8 @@ impl Pager {
         self.growth.open();
     }
 
-    /// A child of vfork runs on its parent's memory: the threads are not its own, and it soon
-    /// becomes another program.
+    /// False in a child of vfork, which runs on its parent's memory: the threads are not its own,
+    /// and it soon becomes another program.
     pub(crate) fn is_of_this_process(&self) -> bool {
         let pid = rustix::process::getpid().as_raw_nonzero().get().unsigned_abs();
         self.slot().pid.load(Relaxed) == pid

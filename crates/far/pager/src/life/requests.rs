@@ -1,4 +1,4 @@
-//! What the program's threads ask the steward for.
+//! The requests of the program's threads to the steward.
 //!
 //! A thread of the program must never hold a lock that a fault thread could need, nor change page
 //! states itself: its very stack may be far. So it fills a cell here, wakes the steward, and sleeps
@@ -20,11 +20,11 @@ const CLAIMED: u32 = 1;
 const POSTED: u32 = 2;
 const DONE: u32 = 3;
 
-/// What is asked.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
-    /// The range is far from now on; it continues a mapping that ends at the third argument, if
+    /// The range may be far from now on; it continues a mapping that ends at the third argument, if
     /// that is not 0.
     Add = 1,
     /// The range is about to be unmapped or mapped over: forget its pages.
@@ -43,12 +43,12 @@ pub enum Kind {
     PrepareFork = 8,
     /// The fork is over, in the parent.
     FinishFork = 9,
-    /// Which part of the range is the first that may be far? The only kind with an answer.
+    /// Find the first part of the range that may be far. The only kind with an answer.
     FindFar = 10,
-    /// Whether a fork could share what is far with a child; it fails with the errno for `fork` if
+    /// Check whether a fork could share far memory with a child; fails with the errno for `fork` if
     /// not.
     MayFork = 11,
-    /// A child of fork gets nothing of the range (MADV_DONTFORK), or all again if the third
+    /// A child of fork gets nothing of the range (MADV_DONTFORK), or all of it again if the third
     /// argument is 0.
     Unshare = 12,
 }
@@ -84,13 +84,13 @@ pub struct Request {
     pub more: usize,
 }
 
-/// What the steward answers: a range, empty unless it was asked for one.
+/// The steward's answer: a range, empty unless one was requested.
 pub type Answer = (usize, usize);
 
 #[derive(Debug)]
 struct Cell {
     state: AtomicU32,
-    /// 0, or the errno that the program's call is to fail with.
+    /// 0, or the errno with which the program's call fails.
     errno: AtomicI32,
     kind: AtomicU64,
     words: [AtomicU64; 4],
@@ -100,7 +100,7 @@ struct Cell {
 #[derive(Debug)]
 pub struct Requests {
     bell: AtomicU32,
-    /// For both ends of a fork only: between them all other cells may be taken by threads that wait
+    /// Only for both ends of a fork: between them all other cells may be taken by threads that wait
     /// for its end.
     fork: Cell,
     cells: [Cell; CELLS],
@@ -116,7 +116,7 @@ impl Requests {
         }
     }
 
-    /// Posts a request and waits for its end. The error is an errno.
+    /// Posts a request and waits for its completion. The error is an errno.
     pub fn call(&self, request: Request) -> Result<Answer, i32> {
         let cell = self.claim(request.kind);
         cell.kind.store(request.kind as u64, Relaxed);
@@ -137,7 +137,7 @@ impl Requests {
         if errno == 0 { Ok(answer) } else { Err(errno) }
     }
 
-    /// For the steward: handles the posted requests that `accept` does not leave for later.
+    /// Handles, on the steward, the posted requests that `accept` does not leave for later.
     pub fn serve(
         &self,
         mut accept: impl FnMut(Kind) -> bool,
@@ -167,7 +167,7 @@ impl Requests {
         }
     }
 
-    /// The bell's value, to be read before looking at the cells.
+    /// The bell's value, to be read before checking the cells.
     pub fn bell(&self) -> u32 {
         self.bell.load(SeqCst)
     }
@@ -177,14 +177,14 @@ impl Requests {
         sys::wait(&self.bell, bell, Some(timeout));
     }
 
-    /// Frees all cells: for a forked child, whose parent's threads are not there.
+    /// Frees all cells in a forked child, which does not have its parent's threads.
     pub fn reset(&self) {
         for cell in self.all() {
             cell.state.store(FREE, SeqCst);
         }
     }
 
-    /// Has the steward look at the cells again.
+    /// Makes the steward check the cells again.
     pub fn ring(&self) {
         self.bell.fetch_add(1, SeqCst);
         sys::wake(&self.bell);
@@ -273,8 +273,8 @@ mod tests {
         steward.join().expect("steward");
     }
 
-    /// More threads than there are cells wait for the end of a fork; the forking thread still gets
-    /// through.
+    /// More threads than there are cells wait for the end of a fork; the forking thread's requests
+    /// still get through.
     #[test]
     fn a_fork_ends_though_all_cells_are_taken() {
         let requests: &'static Requests = Box::leak(Box::new(Requests::new()));

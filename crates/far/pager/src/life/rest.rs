@@ -1,15 +1,14 @@
-//! Which parts of registered memory rest: are not registered for a while. Pure.
+//! Which parts of registered memory rest, that is, are unregistered for a while. Pure.
 //!
 //! On registered memory each madvise(DONTNEED) costs two context switches, and each page that is
 //! used again a fault. Memory that is given up and used again all the time stays local anyway, so
-//! it gains nothing from being registered. It is watched in pieces. A piece that was given up so
-//! often that its events have cost more than two changes of its registration rests if nothing of it
-//! is away: its calls and its faults are the kernel's alone. No event reports that it is used less,
-//! so a rest ends after a time, which gets longer each time the piece turns out to be used as
-//! before.
+//! it gains nothing from being registered. It is watched in pieces. A piece whose events have cost
+//! more than two changes of its registration rests, if none of its pages is away: its calls and its
+//! faults then involve only the kernel. Nothing reports when it is used less, so a rest ends after
+//! a time, which gets longer each time the piece turns out to be used as before.
 //!
-//! Resting memory may grow without a fault that the pager sees. So it is bounded to a part of the
-//! limit ([`Rests::may_begin`]), and its missing pages count as if they were present
+//! Resting memory may grow without a fault that the pager sees. So it is at most a part of the
+//! limit ([`Rests::may_begin`]), and its missing pages count as present
 //! ([`crate::shared::budget::Budget::set_unseen`]).
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,25 +19,29 @@ use farpool_units::PAGE_BYTES;
 
 use crate::space::units::CHUNK_PAGES;
 
-/// The unit that rests as a whole: the evictor's chunk, so a chunk is never half registered.
+/// The unit that rests or does not as a whole: the evictor's unit, so a chunk is never half
+/// registered.
 pub const PIECE_BYTES: usize = CHUNK_PAGES * PAGE_BYTES;
-/// An event costs about 10 us, each page that is taken again a fault of some 5; to unregister and
-/// to register again cost about 10 us each. Fewer would be what any allocator does once.
+/// Events after which a piece is hot. An event costs about 10 us, each page that is used again a
+/// fault of some 5; to unregister and to register again cost about 10 us each. Fewer events would
+/// be what any allocator does once.
 const HOT_EVENTS: u32 = 4;
 /// The events must come within this time. Memory that is given up less often is not worth the
 /// mappings that a rest makes.
 const HOT_TIME: Duration = Duration::from_secs(1);
-/// An event of more pieces is dear by itself: the kernel drops a thousand pages in 50 us.
+/// An event of more pieces than this is expensive by itself: the kernel drops a thousand pages in
+/// 50 us.
 const MOST_PIECES_OF_EVENT: usize = 16;
 /// A piece that was hot and could not rest for this long must become hot again.
 const PATIENCE: Duration = Duration::from_millis(100);
-/// The first rest, and the longest: at the end of each the events of [`HOT_EVENTS`] are paid again,
-/// some 0.5 ms.
+/// The first rest, and the longest: at the end of each the events of [`HOT_EVENTS`] are paid for
+/// again, some 0.5 ms.
 const FIRST_REST: Duration = Duration::from_secs(1);
 const LONGEST_REST: Duration = Duration::from_secs(32);
-/// Pieces that are watched at a time; beyond, those that were not given up lately are forgotten.
+/// The most pieces that are watched; beyond that, those that were not given up recently are
+/// forgotten.
 const MOST_WATCHED: usize = 4096;
-/// Runs of resting pieces: each makes two mappings more, of the 65,530 that a process may have.
+/// The most runs of resting pieces: each adds two mappings to the 65,530 that a process may have.
 const MOST_RUNS: usize = 512;
 /// Resting memory is at most this part of the limit.
 const LIMIT_PART: usize = 4;
@@ -47,11 +50,11 @@ const LIMIT_PART: usize = 4;
 #[derive(Debug, Default)]
 pub struct Rests {
     heats: BTreeMap<usize, Heat>,
-    /// Pieces that are to rest, and since when.
+    /// Pieces that should rest, and since when.
     hot: BTreeMap<usize, Instant>,
     /// Until when a piece rests.
     resting: BTreeMap<usize, Instant>,
-    /// Pieces whose rest is over, and which are not registered yet.
+    /// Pieces whose rest is over, but which are not registered yet.
     waking: BTreeSet<usize>,
     /// Nothing rests any more.
     is_over: bool,
@@ -62,7 +65,7 @@ pub struct Rests {
 struct Heat {
     since: Instant,
     events: u32,
-    /// Its last rest, and when that ended.
+    /// The length of its last rest, and when that ended.
     rest: Duration,
     ended: Option<Instant>,
 }
@@ -74,7 +77,7 @@ impl Heat {
 }
 
 impl Rests {
-    /// The program gives a range up.
+    /// Notes that the program gives a range up.
     pub fn note(&mut self, start: usize, end: usize, now: Instant) {
         let pieces = start / PIECE_BYTES..end.div_ceil(PIECE_BYTES);
         if self.is_over || pieces.len() > MOST_PIECES_OF_EVENT {
@@ -115,7 +118,7 @@ impl Rests {
             && self.ranges().len() < MOST_RUNS
     }
 
-    /// The piece at an address could not rest now. It is tried again for a while.
+    /// Notes that the piece at an address could not rest now. It is retried for a while.
     pub fn put_off(&mut self, at: usize, now: Instant) {
         let piece = at / PIECE_BYTES;
         if self.hot.get(&piece).is_some_and(|since| now.duration_since(*since) > PATIENCE) {
@@ -124,12 +127,12 @@ impl Rests {
         }
     }
 
-    /// The piece at an address rests from now on.
+    /// Notes that the piece at an address rests from now on.
     pub fn begin(&mut self, at: usize, now: Instant) {
         let piece = at / PIECE_BYTES;
         self.hot.remove(&piece);
         let heat = self.heats.entry(piece).or_insert_with(|| Heat::new(now));
-        // It was not for longer than its last rest.
+        // It was awake for no longer than its last rest.
         let is_as_before = heat.ended.is_some_and(|ended| now.duration_since(ended) <= heat.rest);
         heat.rest = if is_as_before { (heat.rest * 2).min(LONGEST_REST) } else { FIRST_REST };
         heat.events = 0;
@@ -137,8 +140,7 @@ impl Rests {
         self.resting.insert(piece, now + heat.rest);
     }
 
-    /// The pieces whose rest is over, as ranges; all of them if memory `is_short`. They do not rest
-    /// any more.
+    /// Ends the rests that are due, or all of them if memory `is_short`. Returns their ranges.
     pub fn take_due(&mut self, now: Instant, is_short: bool) -> Vec<Range<usize>> {
         let is_due = |until: Instant| is_short || self.is_over || until <= now;
         let due: BTreeSet<usize> = self
@@ -156,12 +158,12 @@ impl Rests {
         merged(due.into_iter())
     }
 
-    /// Memory that does not rest is registered.
+    /// Notes that all memory that does not rest is registered.
     pub fn have_woken(&mut self) {
         self.waking.clear();
     }
 
-    /// Whether some of a range neither rests nor did just now.
+    /// Whether some of a range neither rests nor has just ended its rest.
     pub fn is_partly_new(&self, start: usize, end: usize) -> bool {
         let is_new = |piece| !self.resting.contains_key(&piece) && !self.waking.contains(&piece);
         (start / PIECE_BYTES..end.div_ceil(PIECE_BYTES)).any(is_new)
@@ -173,14 +175,14 @@ impl Rests {
         self.resting.retain(|piece, _| !pieces.contains(piece));
     }
 
-    /// Nothing is to rest any more.
+    /// Allows no rests any more.
     pub fn end_all(&mut self) {
         self.is_over = true;
         self.hot.clear();
         self.heats.clear();
     }
 
-    /// The ranges that rest, adjacent ones joined.
+    /// The resting ranges, neighbours joined.
     pub fn ranges(&self) -> Vec<Range<usize>> {
         merged(self.resting.keys().copied())
     }
@@ -244,7 +246,7 @@ mod tests {
             rests.note(0, EVENT_BYTES, start + HOT_TIME * event / 2);
         }
         assert!(!rests.has_hot(), "two a second are few");
-        // Dear by itself.
+        // Expensive by itself.
         for _ in 0..20 {
             rests.note(0, (MOST_PIECES_OF_EVENT + 1) * PIECE_BYTES, start);
         }
@@ -322,7 +324,7 @@ mod tests {
     }
 
     proptest! {
-        /// Which quarters of pieces are awake, against a set.
+        /// Compares the awake quarters of pieces with a set.
         #[test]
         fn what_is_awake_is_what_does_not_rest(
             pieces in proptest::collection::btree_set(0_usize..20, 0..20),

@@ -6,8 +6,8 @@ use crate::life::process::Pager;
 use crate::sys::rights::{begin_broadcast, end_broadcast};
 
 impl Pager {
-    /// The program is about to give rights up, or part of its file system: opens first what they
-    /// are needed for.
+    /// The program is about to give up rights, or part of its file system: first opens everything
+    /// that needs them.
     pub fn open_before_rights_go(&'static self) {
         if self.is_of_this_process() {
             self.start_steward();
@@ -15,7 +15,7 @@ impl Pager {
         }
     }
 
-    /// Has the C library change the user or groups of all threads.
+    /// Makes the C library change the user or groups of all threads.
     pub fn change_ids(&'static self, change: impl FnOnce() -> c_int) -> c_int {
         if !self.is_of_this_process() {
             return change();

@@ -37,7 +37,7 @@ impl Pager {
         }
     }
 
-    /// Nothing was moved out, and the program can go on; the keeper names it, or ends it.
+    /// Nothing was moved out, so the program can continue; the keeper reports it, or ends it.
     fn stay_native(&self) {
         self.slot().set_state(ProcessState::Outside);
         self.growth.open();
@@ -46,7 +46,7 @@ impl Pager {
     fn be_steward(&'static self, inherits: bool) -> Result<(), StartError> {
         sys::leave_descriptor_table()?;
         let mut watch = Watch::new()?;
-        // Opened at once: the program may drop the rights for it later.
+        // Opened at once: the program may later give up the rights for it.
         let files = match Files::open() {
             Err(StartError::Hidden { .. }) if !inherits => None,
             files => Some(files?),
@@ -72,7 +72,7 @@ impl Pager {
             sys::wake(&self.ready);
         } else {
             watch.until_near(self);
-            // Failures before memory is registered harm nothing.
+            // A lack that is found before memory is registered does no harm.
             sys::find_room_for_files(LATE_FILES)?;
             activation::activate(self, core);
             core.pool.set(blades::connect(core)?);
@@ -82,14 +82,16 @@ impl Pager {
         Steward::new(self, core)?.serve()
     }
 
-    /// A process whose files in /proc are root's may still become another program before it needs
-    /// them: as most of those do that changed their user and forked.
+    /// Opens the files when the limit is near. A process whose files in /proc are root's may still
+    /// become another program before it needs them, as most processes do that changed their user
+    /// and forked.
     fn open_at_last(&self, watch: &mut Watch) -> Result<Files, StartError> {
         watch.until_near(self);
         Files::open()
     }
 
-    /// `may_execute`: no seccomp filter keeps this process from having executable memory.
+    /// Makes the core and registers the victim buffer. `may_execute`: no seccomp filter forbids
+    /// this process executable memory.
     pub(crate) fn make_core(
         &'static self,
         files: Files,

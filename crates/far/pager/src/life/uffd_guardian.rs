@@ -5,12 +5,11 @@ use std::path::Path;
 
 use farpool_uffd::Uffd;
 
-/// Name of the keeper's socket, beside the board.
+/// Name of the keeper's socket, in the board's directory.
 const UFFD_GUARDIAN_SOCKET: &str = "keeper.sock";
 
-/// Leaves a duplicate of the userfaultfd with the keeper, so that it outlives this process if its
-/// memory does (a child of vfork). Without a keeper to take it (the board is used on its own)
-/// nothing is done.
+/// Gives the keeper a duplicate of the userfaultfd, so that it outlives this process if its memory
+/// does (a child of vfork). If there is no keeper (the board is used on its own) it does nothing.
 pub(crate) fn give_duplicate(board: &Path, uffd: &Uffd, pid: u32) -> Result<(), std::io::Error> {
     use rustix::net::{
         AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
@@ -23,7 +22,7 @@ pub(crate) fn give_duplicate(board: &Path, uffd: &Uffd, pid: u32) -> Result<(), 
     let flags = SocketFlags::CLOEXEC;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(&path)?)?;
-    // A process that has the userfaultfd can put pages into this program.
+    // The holder of the userfaultfd can put pages into this program.
     let keeper = farpool_pool::peer_user(socket.as_fd())?;
     if keeper != 0 && keeper != rustix::process::geteuid().as_raw() {
         return Err(std::io::Error::other(format!(
@@ -40,7 +39,7 @@ pub(crate) fn give_duplicate(board: &Path, uffd: &Uffd, pid: u32) -> Result<(), 
     let message = pid.to_le_bytes();
     let parts = [std::io::IoSlice::new(&message)];
     rustix::net::sendmsg(&socket, &parts, &mut ancillary, SendFlags::NOSIGNAL)?;
-    // One byte comes back when the keeper has it.
+    // The keeper answers with one byte when it has it.
     let mut answer = [0_u8; 1];
     if rustix::io::read(&socket, &mut answer)? != 1 {
         return Err(std::io::Error::other("the keeper did not take the userfaultfd"));

@@ -1,12 +1,12 @@
-//! Watching the resident set of a native process until the limit of its tree comes near.
+//! Watches the resident set of a native process until its tree comes near the limit.
 //!
 //! Memory grows as fast as its CPUs can touch it, so what counts is how soon the watching thread
 //! runs when its pause is over: see [`crate::sys::be_prompt`]. That is not all. It also needs the
-//! lock of the address space, behind whoever else waits for that, and each of those goes on with
-//! its own turn on a CPU once it had the lock: 38 threads that started at once kept it waiting for
-//! 41 ms, and grew by 2 MiB each meanwhile. So the margin that is kept grows with the threads that
-//! want the CPUs, and a thread that is about to make more of them, or to map more memory, waits
-//! until memory is registered ([`Pager::before_growth`]).
+//! lock of the address space, after all earlier waiters, and each of those continues with its own
+//! time slice once it had the lock: 38 threads that started at once kept it waiting for 41 ms, and
+//! grew by 2 MiB each meanwhile. So the margin grows with the threads that want the CPUs, and a
+//! thread that is about to make more of them, or to map more memory, waits until memory is
+//! registered ([`Pager::before_growth`]).
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::SeqCst;
@@ -22,35 +22,35 @@ use crate::shared::budget::{self, Tree};
 use crate::sys::{self};
 
 /// Memory is registered this much earlier than [`reserve::margin_pages`] says for each growing
-/// thread that has no CPU: a turn on a CPU is 4 ms, or 4000 pages, if the thread did nothing but
-/// touch new ones; programs do more with a page.
+/// thread that there is no CPU for: a time slice on a CPU is 4 ms, or 4000 pages, if the thread did
+/// nothing but touch new ones; programs do more with a page.
 const TURN_PAGES: i64 = 1024;
 /// The fastest that memory is assumed to grow unseen, in pages a millisecond: 10 GB/s, two threads
 /// touching huge pages.
 const GROWTH_PAGES_PER_MS: i64 = 2_500;
-/// Between two looks at the resident set, at the least and at the most.
+/// The shortest and the longest time between two checks of the resident set.
 const WATCH_MS: std::ops::RangeInclusive<i64> = 1..=100;
 /// A process whose resident memory stays below this, and below 1/32 of the limit, gets no threads
 /// to serve faults.
 const SMALL_BYTES: u64 = 4 << 20;
 const SMALL_PART: u64 = 32;
-/// Near the limit of the tree every process with this much memory has to give some up.
+/// Near the tree's limit every process with this much memory has to give some up.
 const WORTH_BYTES: u64 = 1 << 20;
-/// Small processes are looked at this often while they grow, and while they do not. First touches
-/// take at least a microsecond a page, so one grows by 40 MB at most before it is noticed.
+/// How often small processes are checked while they grow, and while they do not. First touches take
+/// at least a microsecond a page, so one grows by 40 MB at most before it is noticed.
 const SMALL_STEP: Duration = Duration::from_millis(2);
 const SMALL_REST: Duration = Duration::from_millis(10);
-/// How long a thread of the program waits at most until memory is registered. It takes
-/// milliseconds; longer only if the thread itself holds what the pager's threads need to begin.
+/// The longest that a thread of the program waits until memory is registered. That takes
+/// milliseconds; longer only if the thread itself holds what the pager's threads need to start.
 const GROWTH_WAIT: Duration = Duration::from_secs(1);
 
-/// What the steward watches a native process with.
+/// The steward's watch of a native process.
 #[derive(Debug)]
 pub struct Watch {
     statm: OwnedFd,
     tasks: OwnedFd,
     cpus: i64,
-    /// Anonymous pages that were resident at the last look.
+    /// Anonymous pages that were resident at the last check.
     pages: u64,
 }
 
@@ -61,7 +61,7 @@ impl Watch {
     }
 
     /// Returns when the process may have to give up memory: most processes of a tree never do, and
-    /// are over before they would have the threads for it.
+    /// end before they would have the threads for it.
     pub fn while_small(&mut self, pager: &Pager) {
         let small = (pager.settings.limit_bytes / SMALL_PART).min(SMALL_BYTES) / PAGE_BYTES as u64;
         loop {
@@ -91,7 +91,8 @@ impl Watch {
         }
     }
 
-    /// How long until the next look; None: the limit is near. Publishes what this one saw.
+    /// Checks the process and publishes the result. Returns how long until the next check; None:
+    /// the limit is near.
     pub fn look_again(&mut self, pager: &Pager) -> Option<Duration> {
         let grows = self.look(pager);
         let pause = next_look(pager.board, grows, self.cpus);
@@ -101,15 +102,15 @@ impl Watch {
         pause
     }
 
-    /// Publishes what is resident and how many threads make it grow; says whether it grew since the
-    /// last look.
+    /// Publishes how much is resident and how many threads make it grow. True if it grew since the
+    /// last check.
     fn look(&mut self, pager: &Pager) -> bool {
         let resident = budget::read_resident(&self.statm).unwrap_or_default();
         let slot = pager.slot();
         budget::publish(slot, resident);
         let before = std::mem::replace(&mut self.pages, resident.anonymous_pages);
         let grows = resident.anonymous_pages > before;
-        // Without the steward itself.
+        // Excludes the steward itself.
         let threads = if grows { sys::count_tasks(&self.tasks).saturating_sub(1) } else { 0 };
         slot.set(Counter::GrowingThreads, threads);
         grows
@@ -125,9 +126,9 @@ impl Pager {
         }
     }
 
-    /// A thread of the program is about to start another one, or has mapped new memory. If the
-    /// process has more threads than CPUs and what they can touch unseen may pass the limit, it
-    /// waits until memory is registered.
+    /// To be called when a thread of the program is about to start another one, or has mapped new
+    /// memory. If the process has more threads than CPUs and what they can touch unseen may exceed
+    /// the limit, the thread waits until memory is registered.
     pub fn before_growth(&self) {
         let watched = self.steward_started.load(SeqCst) && !self.is_active();
         if !watched || !self.growth.has_threads.load(SeqCst) || !self.is_of_this_process() {
@@ -148,7 +149,7 @@ impl Pager {
     }
 }
 
-/// How long until the resident set has to be looked at again; None: the limit is near.
+/// How long until the resident set has to be checked again; None: the limit is near.
 fn next_look(board: &Board, grows: bool, cpus: i64) -> Option<Duration> {
     let tree = Tree::read(board);
     let limit = budget::limit_pages(board, &tree);
@@ -156,7 +157,8 @@ fn next_look(board: &Board, grows: bool, cpus: i64) -> Option<Duration> {
     pause(limit, tree.counted_pages(limit), waiting_threads)
 }
 
-/// As [`next_look`]. A process that does not grow need not keep room for those that do. Pure.
+/// As [`next_look`]. A process that does not grow need not keep memory free for those that do.
+/// Pure.
 fn pause(limit: i64, counted_pages: i64, waiting_threads: i64) -> Option<Duration> {
     let room = limit
         - reserve::margin_pages(limit)

@@ -1,7 +1,7 @@
 //! How much local memory this process may still take: its part of the one limit of the tree.
 //!
 //! The kernel's own count of resident pages is the truth; the pager does not keep a second one.
-//! Between two looks at it, threads spend from an allowance.
+//! Between two readings of it, threads spend from an allowance.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -15,8 +15,8 @@ use farpool_units::{PAGE_BYTES, at_most};
 use crate::shared::turn::Turn;
 use crate::sys;
 
-/// The processes whose turn it is not keep this part of the limit free for the one whose turn it
-/// is.
+/// The processes whose turn it is not keep this part of the limit free for the process whose turn
+/// it is.
 const TURN_ROOM_PART: i64 = 32;
 
 /// Resident pages of a process as the kernel counts them.
@@ -36,15 +36,15 @@ pub struct Tree {
     pub active_processes: i64,
     /// Threads of native processes that grow.
     pub growing_threads: i64,
-    /// Processes that do little but fetch, and what they fetched lately.
+    /// Processes that do little but fetch, and their recent fetches.
     pub stalled_processes: i64,
     pub stalled_fetches: i64,
-    /// Pages of files and shared memory, which are counted at most as half of the limit: programs
-    /// need some memory besides their code, and the kernel can drop most of these pages by itself.
+    /// Pages of files and shared memory, counted as at most half of the limit: programs need some
+    /// memory besides their code, and the kernel can drop most of these pages by itself.
     pub shared_pages: i64,
 }
 
-/// When the kernel's count was read: what was spent until then is in it.
+/// A reading of the kernel's count, which includes everything spent until then.
 #[derive(Clone, Copy, Debug)]
 pub struct Look {
     spent_pages: i64,
@@ -54,14 +54,14 @@ pub struct Look {
 #[derive(Debug)]
 pub struct Budget {
     statm: OwnedFd,
-    /// Missing where the kernel does not let the process read it.
+    /// None if the kernel does not let the process read it.
     smaps: Option<OwnedFd>,
-    /// Anonymous pages that count with other processes, see [`Budget::look_at_shared`].
+    /// Anonymous pages that are counted in other processes, see [`Budget::look_at_shared`].
     elsewhere_pages: AtomicU64,
-    /// Pages that can be taken without a fault that the pager sees: they count as if they were.
+    /// Pages that can be taken without a fault that the pager sees; they count as taken.
     unseen_pages: AtomicU64,
-    /// What may be spent in all, and what was: both only count on, so that nothing spent while the
-    /// allowance is set anew is forgotten.
+    /// Running totals of the pages granted and spent: neither is reset, so that nothing spent
+    /// during a refresh of the allowance is forgotten.
     granted_pages: AtomicI64,
     spent_pages: AtomicI64,
     low_pages: AtomicI64,
@@ -82,7 +82,7 @@ impl Budget {
         })
     }
 
-    /// Takes pages from the allowance if it has that many.
+    /// Takes pages from the allowance if it has enough.
     pub fn try_spend(&self, pages: i64) -> bool {
         let before = self.spent_pages.fetch_add(pages, Relaxed);
         let enough = self.granted_pages.load(Relaxed) - before >= pages;
@@ -92,12 +92,12 @@ impl Budget {
         enough
     }
 
-    /// Takes pages in any case; the evictor makes up for it.
+    /// Takes pages even without an allowance; the evictor makes up for it.
     pub fn overdraw(&self, pages: i64) {
         self.spent_pages.fetch_add(pages, Relaxed);
     }
 
-    /// Puts back what was not used.
+    /// Returns pages that were not used.
     pub fn refund(&self, pages: i64) {
         self.spent_pages.fetch_sub(pages, Relaxed);
     }
@@ -143,7 +143,7 @@ impl Budget {
         Look { spent_pages }
     }
 
-    /// Sets the allowance anew and says what is to be done. `look`: the last one.
+    /// Sets the allowance anew and returns the evictor's work. `look`: the last reading.
     pub fn refresh(
         &self,
         look: Look,
@@ -169,23 +169,23 @@ impl Budget {
         work
     }
 
-    /// So many pages may be taken unseen from now on.
+    /// Sets how many pages may be taken unseen from now on.
     pub fn set_unseen(&self, pages: u64) {
         self.unseen_pages.store(pages, Relaxed);
     }
 
-    /// Recounts the part of the anonymous pages that is counted with the other processes with which
-    /// a fork shares them. Otherwise twenty children of one parent would count as twenty times the
-    /// memory that none has written to since. The kernel walks all page tables for it, and pages
-    /// may be written to at any time afterwards, so this is for small processes, now and then;
-    /// others (`counts` false) count in full.
+    /// Recounts the anonymous pages that are counted in the other processes that a fork shares them
+    /// with. Otherwise twenty children of one parent would count pages that none of them has
+    /// written to twenty times. The kernel walks all page tables for it, and pages may be written
+    /// to at any time afterwards, so this is done now and then for small processes; others,
+    /// `counts` false, count in full.
     pub fn look_at_shared(&self, counts: bool) {
         let read = |smaps| if counts { read_elsewhere_pages(smaps) } else { None };
         self.elsewhere_pages.store(self.smaps.as_ref().and_then(read).unwrap_or(0), Relaxed);
     }
 }
 
-/// Splits what is free, or what is missing, among the active processes. Pure.
+/// Splits the free pages, or the missing ones, among the active processes. Pure.
 pub fn decide(limit: i64, low: i64, tree: &Tree, mine: i64, free_frames: i64) -> (i64, Work) {
     let standing = Standing {
         headroom_pages: limit - tree.counted_pages(limit),
@@ -197,7 +197,7 @@ pub fn decide(limit: i64, low: i64, tree: &Tree, mine: i64, free_frames: i64) ->
     reserve::decide(low, &standing)
 }
 
-/// As [`decide`], for the process whose turn it is: all free memory is its own, and it gives
+/// As [`decide`], for the process whose turn it is: it gets everything that is free, and gives
 /// nothing up unless no other process can. Pure.
 fn decide_in_turn(limit: i64, tree: &Tree, mine: i64, free_frames: i64) -> (i64, Work) {
     let headroom = limit - tree.counted_pages(limit);
@@ -208,8 +208,8 @@ fn decide_in_turn(limit: i64, tree: &Tree, mine: i64, free_frames: i64) -> (i64,
     (headroom.max(0), Work { evict_pages, release_pages })
 }
 
-/// As [`decide`], for the others: together they keep room for the one whose turn it is, who could
-/// give up `theirs` and does not. Pure.
+/// As [`decide`], for the other processes: together they keep pages free for the one whose turn it
+/// is, which could give up `theirs` and does not. Pure.
 fn decide_out_of_turn(
     limit: i64,
     tree: &Tree,
@@ -231,7 +231,7 @@ fn evictable_pages_of(board: &Board, pid: u32) -> i64 {
     slot.map_or(0, |slot| pages_of(slot.get(Counter::EvictablePages)))
 }
 
-/// The limit that holds now, in pages: the fixed one, or the share of all the tree's memory.
+/// The current limit in pages: the fixed one, or the share of all the tree's memory.
 pub fn limit_pages(board: &Board, tree: &Tree) -> i64 {
     let header = board.header();
     let fixed = pages_of(header.limit_bytes.load(Relaxed) / PAGE_BYTES as u64);
@@ -260,7 +260,7 @@ impl Tree {
                     tree.growing_threads += pages_of(slot.get(Counter::GrowingThreads));
                 }
             }
-            // Files and shared memory are mostly the same ones in every process of a tree.
+            // Files and shared memory are mostly the same in every process of a tree.
             shared = shared.max(pages_of(slot.get(Counter::SharedPages)));
         }
         tree.shared_pages = shared;
@@ -289,7 +289,7 @@ fn open_of_process(path: &str) -> Result<OwnedFd, std::io::Error> {
     Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
 }
 
-/// The anonymous pages of an open smaps_rollup less the process's proportional part of them.
+/// The anonymous pages of an open smaps_rollup minus the process's proportional share of them.
 fn read_elsewhere_pages(smaps: &OwnedFd) -> Option<u64> {
     let mut buffer = [0_u8; 2048];
     let length = rustix::io::pread(smaps, &mut buffer, 0).ok()?;
@@ -302,7 +302,7 @@ fn read_elsewhere_pages(smaps: &OwnedFd) -> Option<u64> {
     Some(elsewhere * 1024 / PAGE_BYTES as u64)
 }
 
-/// Reads an open statm: total, resident and shared pages come first.
+/// Reads an open statm, which begins with the total, resident and shared pages.
 pub fn read_resident(statm: &OwnedFd) -> Option<Resident> {
     let mut buffer = [0_u8; 128];
     let length = rustix::io::pread(statm, &mut buffer, 0).ok()?;
@@ -312,7 +312,7 @@ pub fn read_resident(statm: &OwnedFd) -> Option<Resident> {
     Some(Resident { anonymous_pages: resident.saturating_sub(shared), shared_pages: shared })
 }
 
-/// A count of the board, low enough that a few of them can be added.
+/// A count of the board, bounded so that a few of them can be added.
 fn pages_of(pages: u64) -> i64 {
     at_most::<i64, _>(pages).min(i64::MAX / 4)
 }
@@ -360,7 +360,7 @@ mod tests {
         assert_eq!(decide_in_turn(10_000, &tree, 2_000, 0), (0, Work::default()));
         let (allowance, work) = decide_out_of_turn(10_000, &tree, 1_000, 2_000, 10);
         assert_eq!((allowance, work.evict_pages, work.release_pages), (0, 78 - 10, 78));
-        // With no other process to give anything up, it is as alone.
+        // If no other process can give anything up, it is as if it were alone.
         let (_, work) = decide_in_turn(9_000, &tree, 6_000, 0);
         assert_eq!((work.evict_pages, work.release_pages), (1_000, 1_000));
     }
@@ -372,8 +372,8 @@ mod tests {
     }
 
     proptest! {
-        /// Together the processes release at least the missing memory if they can, and never
-        /// promise more than there is.
+        /// Together the processes release at least the missing pages, if they can, and never
+        /// promise more than there are.
         #[test]
         fn shares_cover_what_is_missing(
             limit in 1_000_i64..100_000, over in -50_000_i64..50_000,

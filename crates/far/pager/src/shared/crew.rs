@@ -3,7 +3,7 @@
 //! A wake-up of another CPU costs several times a fault (a halted virtual CPU needs 10 to 50 µs),
 //! so a fault must be answered on the CPU where it happened, by one thread:
 //!
-//! * **Solo**: the first fault thread alone listens. It follows the faulting thread to its CPU, and
+//! * **Solo**: only the first fault thread listens. It follows the faulting thread to its CPU, and
 //!   the evictor comes along, unless it finds pages in long runs: each run that is moved costs an
 //!   interrupt of every other CPU that runs the process, which is dearer than moving a page. On the
 //!   first thread's CPU both run under SCHED_IDLE: a CPU on which only such threads run counts as
@@ -12,16 +12,16 @@
 //!   the program thread blocks again, and sleeps for a burst of the evictor when the allowance is
 //!   used up.
 //! * **Crowd**: all fault threads listen, each bound to one CPU, under the normal policy, and the
-//!   evictor runs where it likes. For programs that keep all CPUs busy: there the first thread
-//!   would starve, and no CPU is idle to be moved to.
+//!   evictor runs on any CPU. For programs that keep all CPUs busy: there the first thread would
+//!   starve, and there is no idle CPU to be moved to.
 //!
-//! The way out of SCHED_IDLE is a privilege: before the process changes its user all go over to
+//! Leaving SCHED_IDLE is a privilege: before the process changes its user all threads change to
 //! Crowd, for good if the privilege is lost.
 //!
-//! The first member of the crowd keeps watch while it is not needed ([`Crew::watch`]): when neither
-//! first thread nor evictor made progress between two checks although a fault waits, or the first
-//! thread owes a page to another thread and waits for a CPU, it calls the crowd; after a while Solo
-//! is tried again. Measured on the development machine (2 virtual CPUs, one thread faulting,
+//! The first member of the crowd keeps watch while the crowd is not wanted ([`Crew::watch`]). It
+//! calls the crowd when neither the first thread nor the evictor progressed between two checks
+//! though a fault waits, or when the first thread owes a page and waits for a CPU; after a while
+//! Solo is tried again. Measured on the development machine (2 virtual CPUs, one thread faulting,
 //! median): both pinned to one CPU 8.7 µs; solo 9.1 µs; two listeners 10 to 25 µs; one listener
 //! that follows under the normal policy 76 µs.
 
@@ -36,27 +36,28 @@ use crate::sys;
 
 const SOLO: u32 = 0;
 const CROWD: u32 = 1;
-/// Crowd, and no way back: the process is changing its user, and may lack the right afterwards.
+/// Crowd without a way back: the process is changing its user, and may lack the right afterwards.
 const CROWD_ONLY: u32 = 2;
 
-/// After this many sleeps in a row the first thread may be on another CPU than its program thread;
-/// then it asks, which costs more than a fault. Each time it was on the right one it asks half as
-/// often, up to LONGEST_PATIENCE.
+/// A first thread that had to sleep this many times in a row may be on another CPU than its program
+/// thread; then it asks, which costs more than a fault. Each time it was on the right CPU it asks
+/// half as often, down to once in [`LONGEST_PATIENCE`] sleeps.
 const FIRST_PATIENCE: u32 = 2;
 const LONGEST_PATIENCE: u32 = 64;
-/// No CPU.
+/// Stands for no CPU.
 const NOWHERE: usize = usize::MAX;
-/// First time spent in Crowd; doubled each time it recurs soon, up to LONGEST_SPELL.
+/// First time spent in Crowd; doubled each time it recurs soon, up to [`LONGEST_SPELL`].
 const FIRST_SPELL: Duration = Duration::from_millis(50);
 const LONGEST_SPELL: Duration = Duration::from_millis(1600);
-/// In Solo, how soon the watch checks again after a vain check; doubled each time all was well, up
-/// to LONGEST_STEP: its waking on another CPU can draw the program's thread there.
+/// How soon the watch checks again, in Solo, after a check without progress; doubled each time all
+/// was well, up to [`LONGEST_STEP`]: waking the watch on another CPU can draw the program's thread
+/// there.
 const WATCH_STEP: Duration = Duration::from_millis(2);
 const LONGEST_STEP: Duration = Duration::from_millis(64);
-/// So many looks in a row without progress are starvation; one may be a virtual CPU that the host
-/// took away.
+/// This many checks in a row without progress are starvation; one may be a virtual CPU that the
+/// host took away.
 const STARVED_LOOKS: u32 = 2;
-/// How often a member of the crowd checks whether it is still needed.
+/// How often a member of the crowd checks whether it is still wanted.
 pub const MEMBER_STEP: Duration = Duration::from_millis(20);
 
 /// State shared by the fault threads and the evictor.
@@ -70,35 +71,35 @@ pub struct Crew {
     /// The evictor has dense chunks to move: it works on another CPU.
     evictor_apart: AtomicBool,
     memory_is_shared: AtomicBool,
-    /// Keeps off the CPU where the others work: it is of the normal policy, so the scheduler would
-    /// move the program's thread away.
+    /// The watching thread. It is kept off the CPU where the others work: under the normal policy
+    /// it would make the scheduler move the program's thread away.
     watcher: AtomicU32,
-    /// Messages the first thread has read, and chunks the evictor has seen to.
+    /// Messages the first thread has read, and chunks the evictor has handled.
     progress: AtomicU64,
-    /// Times the first thread has looked for work.
+    /// Rounds that the first thread has begun.
     first_rounds: AtomicU64,
-    /// The first thread has read a message, or waits for a blade: a thread of the program may wait
-    /// for it.
+    /// The first thread has read a message, or waits for a blade: a thread of the program may be
+    /// waiting for it.
     first_owes: AtomicBool,
     cpus: Vec<usize>,
-    /// There is more than one CPU and fault thread, and the kernel lets us change policies back and
-    /// forth (root, or CAP_SYS_NICE).
+    /// There is more than one CPU and fault thread, and the kernel lets us change policies both
+    /// ways (root, or CAP_SYS_NICE).
     may_go_solo: AtomicBool,
 }
 
-/// What the watch remembers between two looks.
+/// The watch's state between two checks.
 #[derive(Debug)]
 pub struct Watch {
     seen_progress: u64,
     seen_rounds: u64,
-    /// Looks in a row at which a fault waited and nothing had been done since the one before.
+    /// Checks in a row that found a waiting fault and no progress since the check before.
     vain_looks: u32,
     since: Instant,
     spell: Duration,
     step: Duration,
 }
 
-/// What the first thread remembers of where it is.
+/// The first thread's knowledge of where it is.
 #[derive(Debug)]
 pub struct Follow {
     patience: u32,
@@ -126,7 +127,7 @@ impl Crew {
         }
     }
 
-    /// Sets how many fault threads there will be. A first thread alone has none to watch it.
+    /// Sets how many fault threads there will be. A single one has no other thread to watch it.
     pub fn set_members(&self, count: usize) {
         if count < 2 {
             self.may_go_solo.store(false, SeqCst);
@@ -142,7 +143,7 @@ impl Crew {
         self.mode.load(SeqCst) == SOLO
     }
 
-    /// The calling thread is the first thread.
+    /// Makes the calling thread the first thread.
     pub fn be_first(&self) {
         self.first.store(sys::thread_id(), SeqCst);
         if self.is_solo() {
@@ -151,7 +152,7 @@ impl Crew {
     }
 
     /// Puts the first thread under SCHED_IDLE, if the calling thread can take it out again. The
-    /// signals by which it could lose the right meanwhile (see [`crate::sys::rights`]) wait.
+    /// signals by which it could lose the right meanwhile (see [`crate::sys::rights`]) are blocked.
     fn make_first_idle(&self) {
         let _signals = sys::SignalGuard::block_all();
         if !sys::may_change_policy() {
@@ -165,8 +166,8 @@ impl Crew {
         }
     }
 
-    /// The process is about to change its user: what is under SCHED_IDLE could not be taken out of
-    /// it afterwards, and would starve.
+    /// Leaves Solo because the process is about to change its user: threads under SCHED_IDLE could
+    /// not be taken out of it afterwards, and would starve.
     pub fn leave_solo_for_good(&self) {
         self.mode.store(CROWD_ONLY, SeqCst);
         let first = self.first.load(SeqCst);
@@ -178,14 +179,14 @@ impl Crew {
         sys::wake(&self.mode);
     }
 
-    /// The process has changed its user. If it kept the right, nothing changes.
+    /// Allows Solo again after the process has changed its user, if it kept the right.
     pub fn may_go_solo_again(&self) {
         if sys::may_change_policy() {
             let _ = self.mode.compare_exchange(CROWD_ONLY, CROWD, SeqCst, SeqCst);
         }
     }
 
-    /// The calling thread is the evictor.
+    /// Makes the calling thread the evictor.
     pub fn be_evictor(&self) {
         self.evictor.store(sys::thread_id(), SeqCst);
         self.place_evictor();
@@ -195,13 +196,12 @@ impl Crew {
         self.evictor.load(Relaxed) == thread
     }
 
-    /// Something was done for the program.
+    /// Counts steps done for the program.
     pub fn has_progressed(&self, steps: u64) {
         self.progress.fetch_add(steps, Relaxed);
     }
 
-    /// The first thread begins another round. With `owes`, another thread may wait for it until its
-    /// end.
+    /// The first thread begins another round. `owes`: until its end a thread may wait for it.
     pub fn begin_round(&self, owes: bool) {
         self.first_owes.store(owes, Relaxed);
         self.first_rounds.fetch_add(1, Relaxed);
@@ -214,8 +214,8 @@ impl Crew {
         }
     }
 
-    /// The first thread has read `count` messages, the first of `thread`; `waited`: it had to sleep
-    /// for them, so the thread may be on another CPU.
+    /// The first thread has read `count` messages, the first of `thread`. `waited`: it had to sleep
+    /// for them, so that thread may be on another CPU.
     pub fn advance(&self, follow: &mut Follow, count: usize, thread: u32, waited: bool) {
         self.has_progressed(count as u64);
         if !self.is_solo() {
@@ -246,16 +246,16 @@ impl Crew {
         self.is_solo() && !self.evictor_apart.load(Relaxed)
     }
 
-    /// Sends the evictor to another CPU, or back to the first thread's. Neighbouring pages are
-    /// moved together, with one interrupt for all of them: that pays.
+    /// Sends the evictor to another CPU, or back to the first thread's. It pays because
+    /// neighbouring pages are moved together, with one interrupt for all of them.
     pub fn set_evictor_apart(&self, apart: bool) {
         if self.evictor_apart.swap(apart, SeqCst) != apart {
             self.place_evictor();
         }
     }
 
-    /// A fork has shared pages: writing to them takes memory without a fault, so the evictor must
-    /// get its time even when no fault waits for it.
+    /// Notes that a fork has shared pages: writing to them takes memory without a fault, so the
+    /// evictor must get its time even when no fault waits for it.
     pub fn note_shared_memory(&self) {
         if !self.memory_is_shared.swap(true, SeqCst) {
             self.place_evictor();
@@ -278,8 +278,8 @@ impl Crew {
         }
     }
 
-    /// Looks after the first thread until it starves; then the crowd is called. In Crowd, goes back
-    /// to Solo when it is time, and looks on, or returns.
+    /// Watches the first thread until it starves, and then calls the crowd. In Crowd, goes back to
+    /// Solo when it is time and keeps watching, or returns.
     pub fn watch(&self, watch: &mut Watch, uffd: &Uffd) {
         if !self.may_go_solo.load(Relaxed) {
             return;
@@ -309,8 +309,8 @@ impl Crew {
         let rounds = self.first_rounds.load(Relaxed);
         let first_stands = rounds == watch.seen_rounds;
         watch.seen_rounds = rounds;
-        // Its CPU is another's, whatever the evictor achieves meanwhile, and also when it has read
-        // the message.
+        // Another thread has its CPU: whatever the evictor achieves meanwhile, and also when it has
+        // read the message.
         let lacks_cpu = || {
             (self.first_owes.load(Relaxed) || has_fault(uffd))
                 && sys::is_runnable(self.first.load(Relaxed))

@@ -1,6 +1,6 @@
-//! The pool of a process, which is connected to only after its memory is registered: when the limit
-//! comes near, growth must stop at once, and a blade takes its time to answer (10 to 200 ms were
-//! seen with 64 threads growing on 2 CPUs).
+//! The pool of a process, which is connected only after the process's memory is registered: near
+//! the limit growth must stop at once, and a blade takes its time to answer (10 to 200 ms were seen
+//! with 64 threads growing on 2 CPUs).
 
 use std::ops::Deref;
 use std::sync::OnceLock;
@@ -19,14 +19,14 @@ pub struct LatePool {
 }
 
 impl LatePool {
-    /// Gives the pool, connected to these blades, to all who wait for it. Only the first one
-    /// counts.
+    /// Hands the pool, connected to these blades, to all threads that wait for it. Only the first
+    /// call counts.
     pub fn set(&self, (pool, blades): (Pool, Blades)) {
         let _ = self.pool.set((pool, blades));
         self.connected.open();
     }
 
-    /// Whether there is a pool: pages may be away. Before, none is.
+    /// Whether there is a pool, so that pages may be far. Before that none is.
     pub fn is_set(&self) -> bool {
         self.pool.get().is_some()
     }

@@ -1,6 +1,6 @@
-//! Predictions: runs of first touches, and the prefetcher.
+//! Predicts the next pages: runs of first touches, and the prefetcher.
 //!
-//! Shared by all fault threads, because which of them takes a fault is the scheduler's choice.
+//! Shared by all fault threads, because the scheduler decides which of them takes a fault.
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
@@ -11,7 +11,7 @@ use farpool_policy::reserve::zero_run_pages;
 use farpool_policy::{PrefetchKind, PrefetchWindow, Prefetcher};
 use farpool_units::{PAGE_BYTES, exactly};
 
-/// Threads whose first touches are followed apart; others share a place by their id.
+/// Threads whose first touches are followed separately; more threads share a place by their id.
 const PLACES: usize = 16;
 /// The run's length shares a word with the address it ends at, in the page's low bits.
 const LENGTH_BITS: u64 = PAGE_BYTES as u64 - 1;
@@ -41,13 +41,13 @@ impl Streams {
         zero_run_pages(follows.then_some(run))
     }
 
-    /// A run of `pages` first touches now ends at `end`.
+    /// Notes that a run of `pages` first touches now ends at `end`.
     pub fn filled(&self, thread: u32, end: usize, pages: usize) {
         let length = (pages as u64).min(LENGTH_BITS);
         self.zero_runs[place(thread)].store(end as u64 | length, Relaxed);
     }
 
-    /// What to fetch besides the page at `address`.
+    /// Predicts what to fetch besides the page at `address`.
     pub fn expect(&self, thread: u32, address: usize, window: &mut PrefetchWindow) {
         match self.prefetcher.lock() {
             Ok(mut prefetcher) => {

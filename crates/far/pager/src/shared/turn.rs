@@ -2,42 +2,42 @@
 //!
 //! When many processes fault at once and none can keep the pages it works on, each page is moved
 //! out again before its process has come back to it, and all of them together get next to nothing
-//! done. Then one process at a time is served: for a turn it gives nothing up and gets what is
-//! free, and the others make room for it. With its pages around it, it does in one turn what would
-//! have taken minutes.
+//! done. Then one process at a time is served: for a turn it gives nothing up and gets all free
+//! memory, and the others make room for it. With its pages around it, it does in one turn what
+//! would have taken minutes.
 //!
-//! A process asks for a turn when it went over the limit for want of anything to move out, which
-//! happens only then, or when it sees the tree thrash (`crate::evict::thrash`). Turns are noted
-//! on the board, in one word: whose it is, and until when.
+//! A process asks for a turn when it went over the limit because it had nothing to move out, which
+//! happens only then, or when it sees the tree thrash ([`crate::evict::thrash`]). Turns are noted
+//! on the board, in one word: the process whose turn it is, and until when.
 
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 
 /// A turn: long enough to bring some ten thousand pages from a blade and to work on them.
 pub const TURN_MS: u32 = 200;
-/// Who had a turn leaves the next one to others, if anybody asks within this time.
+/// A process that had a turn leaves the next one to others that ask within this time.
 const REST_MS: u32 = 20;
 
 /// Whose turn it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// The tree does not thrash: everybody's.
+    /// The tree does not thrash: no process has a turn.
     Nobodys,
     Mine,
-    /// That of the process with this id.
+    /// The turn of the process with this id.
     Anothers(u32),
 }
 
-/// What a process remembers of its turns.
+/// A process's state between turns.
 #[derive(Debug, Default)]
 pub struct Turns {
     overruns_seen: u64,
 }
 
 impl Turns {
-    /// Returns the process whose turn it is. This process takes the turn if it is free and needed:
-    /// its overruns have grown to this number, or it `wants` one. The time may start anywhere and
-    /// wraps, but is the same for all processes.
+    /// Whose turn it is now. Takes a free turn if this process needs it: its count of overruns has
+    /// grown, or it `wants` one. The time may start anywhere and wraps, but is the same for all
+    /// processes.
     pub fn look(
         &mut self,
         word: &AtomicU64,

@@ -1,21 +1,21 @@
-//! Which pages are on the blade as they are here, so that they can leave without being written
+//! Which pages have the same bytes on the blade, so that they can leave without being written
 //! again.
 //!
-//! The kernel cannot say so in time: whether a page was written (write protection, soft-dirty bits)
-//! and taking it out of the program are two steps, and a write can fall between. Protecting each
-//! fetched page costs a fault at its first write, ten times what is saved
-//! (docs/contributors/decisions.md). So a digest of the page is remembered when it is fetched, and
-//! compared when it has been taken out and can change no more. A page that was written and holds
+//! The kernel cannot tell in time: checking whether a page was written (write protection,
+//! soft-dirty bits) and taking it out of the program are two steps, and a write can fall between.
+//! Protecting each fetched page costs a fault at its first write, ten times what is saved
+//! (docs/contributors/decisions.md). So a digest of the page is stored when it is fetched, and
+//! compared when it has been taken out and can no longer change. A page that was written and holds
 //! the same bytes again is recognised too.
 //!
 //! A page's state says that a layer has a copy of it ([`crate::space::page::PageState::has_copy`]);
-//! the digest here identifies the copy. Invariant: the place of a copy is not written to before the
-//! state has given the copy up.
+//! the digest here identifies the copy's bytes. Invariant: nothing is written to the place of a
+//! copy before the state has given it up.
 //!
-//! Two pages are taken for equal by chance once in 2^128 comparisons: the digests are XXH3 of 128
-//! bits under a secret of 192 random bytes that each process makes for itself, so nobody can
-//! prepare pages that collide. The page's place is part of the entry: digests share a table of
-//! fixed size, and an entry that was overwritten by another page's matches nothing.
+//! Two pages pass for the same with a probability of 2^-128 each time: the digests are XXH3 of 128
+//! bits under a secret of 192 random bytes that each process makes for itself, so colliding pages
+//! cannot be prepared. The place of the page is part of the digest: digests share a table of fixed
+//! size, and one that was overwritten by another page's matches nothing.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -30,18 +30,18 @@ use crate::space::page::{PageState, Phase};
 use crate::space::superpage::Page;
 use crate::sys;
 
-/// Digests of a process: 2 MiB of addresses, of which only what is used takes memory. With more
+/// Digests of a process: 2 MiB of addresses, of which only the used part takes memory. With more
 /// local memory than 512 MiB some are overwritten before they are compared; those pages are
 /// written.
 const DIGESTS: usize = 1 << 17;
-/// Bytes of the secret: what XXH3 uses at most.
+/// Bytes of the secret, the most that XXH3 uses.
 const SECRET_BYTES: usize = 192;
 /// Spreads a page's number over 128 bits, injectively: odd. The digits are those of the golden
 /// ratio.
 const SPREAD: u128 = 0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835;
 
-/// A digest with its page's number, or zeros. Its halves are written one after the other; one of
-/// two digests matches nothing.
+/// A digest combined with its page's number, or zeros. Its halves are written one after the other;
+/// a mix of two digests matches nothing.
 #[derive(Debug)]
 #[repr(C)]
 struct Digest([AtomicU64; 2]);
@@ -51,10 +51,10 @@ struct Digest([AtomicU64; 2]);
 pub enum Leaving {
     /// There is no copy.
     Write,
-    /// It need not be written if it is as its copy.
+    /// It need not be written if it equals its copy.
     Compare,
-    /// It is on its way back into the program and keeps its copy: a write would change what the
-    /// copy is.
+    /// It is on its way back into the program and keeps its copy: a write would change the copy's
+    /// bytes.
     Return,
 }
 
@@ -72,7 +72,7 @@ pub fn leaving(state: PageState) -> Leaving {
 pub struct Copies {
     digests: &'static [Digest],
     secret: [u8; SECRET_BYTES],
-    /// Pages that arrive in runs are remembered too.
+    /// Pages that arrive in runs are remembered, too.
     runs: bool,
     /// All fetched pages are remembered; else one in [`SAMPLED_FETCHES`].
     all: AtomicBool,
@@ -81,8 +81,8 @@ pub struct Copies {
 
 impl Copies {
     /// `runs`: whether pages that arrive in runs are worth remembering. Over `shm` they are not:
-    /// written in a row, a page costs hardly more than a digest, and the fault thread is what a
-    /// scan waits for.
+    /// written in a row, a page costs hardly more than a digest, and a scan waits for the fault
+    /// thread.
     pub fn new(runs: bool) -> Result<Copies, std::io::Error> {
         let base = sys::map_local(DIGESTS * size_of::<Digest>())?;
         // Huge pages would take the whole table at once.
@@ -109,7 +109,7 @@ impl Copies {
         self.runs && self.wants()
     }
 
-    /// Whether all fetched pages are worth it from now on.
+    /// Sets whether all fetched pages are worth it from now on.
     pub fn set_wanted(&self, all: bool) {
         self.all.store(all, Relaxed);
     }
@@ -133,7 +133,7 @@ impl Copies {
     fn digest(&self, page: Page, bytes: &[u8; PAGE_BYTES]) -> [u64; 2] {
         let number = (u128::from(page.segment_page()) + 1).wrapping_mul(SPREAD);
         let digest = XxHash3_128::oneshot_with_secret(&self.secret, bytes);
-        // Any value made up here could match another page's.
+        // Any substitute value could match another page's.
         let digest = digest.unwrap_or_else(|_| fail_closed("the secret for digests is too short"));
         let digest = digest ^ number;
         #[allow(clippy::cast_possible_truncation)] // The two halves.
@@ -175,8 +175,8 @@ mod tests {
         assert!(!other.matches(page, &bytes));
     }
 
-    /// Written while it is taken back, the blade would have other bytes than those that were
-    /// remembered; and the program may make the page what it was.
+    /// If it were written while it is taken back, the blade would have other bytes than those
+    /// remembered; and the program may restore the page to what it was.
     #[test]
     fn a_page_that_returns_with_its_copy_is_not_written() {
         let victim = PageState::UNTOUCHED.with_layer(2).with_phase(Phase::Victim);
@@ -189,8 +189,7 @@ mod tests {
         }
     }
 
-    /// Pages that share an entry, with the same bytes: what one was remembered by says nothing of
-    /// the other.
+    /// Pages that share an entry, with the same bytes: the digest of one says nothing of the other.
     #[test]
     fn an_overwritten_digest_matches_nothing() {
         let (space, copies) = (Space::new().expect("space"), Copies::new(true).expect("copies"));

@@ -1,7 +1,7 @@
-//! Giving frames back to the kernel without an event.
+//! Returns frames to the kernel without an event.
 //!
 //! The victim buffer is registered with the userfaultfd that reports the program's memory calls
-//! (see [`crate::space::layout`]): a thread that drops memory of it would wait until the event is
+//! (see [`crate::space::layout`]): a thread that drops memory of it would wait until that event is
 //! read. So frames are unregistered for the moment in which they are dropped. Moving them to memory
 //! without events first costs 3 us a page where they are scattered, and 10 to 14 us while another
 //! processor runs the program; this costs 0.3 and 0.6 us.
@@ -12,16 +12,16 @@ use crate::abort::fail_closed;
 use crate::space::moves;
 use crate::sys;
 
-/// Drops before it is given up: each but the first follows a call of the program that locked
-/// memory in the microseconds of the one before.
+/// Tries before giving up: each but the first follows a call of the program that locked memory in
+/// the microseconds of the try before.
 const TRIES: usize = 1000;
 
-/// Releases `bytes` of frames from `start` to the kernel; not all of them need be present. The
+/// Returns `bytes` of frames from `start` on to the kernel; not all of them need be present. The
 /// caller owns all frames of the range: no page may be moved into it meanwhile. `unlock` unlocks
-/// the buffer, which a program that locks all its memory (mlockall) has locked, too.
+/// the buffer, which a program that locks all its memory has locked, too (mlockall).
 pub fn release(uffd: &Uffd, pagemap: &Pagemap, start: usize, bytes: usize, unlock: impl Fn()) {
     for _ in 0..TRIES {
-        // No memory for two more mappings: there will be an event, which tells nothing new.
+        // No memory for two more mappings: there will be an event, which carries no news.
         let is_unseen = uffd.unregister(start, bytes).is_ok();
         if sys::release(start, bytes).is_err() {
             unlock();
@@ -31,7 +31,8 @@ pub fn release(uffd: &Uffd, pagemap: &Pagemap, start: usize, bytes: usize, unloc
                 "the victim buffer at {start:#x} cannot be registered again: {error}"
             ));
         }
-        // Locked, the kernel drops nothing. It fills what a call of mlockall finds unregistered.
+        // If the buffer is locked, the kernel drops nothing. It fills what a call of mlockall finds
+        // unregistered.
         if moves::first_occupied(pagemap, start, start + bytes).is_none() {
             return;
         }
@@ -57,7 +58,7 @@ mod tests {
         sys::zero_pages(area, 4);
         sys::zero_pages(area + 5 * PAGE_BYTES, 3);
         uffd.register(area, 8 * PAGE_BYTES, register_mode::MISSING).expect("registered");
-        // Would wait for ever if it raised an event: no thread reads any.
+        // It would wait for ever if it raised an event, which nothing here reads.
         release(&uffd, &pagemap, area, 6 * PAGE_BYTES, || panic!("nothing is locked"));
         assert_eq!(moves::occupied(&pagemap, area, 8), 0b1100_0000);
         sys::zero_pages(source, 1);

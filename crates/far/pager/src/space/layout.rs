@@ -1,23 +1,23 @@
-//! The program changes its address space while pages are on their way, and userfaultfd's events
-//! tell of it.
+//! Follows the program's changes of its address space, reported by userfaultfd's events, while
+//! pages are on their way.
 //!
 //! A thread of the program that unmaps, moves or drops registered memory, or forks, waits until its
-//! event is read, and then goes on at once. What the pager knows of the range is out of date from
-//! then on. So:
+//! event is read, and then continues at once. From then on the pager's knowledge of the range is
+//! out of date. So:
 //! * pages are moved or copied into the program or out of it under a shared hold of the turnstile,
-//!   each call of the kernel for itself; messages are read under an exclusive one, which goes
-//!   before new shared ones;
+//!   one hold for each kernel call; messages are read under an exclusive hold, which takes
+//!   precedence over new shared ones;
 //! * a change that was read is queued under the same hold, and the steward applies it to the page
 //!   states;
-//! * while one waits to be applied nothing is moved ([`Layout::enter`] refuses), and no fault is
-//!   served.
+//! * while a change waits to be applied nothing is moved ([`Layout::enter`] refuses), and no fault
+//!   is served.
 //!
-//! Between the call itself and the reading of its event the kernel refuses moves with EAGAIN
-//! (`mmap_changing`), to every range registered with the same userfaultfd: hence trays are
-//! registered with the program's.
+//! Between the call itself and the reading of its event the kernel refuses moves to every range
+//! registered with the same userfaultfd with EAGAIN (`mmap_changing`): hence trays are registered
+//! with the program's userfaultfd.
 //!
-//! Where no events are asked for (the preloaded library stands in front of the calls) entering
-//! costs nothing.
+//! Where no events are requested (the preloaded library intercepts the calls) entering costs
+//! nothing.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -36,58 +36,61 @@ use crate::space::birth;
 use crate::space::order::{self, Next, Place};
 use crate::sys;
 
-/// Changes and postponed faults for which there is room without allocating: each of the program's
+/// Capacity, without allocating, for changes and for postponed faults: each of the program's
 /// threads waits for one of either at a time.
 const ROOM: usize = 4096;
-/// Messages taken with one read by [`Layout::take_in`].
+/// Messages read at a time by [`Layout::take_in`].
 const MESSAGES: usize = 8;
 
-/// A thread that has freed a place tells of it within microseconds, or when it gets a processor
-/// again. In a program whose threads change its memory all the time there may never be a moment at
-/// which all of it is read.
+/// How long the next change waits for an unread one. A thread that has freed a place reports it
+/// within microseconds, or when it gets a processor again. In a program whose threads change its
+/// memory all the time there may never be a moment at which everything is read.
 pub const ORDER_TIME: Duration = Duration::from_secs(1);
 
-/// A change takes some 10 us until it is read, and much longer only if its thread has no processor.
+/// The longest wait for a moment of rest. A change is read after some 10 us, and much later only if
+/// its thread has no processor.
 const REST_TIME: Duration = Duration::from_millis(1);
 
-/// What a step is refused with while a change waits to be applied.
+/// The refusal of a step while a change waits to be applied.
 pub const CANCELLED: Outcome = Outcome { done_bytes: 0, errno: Some(libc::ECANCELED) };
 
 /// See the module's description.
 #[derive(Debug)]
 pub struct Layout {
-    /// Whether events were asked for.
+    /// Whether events were requested.
     follows: bool,
-    /// Shared by who moves pages, for one call of the kernel; exclusive for who reads messages.
+    /// Held shared by threads that move pages, for one kernel call; exclusively by threads that
+    /// read messages.
     turnstile: RwLock<()>,
-    /// Locked after the turnstile, by those who have it exclusively or only look at what was read.
+    /// Locked after the turnstile, by threads that hold it exclusively or only read what is queued.
     state: Mutex<State>,
-    /// Changes that were read and not applied yet.
+    /// Changes that were read but not applied yet.
     unapplied: AtomicU32,
-    /// Children that were read of and have not got their pages yet. Until they have, this process
-    /// must not end.
+    /// Children whose fork was read and that have not got their pages yet. Until they have, this
+    /// process must not end.
     children: AtomicU32,
-    /// Counts calls that moved or filled pages. Each shows that at that moment nothing was done
-    /// that is not applied.
+    /// Counts calls that moved or filled pages. Each shows that at that moment every change was
+    /// applied.
     moves: AtomicU64,
-    /// Counts what was applied; waited for by fault threads.
+    /// Counts applied changes; fault threads wait on it.
     applied: AtomicU32,
-    /// Counts what was read; waited for by the steward.
+    /// Counts rings: for queued changes and whatever else the steward has to do. The steward waits
+    /// on it.
     bell: AtomicU32,
 }
 
 #[derive(Debug, Default)]
 struct State {
     changes: VecDeque<Change>,
-    /// Whether one of them was read while the program had several threads. One thread tells of all
-    /// it does in its order, and a second one that it starts afterwards can only do something
+    /// Whether one of them was read while the program had several threads. The changes of one
+    /// thread are reported in order, and a second thread that it starts afterwards can only act
     /// later.
     are_of_several: bool,
-    /// The folder of the program's threads.
+    /// The directory of the program's threads.
     threads: Option<OwnedFd>,
-    /// Memory of the pager's own that is registered: changes there are no news.
+    /// Registered memory of the pager's own: changes there are no news.
     ignored: Range<usize>,
-    /// Since when the next change has waited for one that was not read yet.
+    /// Since when the next change has waited for an unread one.
     waits_since: Option<Instant>,
 }
 
@@ -104,7 +107,7 @@ impl Layout {
         let state = State {
             changes: VecDeque::with_capacity(room),
             are_of_several: false,
-            // Without it the program is taken for one of several threads.
+            // Without it the program is treated as having several threads.
             threads: if follows { sys::open_own_tasks().ok() } else { None },
             ignored: ignored.0..ignored.0 + ignored.1,
             waits_since: None,
@@ -126,8 +129,8 @@ impl Layout {
         self.follows
     }
 
-    /// Leave to move pages; None while a change waits to be applied. To be held for one call of the
-    /// kernel.
+    /// Permission to move pages; None while a change waits to be applied. To be held for one kernel
+    /// call.
     pub fn enter(&self) -> Option<Entry<'_>> {
         if !self.follows {
             return Some(Entry { _shared: None });
@@ -149,20 +152,20 @@ impl Layout {
         outcome
     }
 
-    /// Changes whenever pages were moved or filled, see `crate::space::order::Owed`.
+    /// A count that changes whenever pages were moved or filled, see [`crate::space::order::Owed`].
     pub fn moves(&self) -> u64 {
         self.moves.load(SeqCst)
     }
 
-    /// As [`Layout::step`], for the steward while it applies a change: refused if one waits behind
-    /// that which concerns the page at `address`. A move is reported twice: its source has always
+    /// As [`Layout::step`], for the steward while it applies a change: refused if a later queued
+    /// change concerns the page at `address`. A move is reported twice: what it has left has always
     /// gone by then.
     pub fn step_of_steward(&self, address: usize, operation: impl FnOnce() -> Outcome) -> Outcome {
         if !self.follows {
             return operation();
         }
         let _shared = self.pass();
-        // Messages are queued under an exclusive hold: none can come while this one lasts.
+        // Messages are queued under an exclusive hold: nothing is added while this one lasts.
         let (is_changed, is_last) = {
             let changes = &self.lock().changes;
             (changes.iter().any(|change| concerns(*change, address)), changes.is_empty())
@@ -170,14 +173,14 @@ impl Layout {
         match (is_changed, is_last) {
             (true, _) => CANCELLED,
             (false, true) => self.counted(operation()),
-            // All that was done is read, but not all of it is applied.
+            // Everything that was done has been read, but not all of it is applied.
             (false, false) => operation(),
         }
     }
 
-    /// Reads waiting messages; changes among them are queued. Returns how many messages there are
-    /// in `buffer`. `give_up` is asked to apply at once that a range is dropped, if nothing waits
-    /// to be applied before; it must not wait for anything.
+    /// Reads the waiting messages and queues the changes among them. Returns how many messages
+    /// `buffer` holds. `give_up` is asked to apply at once that a range is dropped, if no change
+    /// waits to be applied first; it must not wait for anything.
     pub fn read(
         &self,
         uffd: &Uffd,
@@ -194,9 +197,9 @@ impl Layout {
         Ok(count)
     }
 
-    /// For a thread that cannot go on before the change that the kernel is waiting to report is
-    /// read. The threads of faults that are read with it touch their pages again, so that a thread
-    /// that sleeps until there is a fault is woken. `give_up`: see [`Layout::read`].
+    /// Reads messages for a thread that cannot continue before the pending change is read. The
+    /// threads whose faults are read with it touch their pages again, so that a thread that sleeps
+    /// until there is a fault is woken by them. `give_up`: see [`Layout::read`].
     pub fn take_in(&self, uffd: &Uffd, give_up: impl Fn(&Range<usize>) -> bool) {
         if !self.follows {
             return;
@@ -204,11 +207,11 @@ impl Layout {
         let mut messages = [Message::default(); MESSAGES];
         let _alone = self.close();
         let mut state = self.lock();
-        // EAGAIN: there is nothing yet. Other errors are met by the next reader.
+        // EAGAIN: there is nothing yet. The next reader meets any other error.
         if let Ok(messages) = uffd.read(&mut messages) {
             self.queue_changes(&mut state, messages, give_up);
             for address in messages.iter().filter_map(|message| message.event().page_address) {
-                // It fails where the mapping has gone, which wakes who waits there.
+                // It fails where the mapping has gone, which wakes the threads that wait there.
                 let _ = uffd.wake(address, PAGE_BYTES);
             }
         }
@@ -242,7 +245,7 @@ impl Layout {
         }
     }
 
-    /// Whether a mapping was moved to this address, which is still to be applied.
+    /// Whether a queued change moves a mapping to this address.
     pub fn is_moved_to(&self, address: usize) -> bool {
         self.lock().changes.iter().any(|change| change.moves_to(address))
     }
@@ -252,7 +255,8 @@ impl Layout {
         self.unapplied.load(SeqCst) != 0
     }
 
-    /// Whether there is a moment now, or very soon, at which nothing is done that was not applied.
+    /// Whether there is a moment, now or very soon, at which every change of the program is
+    /// applied.
     pub fn is_at_rest(&self, uffd: &Uffd) -> bool {
         let until = Instant::now() + REST_TIME;
         while uffd.is_changing() {
@@ -264,8 +268,8 @@ impl Layout {
         self.is_still(uffd)
     }
 
-    /// True if no change remains to be applied. A message that the kernel has just sent is not
-    /// queued yet, so no thread may be about to queue it.
+    /// Whether every change of the program is applied now. A change that was just read is not
+    /// queued yet, so no thread may be about to queue one.
     pub fn is_still(&self, uffd: &Uffd) -> bool {
         let _shared = self.pass();
         !uffd.is_changing() && !self.is_behind()
@@ -282,9 +286,9 @@ impl Layout {
     // ---- the steward's side
     // ----------------------------------------------------------------------
 
-    /// The change that comes next, see `crate::space::order`. It counts as not applied until
-    /// [`Layout::has_applied`]. `look`: what is known of a range. None: there is none, or it has to
-    /// wait for one that was not read yet.
+    /// The change that comes next, see [`crate::space::order`]. It counts as not applied until
+    /// [`Layout::has_applied`]. `look`: what is known of a range. None: there is no change, or it
+    /// has to wait for one that was not read yet.
     pub fn next(&self, look: impl Fn(&Range<usize>) -> Place, uffd: &Uffd) -> Option<Change> {
         {
             let mut state = self.lock();
@@ -293,15 +297,15 @@ impl Layout {
                 return state.take_change(0);
             }
         }
-        // Nobody else takes any, so places in the queue stay what they are.
+        // No other thread takes changes, so places in the queue stay valid.
         let next = |all_read| {
-            // A statement of its own: the lock must not be held while others are taken.
+            // A statement of its own, so that the lock is released before other locks are taken.
             let changes = self.lock().changes.clone();
             order::next(&changes, &look, all_read)
         };
         let mut next_change = next(false);
         if next_change == Next::Wait && (!uffd.is_changing() || self.has_waited()) {
-            // Read since, perhaps; the queue now has all there was.
+            // More may have been read since; the queue now holds everything.
             next_change = next(true);
         }
         let at = match next_change {
@@ -317,38 +321,38 @@ impl Layout {
         state.take_change(at)
     }
 
-    /// Whether the next change has waited so long that nothing can have been overtaken.
+    /// Whether the next change has waited so long that no change can have been overtaken.
     fn has_waited(&self) -> bool {
         let mut state = self.lock();
         state.waits_since.get_or_insert_with(Instant::now).elapsed() > ORDER_TIME
     }
 
-    /// A child of a child was born, which needs what its parent lacks.
+    /// Notes that a child of a child was born, which needs the pages its parent lacks.
     pub fn expects_child(&self) {
         let _state = self.lock();
         self.children.fetch_add(1, SeqCst);
     }
 
-    /// A child has its pages.
+    /// Notes that a child has its pages.
     pub fn has_settled_child(&self) {
         self.children.fetch_sub(1, SeqCst);
     }
 
-    /// Whether a child still has to get its pages. Whoever has read of one and not counted it yet
-    /// has the lock.
+    /// Whether a child still has to get its pages. A thread that has read of one and not counted it
+    /// yet holds the lock.
     pub fn owes_children(&self) -> bool {
         let _state = self.lock();
         self.children.load(SeqCst) != 0
     }
 
-    /// The change that was last taken is applied.
+    /// Notes that the change taken last is applied.
     pub fn has_applied(&self) {
         self.unapplied.fetch_sub(1, SeqCst);
         self.applied.fetch_add(1, SeqCst);
         sys::wake(&self.applied);
     }
 
-    /// To be read before looking for changes.
+    /// The bell's count, to be read before checking for changes.
     pub fn bell(&self) -> u32 {
         self.bell.load(SeqCst)
     }
@@ -359,7 +363,7 @@ impl Layout {
         sys::wake(&self.bell);
     }
 
-    /// Waits until something was read since `bell`, at most for `timeout`.
+    /// Waits until the bell has rung since `bell` was read, at most for `timeout`.
     pub fn wait_for_changes(&self, bell: u32, timeout: Duration) {
         sys::wait(&self.bell, bell, Some(timeout));
     }
@@ -379,19 +383,18 @@ impl Layout {
     }
 }
 
-/// An empty queue goes on at its beginning, so that one of few entries takes little of the memory
-/// it has reserved.
+/// An empty queue restarts at its beginning, so that a queue of few entries takes little of the
+/// memory it has reserved.
 fn begin_anew<T>(queue: &mut VecDeque<T>) {
     if queue.is_empty() {
         queue.clear();
     }
 }
 
-/// Whether a page at this address may be another one after the change, or must be as it is before.
-/// Pure.
+/// Whether the change can replace the page at this address, or needs it as it was before. Pure.
 fn concerns(change: Change, address: usize) -> bool {
     match change {
-        // The child has what was there at the fork.
+        // The child has the page as it was at the fork.
         Change::Forked { .. } => true,
         Change::Moved { from, to, bytes } => {
             (from..from + bytes).contains(&address) || (to..to + bytes).contains(&address)
@@ -418,7 +421,7 @@ impl State {
         change
     }
 
-    /// Whether it is the pager that gave frames of its own back to the kernel.
+    /// Whether the change is the pager's own return of frames to the kernel.
     fn is_own(&self, change: Change) -> bool {
         matches!(change, Change::Removed { start, .. } if self.ignored.contains(&start))
     }

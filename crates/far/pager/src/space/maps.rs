@@ -1,4 +1,4 @@
-//! The kernel's list of a process's mappings (/proc/PID/maps), and which of them can be far. Pure.
+//! The kernel's list of a process's mappings (/proc/PID/maps), and which mappings can be far. Pure.
 
 use crate::space::registry::Region;
 use crate::sys::Protection;
@@ -32,7 +32,7 @@ impl Eligible {
     }
 }
 
-/// Reads one line; None: it is not one.
+/// Parses one line. None: it is not a mapping.
 pub fn parse(line: &str) -> Option<Mapping<'_>> {
     let (range, rest) = line.split_once(' ')?;
     let (start, end) = range.split_once('-')?;
@@ -57,7 +57,7 @@ pub fn parse(line: &str) -> Option<Mapping<'_>> {
 }
 
 impl Mapping<'_> {
-    /// Whether it is memory that could be far, whatever rights the program has to it just now:
+    /// Whether it is memory that could be far, whatever the program's current rights to it:
     /// anonymous, private, and not the kernel's or a stack that grows.
     fn is_anonymous(&self) -> bool {
         let is_plain =
@@ -67,8 +67,8 @@ impl Mapping<'_> {
 }
 
 /// The ranges of a list that can be far, without the pager's own (`own`: start and end, in order).
-/// Mappings shorter than `threshold_bytes` stay local. Lines that cannot be read are passed over:
-/// what they map stays local.
+/// Mappings shorter than `threshold_bytes` stay local. Lines that cannot be parsed are skipped:
+/// their mappings stay local.
 pub fn eligible(text: &str, own: &[(usize, usize)], threshold_bytes: usize) -> Vec<Eligible> {
     let mut found = Vec::new();
     for mapping in text.lines().filter_map(parse).filter(Mapping::is_anonymous) {
@@ -76,8 +76,8 @@ pub fn eligible(text: &str, own: &[(usize, usize)], threshold_bytes: usize) -> V
         if mapping.end - mapping.start < threshold_bytes {
             continue;
         }
-        // The kernel joins neighbouring mappings of equal rights: the pager's may be part of a
-        // line.
+        // The kernel joins neighbouring mappings of equal rights: the pager's mapping may be part
+        // of a line.
         let mut from = mapping.start;
         for (start, end) in own {
             if *end <= from || *start >= mapping.end {
@@ -95,8 +95,8 @@ pub fn eligible(text: &str, own: &[(usize, usize)], threshold_bytes: usize) -> V
     found
 }
 
-/// How many of the ranges, in order, that may be read and written begin where another such one
-/// ends: the kernel has not joined these two mappings.
+/// How many of the ranges, in order, may be read and written and begin where another such range
+/// ends: mappings that the kernel has not joined.
 pub fn splits(found: &[Eligible]) -> usize {
     let is_split = |pair: &&[Eligible]| {
         let is_plain = pair[0].protection == Protection::READ_WRITE;
@@ -105,8 +105,8 @@ pub fn splits(found: &[Eligible]) -> usize {
     found.windows(2).filter(is_split).count()
 }
 
-/// Whether a mapping of a detailed list (/proc/PID/smaps) has faults at this address told to a
-/// userfaultfd.
+/// Whether faults at this address are reported to a userfaultfd, by a detailed list
+/// (/proc/PID/smaps).
 pub fn is_registered(details: &str, address: usize) -> bool {
     let mut is_there = false;
     for line in details.lines() {

@@ -1,11 +1,11 @@
-//! Moving frames with UFFDIO_MOVE, and learning which of them really moved.
+//! Moves frames with UFFDIO_MOVE, and finds out which of them really moved.
 //!
 //! On Linux 6.18 a move that meets a page under migration (compaction, NUMA balancing, huge pages)
 //! moves pages that it does not count: it keeps the EAGAIN of the page it waited for, moves that
-//! page and what follows, starts again at the same place, and finds it taken. The caller sees a
+//! page and the following ones, restarts at the same place, and finds it taken. The caller sees a
 //! short count with EAGAIN, then EEXIST, though the pages have moved. So after every answer but a
-//! plain success the page map of the source says what is where. A page of the source belongs to the
-//! caller, so nothing but the move can have taken it away.
+//! plain success the source's page map tells where the pages are. A page of the source belongs to
+//! the caller, so nothing but the move can have taken it away.
 //!
 //! Invariant: a page is reported as gone if and only if the source has no page there any more.
 
@@ -17,12 +17,12 @@ use crate::abort::fail_closed;
 /// The most pages of one call: the bits of a word.
 pub const MAX_PAGES: usize = u64::BITS as usize;
 
-/// What became of pages that were to be moved.
+/// The outcome of a move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moved {
     /// The pages that have left the source: bit n stands for the n-th.
     pub gone: u64,
-    /// Why the first of the others stayed.
+    /// Why the first page that stayed was not moved.
     pub errno: Option<i32>,
 }
 
@@ -33,7 +33,7 @@ impl Moved {
     }
 }
 
-/// The pages of `[start, start + count)` that are there; the process ends if the kernel does not
+/// The pages of `[start, start + count)` that are present. Ends the process if the kernel does not
 /// say.
 pub fn occupied(pagemap: &Pagemap, start: usize, count: usize) -> u64 {
     pagemap
@@ -41,7 +41,7 @@ pub fn occupied(pagemap: &Pagemap, start: usize, count: usize) -> u64 {
         .unwrap_or_else(|error| fail_closed(&format!("the page map cannot be read: {error}")))
 }
 
-/// The first page of a range that is there; the process ends if the kernel does not say.
+/// The first present page of a range. Ends the process if the kernel does not say.
 pub fn first_occupied(pagemap: &Pagemap, start: usize, end: usize) -> Option<usize> {
     let mut first = [PageRange::default(); 1];
     match pagemap.scan(start, end, category::OCCUPIED, &mut first) {
@@ -50,8 +50,8 @@ pub fn first_occupied(pagemap: &Pagemap, start: usize, end: usize) -> Option<usi
     }
 }
 
-/// Moves `count` pages; `move_from` tries to move all pages from the n-th on, `again` is called
-/// before it is tried again, `there` says which the source still has.
+/// Moves `count` pages. `move_from` tries to move all pages from the n-th on, `again` is called
+/// before a retry, `there` returns the pages that the source still has.
 pub(crate) fn settle_moves(
     count: usize,
     mut move_from: impl FnMut(usize) -> Outcome,
@@ -96,7 +96,7 @@ mod tests {
     use proptest::prelude::*;
     use std::cell::RefCell;
 
-    /// A kernel that moves pages and does not count all of them.
+    /// A kernel that does not count all pages it moves.
     struct Kernel {
         source: u64,
         count: usize,

@@ -1,62 +1,64 @@
-//! In which order changes of an address space are applied. Pure.
+//! The order in which changes of an address space are applied. Pure.
 //!
-//! The kernel tells of a change after it has let go of the lock of the address space, and each
-//! thread for itself: a thread that unmaps a range, or moves it away, may be overtaken by another
-//! one that gets the same addresses meanwhile and moves memory there. Both are told, the later one
-//! first. Taken by their word, what is known of the memory that was moved in would be forgotten
-//! with what was there before, and far pages of it would read as zeros.
+//! The kernel reports a change after it has released the address space's lock, and for each thread
+//! separately: a thread that unmaps a range, or moves it away, may be overtaken by another thread
+//! that gets the same addresses meanwhile and moves memory there. Both are reported, the later one
+//! first. Taken literally, what is known of the memory that was moved in would be forgotten with
+//! what was there before, and its far pages would read as zeros.
 //!
-//! Evidence is a move to addresses of which something is still known: nothing can be mapped where
-//! something is mapped, and a thread that moves memory over other memory (MREMAP_FIXED) reports
-//! that one's end first. So such a move comes after the change that has freed its place. If that
-//! was not read before the move's thread had reported all of it, the move waits until all changes
-//! are read: the thread may have gone on, and changed the place again. Meanwhile the kernel refuses
-//! to move pages.
+//! This shows as a move to addresses of which something is still known: nothing can be mapped where
+//! something is mapped, and a thread that moves memory over other memory (MREMAP_FIXED) reports the
+//! end of that memory first. So such a move comes after the change that has freed its place. If
+//! that change was not read before all of the move was reported, the move waits until every change
+//! is read, because its thread may have continued and done something else to the place. Meanwhile
+//! the kernel refuses to move pages.
 //!
-//! A move is told twice: where the memory went, then that its old place is not mapped any more.
+//! A move is reported twice: where the memory went, then that its old place is no longer mapped.
 //! Another thread may have moved memory to that place in between. So the second message of a move
-//! is expected, and means nothing ([`Owed`]).
+//! is expected, and ignored ([`Owed`]).
 //!
-//! All of this is for programs of several threads: a single one's changes are reported in order.
+//! All of this is for programs of several threads: the changes of a single thread are reported in
+//! order.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
 use farpool_uffd::Change;
 
-/// How to treat changes that wait.
+/// What to do with the changes that wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// None waits.
     Nothing,
     /// This one, by its place in the queue, comes first.
     Apply(usize),
-    /// The first is a move to a place that is taken: all that was done must be read first.
+    /// The first is a move to a place that is taken: every change must be read first.
     Wait,
     /// More than one change could have freed the place, with different results.
     Ambiguous,
 }
 
-/// What is known of a place.
+/// The pager's knowledge of a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Nothing.
+    /// Nothing is known.
     Free,
-    /// Something, but it may be what a move that is not applied has brought there.
+    /// Something is known, but a move that is not applied may have brought it there.
     Unsure,
-    /// What was there before whatever waits.
+    /// Something is known from before the waiting changes.
     Taken,
 }
 
-/// `look`: what is known of a range. `all_read`: no thread has done anything that was not read.
+/// Chooses the change to apply next. `look`: what is known of a range. `all_read`: every change of
+/// the program has been read.
 pub fn next(
     changes: &VecDeque<Change>,
     look: impl Fn(&Range<usize>) -> Place,
     all_read: bool,
 ) -> Next {
     let mut at = 0;
-    // Each step goes to another change that was overtaken; in a circle nothing would have freed
-    // anything.
+    // Each step goes to another change that was overtaken; a circle would mean that nothing was
+    // freed.
     for _ in 0..=changes.len() {
         let Some(change) = changes.get(at) else { return Next::Nothing };
         let Change::Moved { to, bytes, .. } = *change else { return Next::Apply(at) };
@@ -69,7 +71,7 @@ pub fn next(
             *other != at && frees(&changes[*other], &place) && !is_second(changes, *other)
         };
         // Until it has reported the rest of a move its thread is in the call, and no other thread
-        // knows the new place.
+        // knows of the new place.
         let second = (at + 1..changes.len()).find(|other| is_second_of(&changes[*other], change));
         if let Some(certain) = (0..second.unwrap_or(0)).find(frees) {
             at = certain;
@@ -79,7 +81,7 @@ pub fn next(
             return Next::Wait;
         }
         let mut freeing = (0..changes.len()).filter(frees);
-        // Nothing has freed it: what is known of it was out of date.
+        // Nothing has freed the place: what is known of it is out of date.
         let Some(first) = freeing.next() else { return Next::Apply(at) };
         let is_move = |change: usize| matches!(changes[change], Change::Moved { .. });
         if known == Place::Unsure || freeing.any(|other| is_move(first) || is_move(other)) {
@@ -90,9 +92,9 @@ pub fn next(
     Next::Ambiguous
 }
 
-/// Whether a change is the second message of a move that waits before it. Each move has one: what
-/// says the same once more is of a thread that has unmapped the place before memory was moved
-/// there, or after.
+/// Whether a change is the second message of a move that waits before it. Each move has one:
+/// another equal message is of a thread that has unmapped the place before memory was moved there,
+/// or after.
 fn is_second(changes: &VecDeque<Change>, at: usize) -> bool {
     let mut owed = 0_usize;
     for change in changes.iter().take(at) {
@@ -114,7 +116,7 @@ fn is_second_of(change: &Change, first: &Change) -> bool {
     }
 }
 
-/// Second messages of moves that have not come yet.
+/// Second messages of moves that are still expected.
 #[derive(Debug, Default)]
 pub struct Owed {
     /// The old place, and what `stamp` was when the move was applied.
@@ -122,20 +124,20 @@ pub struct Owed {
 }
 
 impl Owed {
-    /// A move was applied. `stamp` changes whenever the kernel has moved or filled pages: it does
-    /// so only when all that was done is read. A move may have no second message
+    /// Notes that a move was applied. `stamp` changes whenever the kernel has moved or filled
+    /// pages, which it does only when every change has been read. A move may have no second message
     /// (MREMAP_DONTUNMAP).
     pub fn note(&mut self, from: usize, bytes: usize, stamp: u64) {
         self.places.retain(|(_, noted)| *noted == stamp);
         self.places.push((from..from + bytes, stamp));
     }
 
-    /// All that was done has been read and applied: nothing more comes.
+    /// Forgets all of them, once every change has been read and applied.
     pub fn forget(&mut self) {
         self.places.clear();
     }
 
-    /// Whether the end of a range is the second message of a move, which is forgotten here.
+    /// Whether the end of a range is the second message of a move. If so, it is no longer expected.
     pub fn takes(&mut self, start: usize, end: usize, stamp: u64) -> bool {
         self.places.retain(|(_, noted)| *noted == stamp);
         let found = self.places.iter().position(|(place, _)| *place == (start..end));
@@ -192,7 +194,7 @@ mod tests {
         let next_of = |changes: &[Change], taken: &[usize]| next_of(changes, taken, true);
         assert_eq!(next_of(&[moved(1, 2), unmapped(5), unmapped(2)], &[1, 2]), Next::Apply(2));
         assert_eq!(next_of(&[moved(1, 2), moved(2, 3)], &[1, 2]), Next::Apply(1));
-        // It was overtaken itself.
+        // The freeing change was overtaken, too.
         assert_eq!(next_of(&[moved(1, 2), moved(2, 3), unmapped(3)], &[1, 2, 3]), Next::Apply(2));
         assert_eq!(next_of(&[moved(1, 2), unmapped(5)], &[1, 2]), Next::Apply(0));
     }
@@ -236,15 +238,15 @@ mod tests {
         let changes = [moved(1, 2), moved(2, 3), moved(2, 4)];
         assert_eq!(next_of(&changes, &[1, 2], true), Next::Ambiguous);
         assert_eq!(next_of(&[moved(1, 2), moved(2, 1)], &[1, 2], true), Next::Ambiguous);
-        // Twice the same is no question.
+        // Two equal changes are not ambiguous.
         assert_eq!(
             next_of(&[moved(1, 2), unmapped(2), unmapped(2)], &[1, 2], true),
             Next::Apply(1)
         );
     }
 
-    /// Of two that say the same only one is the rest of the move; the other may have freed the
-    /// place before.
+    /// Of two equal messages only one is the rest of the move; the other may have freed the place
+    /// before.
     #[test]
     fn each_move_has_one_second_message() {
         let changes = [moved(1, 2), unmapped(1), moved(2, 3), unmapped(2)];
@@ -253,7 +255,7 @@ mod tests {
         assert_eq!(next_of(&twice, &[1, 2], true), Next::Ambiguous);
     }
 
-    /// What lies at each page, by what was there at first.
+    /// The content of each page, named by the page it was at first.
     type Memory = BTreeMap<usize, usize>;
 
     fn apply(memory: &mut Memory, change: Change) {
@@ -268,14 +270,14 @@ mod tests {
         }
     }
 
-    /// A system call of a thread: what it has not told yet. Nobody else knows where it has moved
-    /// memory to.
+    /// A system call of a thread, with the messages it has not sent yet. No other thread knows
+    /// where it has moved memory to.
     struct Call {
         untold: VecDeque<Change>,
         to: usize,
     }
 
-    /// Applies what can be; false: it means two things.
+    /// Applies the changes that can be applied. False: they are ambiguous.
     fn settle(
         told: &mut VecDeque<Change>,
         known: &mut Memory,
@@ -303,8 +305,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
-        /// Threads unmap pages, and move pages to where nothing is mapped; each tells of it when it
-        /// gets to it. Whatever does not mean two things must end as it truly is.
+        /// Threads unmap pages, and move pages to where nothing is mapped, and report it later.
+        /// Every unambiguous case must end in the true state.
         #[test]
         fn what_is_told_late_changes_nothing(
             steps in proptest::collection::vec((0usize..6, 0usize..9, any::<bool>()), 1..24),

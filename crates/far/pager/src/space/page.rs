@@ -9,16 +9,16 @@ use std::sync::atomic::{AtomicU8, Ordering::SeqCst};
 
 use farpool_units::exactly;
 
-/// Frozen layers and the current one that a process can have at a time: three bits of the state.
-/// At fork the smallest layers are merged when they run out.
+/// The most layers, frozen ones and the current one, that a process can have at a time: three bits
+/// of the state. At fork the smallest layers are merged when layers run out.
 pub const MAX_LAYERS: usize = 8;
 
 /// Where a page is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Phase {
-    /// Nothing of it was ever moved out. It may be resident (memory is registered late), or never
-    /// have been touched; a missing one reads as zeros.
+    /// It was never moved out. It may be resident (memory is registered late), or never have been
+    /// touched; a missing one reads as zeros.
     Untouched = 0,
     /// Mapped in the program.
     Resident = 1,
@@ -28,26 +28,27 @@ pub enum Phase {
     Victim = 3,
     /// Only on the blade, in the layer that the state names.
     Far = 4,
-    /// A pager thread is bringing it in. Others leave it alone; the kernel wakes all who wait.
+    /// A pager thread is bringing it in. Other threads leave it alone; the kernel wakes all that
+    /// wait.
     Fetching = 5,
     /// Its only copy is gone. Touching it is a SIGBUS.
     Lost = 6,
-    /// The program has said that it drops the page (madvise), and the kernel may be about to: a
-    /// page that is there may have the old contents for a while yet, and must not be moved out. A
-    /// page that is missing reads as zeros.
+    /// The program has announced that it drops the page (madvise), and the kernel may be about to:
+    /// a page that is present may still have the old contents for a while, and must not be moved
+    /// out. A missing page reads as zeros.
     Dropped = 7,
 }
 
 impl Phase {
-    /// Whether the page was moved out, or is about to be, and touching it is a fault.
+    /// Whether the page was moved out or is about to be, so that touching it is a fault.
     pub fn is_away(self) -> bool {
         matches!(self, Phase::Evicting | Phase::Victim | Phase::Far | Phase::Fetching)
     }
 }
 
 /// A page's byte: the phase in bits 0-2, the layer in bits 3-5; in phase `Fetching` bit 6 says that
-/// the page was far. Bit 7: the layer holds a copy of the page, though the page is here; it may be
-/// out of date ([`crate::space::copies`]).
+/// the page was far. Bit 7: the layer holds a copy of the page, though the page is local; the copy
+/// may be out of date ([`crate::space::copies`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageState(u8);
 
@@ -73,12 +74,13 @@ impl PageState {
         }
     }
 
-    /// As a number for another process.
+    /// The state as a number for another process.
     pub fn to_byte(self) -> u8 {
         self.0
     }
 
-    /// The state of a page that a child lacks, or Untouched; None: no such state.
+    /// The state, from another process, of a page that a child lacks, or Untouched. None: no such
+    /// state.
     pub fn of_child(byte: u8) -> Option<PageState> {
         let state = PageState(byte);
         let is_right = state == PageState::UNTOUCHED
@@ -87,8 +89,8 @@ impl PageState {
         is_right.then_some(state)
     }
 
-    /// The layer that holds the page; means something in the phases `Far`, `Fetching` and `Victim`,
-    /// and where there is a copy.
+    /// The layer that holds the page; meaningful in the phases `Far`, `Fetching` and `Victim`, and
+    /// where there is a copy.
     pub fn layer(self) -> usize {
         usize::from(self.0 >> LAYER_SHIFT) & (MAX_LAYERS - 1)
     }
@@ -115,10 +117,10 @@ impl PageState {
         PageState((self.0 & !HAS_COPY) | if has_copy { HAS_COPY } else { 0 })
     }
 
-    /// In another layer, without a copy.
+    /// The state in another layer, without a copy.
     #[must_use]
     pub fn with_layer(self, layer: usize) -> PageState {
-        // Shortened it would be another layer's number, from which other bytes would be read.
+        // Truncated it would be another layer's number, from which other bytes would be read.
         assert!(layer < MAX_LAYERS, "layer {layer} is none");
         let layer: u8 = exactly(layer);
         PageState((self.0 & PHASE_BITS) | (layer << LAYER_SHIFT))
@@ -135,17 +137,18 @@ impl PageCell {
         PageState(self.0.load(SeqCst))
     }
 
-    /// For the owner of a transient phase, and for a process that is alone.
+    /// Sets the state. Only for the owner of a transient phase, and for a process without other
+    /// threads.
     pub fn store(&self, state: PageState) {
         self.0.store(state.0, SeqCst);
     }
 
-    /// Moves the page on unless another thread was faster. Returns whether it did.
+    /// Changes the state unless another thread was faster. True if it did.
     pub fn change(&self, from: PageState, to: PageState) -> bool {
         self.0.compare_exchange(from.0, to.0, SeqCst, SeqCst).is_ok()
     }
 
-    /// Moves the page from one phase to another, keeping its layer; returns the state it had.
+    /// Moves the page from one phase to another, keeping its layer. Returns the state it had.
     pub fn claim(&self, from: Phase, to: Phase) -> Option<PageState> {
         let state = self.load();
         (state.phase() == from && self.change(state, state.with_phase(to))).then_some(state)

@@ -1,4 +1,4 @@
-//! Which ranges of the program's addresses are far-eligible. Pure: it knows addresses, not memory.
+//! The far-eligible ranges of the program's addresses. Pure: it knows addresses, not memory.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -8,26 +8,26 @@ use farpool_units::PAGE_BYTES;
 
 use crate::sys::Protection;
 
-/// So many pages at the end of a range are its tail, in which a thread's descriptor is looked for.
+/// The pages at the end of a range, its tail, in which a thread's descriptor is looked for.
 const TAIL_PAGES: usize = 2;
-/// So long a thread may take from the first touch of its stack to its descriptor's first word, for
-/// it may have to wait for a processor between them. Until then that tail stays local.
+/// How long a thread may take from the first touch of its stack to its descriptor's first word,
+/// because it may have to wait for a processor between them. Until then that tail stays local.
 const SETTLING_TIME: Duration = Duration::from_millis(250);
 
-/// What lies at the end of a far range, see [`crate::evict::exits`].
+/// What lies at the end of a far-eligible range, see [`crate::evict::exits`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tail {
     #[default]
     Unknown,
-    /// No descriptor was there when it was first looked at, at this time.
+    /// It held no descriptor when it was first checked, at this time.
     Unsettled(Instant),
     Plain,
-    /// The descriptor of a thread: nothing of the end is moved out.
+    /// The descriptor of a thread: the end is not moved out.
     Descriptor,
 }
 
 impl Tail {
-    /// What is known after another look, which has found a descriptor or not.
+    /// What is known after another check, which has found a descriptor or not.
     pub fn seen(self, is_descriptor: bool, now: Instant) -> Tail {
         match self {
             _ if is_descriptor => Tail::Descriptor,
@@ -38,20 +38,20 @@ impl Tail {
     }
 }
 
-/// Whether a thread that was being made when its stack was looked at has its descriptor by now.
+/// Whether a thread that was being made when its stack was checked has its descriptor by now.
 pub fn is_settled(since: Instant, now: Instant) -> bool {
     now.saturating_duration_since(since) >= SETTLING_TIME
 }
 
-/// What is known of a far range.
+/// A far-eligible range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Region {
     pub start: usize,
     pub end: usize,
-    /// Locked by the program (mlock), or of rights with which it cannot be moved: nothing of it is
+    /// Locked by the program (mlock), or of rights with which it cannot be moved: none of it is
     /// moved out.
     pub pinned: bool,
-    /// The program's rights to it, as last seen by the pager.
+    /// What the program may do with it, as the pager last saw it.
     pub protection: Protection,
     /// A child of fork has nothing there (MADV_DONTFORK).
     pub unshared: bool,
@@ -64,7 +64,7 @@ impl Region {
         self.end.saturating_sub(TAIL_PAGES * PAGE_BYTES).max(self.start)..self.end
     }
 
-    /// The part of it from `start` to `end`; of another end nothing is known.
+    /// The part of it from `start` to `end`. If it has another end, nothing is known of that end.
     fn part(self, start: usize, end: usize) -> Region {
         let tail = if end == self.end { self.tail } else { Tail::Unknown };
         Region { start, end, tail, ..self }
@@ -75,7 +75,7 @@ impl Region {
     }
 }
 
-/// Disjoint far ranges, by address.
+/// Disjoint far-eligible ranges, by address.
 #[derive(Clone, Debug, Default)]
 pub struct Registry {
     by_start: BTreeMap<usize, Region>,
@@ -94,7 +94,7 @@ impl Registry {
         self.generation
     }
 
-    /// Adds `[start, end)`, replacing whatever stood there.
+    /// Adds `[start, end)`, replacing what was there.
     pub fn add(&mut self, start: usize, end: usize) {
         self.insert(Region { start, end, ..Region::default() });
     }
@@ -110,7 +110,8 @@ impl Registry {
         self.generation += 1;
     }
 
-    /// Takes `[start, end)` out, splitting ranges at its ends; returns the parts that were far.
+    /// Removes `[start, end)`, splitting ranges at its ends. Returns the parts that were
+    /// far-eligible.
     pub fn remove(&mut self, start: usize, end: usize) -> Vec<Region> {
         let parts = self.overlapping(start, end);
         for part in &parts {
@@ -130,7 +131,7 @@ impl Registry {
         parts
     }
 
-    /// The parts of `[start, end)` that are far, clipped to it.
+    /// The far-eligible parts of `[start, end)`, clipped to it.
     pub fn overlapping(&self, start: usize, end: usize) -> Vec<Region> {
         let mut parts = Vec::new();
         let first = self.containing(start).map_or(start, |region| region.start);
@@ -143,7 +144,7 @@ impl Registry {
         parts
     }
 
-    /// The first far part of `[start, end)`, as start and end.
+    /// The first far-eligible part of `[start, end)`, as start and end.
     pub fn first_in(&self, start: usize, end: usize) -> Option<(usize, usize)> {
         let first = self.containing(start).map_or(start, |region| region.start);
         let (_, region) = self.by_start.range(first..end.max(first)).next()?;
@@ -151,15 +152,15 @@ impl Registry {
         (part.0 < part.1).then_some(part)
     }
 
-    /// Marks the far parts of `[start, end)` as pinned or not.
+    /// Marks the far-eligible parts of `[start, end)` as pinned or not.
     pub fn pin(&mut self, start: usize, end: usize, pinned: bool) {
         for part in self.remove(start, end) {
             self.insert(Region { pinned, ..part });
         }
     }
 
-    /// Notes what the program may do with the far parts of `[start, end)`, and whether they stay
-    /// because of that.
+    /// Notes what the program may do with the far-eligible parts of `[start, end)`, and whether
+    /// they stay because of that.
     pub fn set_protection(
         &mut self,
         start: usize,
@@ -172,14 +173,14 @@ impl Registry {
         }
     }
 
-    /// Notes whether a child of fork gets the far parts of `[start, end)`.
+    /// Notes whether a child of fork does not get the far-eligible parts of `[start, end)`.
     pub fn set_unshared(&mut self, start: usize, end: usize, unshared: bool) {
         for part in self.remove(start, end) {
             self.insert(Region { unshared, ..part });
         }
     }
 
-    /// Notes what was seen at the end of the range that ends there, if one does.
+    /// Notes what was found at the end of the range that ends at `end`, if there is one.
     pub fn see_tail(&mut self, end: usize, is_descriptor: bool, now: Instant) {
         let before = self.by_start.range_mut(..end).next_back();
         if let Some((_, region)) = before.filter(|(_, region)| region.end == end) {
@@ -187,12 +188,12 @@ impl Registry {
         }
     }
 
-    /// Whether a child does not get some of `[start, end)`.
+    /// Whether a child of fork lacks some of `[start, end)`.
     pub fn is_unshared(&self, start: usize, end: usize) -> bool {
         self.overlapping(start, end).iter().any(|part| part.unshared)
     }
 
-    /// For a child of fork: takes out and returns what it did not get.
+    /// Removes, in a child of fork, the ranges that it did not get, and returns them.
     pub fn take_unshared(&mut self) -> Vec<Region> {
         let unshared: Vec<Region> = self.iter().filter(|region| region.unshared).collect();
         for region in &unshared {
@@ -238,8 +239,8 @@ mod tests {
     }
 
     proptest! {
-        /// The registry against an array that says for each address: not far, or far and whether it
-        /// is pinned and unshared.
+        /// Checks the registry against an array that says for each address: not far-eligible, or
+        /// far-eligible and whether it is pinned and unshared.
         #[test]
         fn behaves_like_an_array(steps in steps()) {
             let mut registry = Registry::default();

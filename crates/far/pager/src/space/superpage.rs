@@ -12,17 +12,17 @@ use crate::space::units::{CHUNK_PAGES, CHUNKS, SUPERPAGE_PAGES, bits};
 #[derive(Debug)]
 pub struct Superpage {
     pub pages: [PageCell; SUPERPAGE_PAGES],
-    /// Pages that were wanted back soon after they were moved out: spared once by second chance.
+    /// Pages that were needed again soon after they were moved out: spared once by second chance.
     pub hot: [AtomicU64; CHUNKS],
-    /// Pages that came back since uses are counted.
+    /// Pages that came back since the count of uses began.
     pub used: [AtomicU64; CHUNKS],
     /// For each chunk the tray of the victim buffer that holds pages of it.
     pub trays: [AtomicU16; CHUNKS],
     /// Pages in phase Far, and those being fetched from there.
     pub far_pages: AtomicU32,
-    /// Pages of which a layer holds a copy though they are here.
+    /// Pages of which a layer holds a copy though they are local.
     pub copies: AtomicU32,
-    /// For each layer one bit: this superpage has memory there.
+    /// One bit for each layer: this superpage has memory there.
     pub allocated: AtomicU8,
     pub(super) id: AtomicU32,
     pub(super) base: AtomicU64,
@@ -39,12 +39,12 @@ impl Superpage {
         self.far_pages.load(Ordering::SeqCst) == 0 && self.copies.load(Ordering::SeqCst) == 0
     }
 
-    /// Uses are counted anew from here.
+    /// Restarts the count of uses.
     pub fn forget_uses(&self) {
         self.used.iter().for_each(|used| used.store(0, Ordering::Relaxed));
     }
 
-    /// Pages that came back since uses are counted, and are out again.
+    /// Pages that came back since the count of uses began, and are out again.
     pub fn used_and_away(&self) -> u64 {
         let chunks = self.used.iter().zip(self.pages.chunks_exact(CHUNK_PAGES));
         let of_chunk = |(used, pages): (&AtomicU64, &[PageCell])| {
@@ -54,7 +54,7 @@ impl Superpage {
         chunks.map(of_chunk).sum()
     }
 
-    /// A page whose state was `state` has given up its copy, if it had one.
+    /// Notes that a page whose state was `state` has given up its copy, if it had one.
     pub fn give_up_copy(&self, state: PageState) {
         if state.has_copy() {
             let before = self.copies.fetch_sub(1, Ordering::SeqCst);
@@ -62,9 +62,9 @@ impl Superpage {
         }
     }
 
-    /// A page that was far, or was being fetched from there, is so no longer. It was counted before
-    /// anybody could see it as far; with too low a count the blade's memory would be given back
-    /// while pages are there.
+    /// Notes that a page that was far, or was being fetched, is no longer far. It was counted
+    /// before any thread could see it as far: with too low a count the blade's memory would be
+    /// freed while it holds pages.
     pub fn leave_blade(&self) {
         let before = self.far_pages.fetch_sub(1, Ordering::SeqCst);
         assert_ne!(before, 0, "a page leaves its blade once");
@@ -101,8 +101,8 @@ impl Page {
         1 << (self.index % CHUNK_PAGES)
     }
 
-    /// Notes that the page came back to the program; says whether it is the first time since uses
-    /// are counted.
+    /// Notes that the page came back to the program. True if it is the first time since the count
+    /// of uses began.
     pub fn mark_used(self) -> bool {
         let before = self.superpage.used[self.chunk()].fetch_or(self.bit(), Ordering::Relaxed);
         before & self.bit() == 0

@@ -50,7 +50,7 @@ impl Space {
         Some(Page { superpage, index: address % SUPERPAGE_BYTES / PAGE_BYTES })
     }
 
-    /// As [`Space::page`], making the superpage known. None when the table is full.
+    /// As [`Space::page`], but adds the superpage if it is unknown. None when the table is full.
     pub fn page_or_new(&self, address: usize) -> Option<Page> {
         if let Some(page) = self.page(address) {
             return Some(page);
@@ -126,7 +126,7 @@ fn grow(spare: &mut Vec<&'static Superpage>) -> Option<()> {
     Some(())
 }
 
-/// User addresses have 47 bits; 57-bit addresses are only given to programs that ask for them, and
+/// User addresses have 47 bits; 57-bit addresses are given only to programs that ask for them, and
 /// memory there stays local.
 const ADDRESS_BITS: u32 = 47;
 

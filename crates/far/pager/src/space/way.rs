@@ -1,4 +1,4 @@
-//! How memory is moved out, by what the program may do with it. Pure.
+//! How memory is moved out, depending on the program's rights to it. Pure.
 
 use crate::space::frames::Zone;
 use crate::space::registry::Registry;
@@ -8,17 +8,18 @@ use crate::sys::Protection;
 /// How pages are moved out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// Into frames of the same rights, while the program runs.
+    /// Into frames with the same rights, while the program runs.
     Move(Zone),
     /// The kernel moves no page that may not be written to: the program stands still, and the
-    /// memory has other rights for that moment ([`crate::sys::standstill`]).
+    /// memory gets other rights for that moment ([`crate::sys::standstill`]).
     Standstill,
     /// They stay.
     Nowhere,
 }
 
 impl Protection {
-    /// `may_execute`: this process can give memory the right to be executed.
+    /// How memory with these rights is moved out. `may_execute`: this process can make memory
+    /// executable.
     pub fn way(self, may_execute: bool) -> Way {
         match (self.can_read, self.can_write, self.can_execute) {
             (_, _, true) if !may_execute => Way::Nowhere,
@@ -32,7 +33,7 @@ impl Protection {
 }
 
 /// The way in which pages of the chunk at `start` are moved out next, and which of `pages` go that
-/// way: first what moves while the program runs. Pure.
+/// way: pages that move while the program runs come first. Pure.
 pub(crate) fn next_way(
     registry: &Registry,
     start: usize,

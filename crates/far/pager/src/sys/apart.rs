@@ -1,26 +1,26 @@
-//! Where a sidecar's memory lies in the program's address space: apart from all that is the
-//! program's.
+//! Where a sidecar's memory lies in the program's address space: apart from all memory of the
+//! program.
 //!
 //! A program may unmap memory and map at the same place a moment later (MAP_FIXED): alone in its
-//! address space it knows that nothing has come there meanwhile. But such a hole is just what the
+//! address space it knows that nothing was mapped there meanwhile. But such a hole is just what the
 //! kernel chooses for a new mapping. So a sidecar's image is put into the middle of the largest
-//! gap, and what the sidecar maps later behind it. Addresses are not used again: there are some
-//! 10^13 bytes of them.
+//! gap, and the sidecar's later mappings behind it. Addresses are not reused: there are some 10^13
+//! bytes of them.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 
 use farpool_units::PAGE_BYTES;
 
-/// The first address that was not given yet; 0: this process is alone in its address space.
+/// The first address that is not handed out yet; 0: this process is alone in its address space.
 static NEXT: AtomicUsize = AtomicUsize::new(0);
 
-/// Has memory mapped from `start` on, unless that was said before.
+/// Makes memory be mapped from `start` on. The first call counts.
 pub fn begin(start: usize) {
     let _ = NEXT.compare_exchange(0, start, Relaxed, Relaxed);
 }
 
-/// Where to map this many bytes: a hint, from which the kernel departs if anything is there. 0:
+/// Where to map this many bytes: a hint, which the kernel ignores if anything is there. 0:
 /// anywhere.
 pub fn address(bytes: usize) -> usize {
     let pages = bytes.div_ceil(PAGE_BYTES);

@@ -1,18 +1,18 @@
-//! The process that opens connections to blades in this process's stead.
+//! Opens connections to blades on behalf of this process.
 
 use std::sync::OnceLock;
 
 use farpool_pool::Ask;
 
-/// The process that opens connections to blades in this process's stead.
+/// The function that opens connections to blades on behalf of this process.
 static DIALER: OnceLock<Ask> = OnceLock::new();
 
-/// Has connections to blades opened by whom `ask` asks. The first call counts.
+/// Makes connections to blades be opened through `ask`. The first call counts.
 pub fn set_dialer(ask: Ask) {
     let _ = DIALER.set(ask);
 }
 
-/// None: this process opens them itself.
+/// The function set by [`set_dialer`]. None: this process opens connections itself.
 pub fn dialer() -> Option<Ask> {
     DIALER.get().copied()
 }

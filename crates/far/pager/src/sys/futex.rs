@@ -1,4 +1,4 @@
-//! Waiting for a word of memory to change (futex).
+//! Waits for a word of memory to change (futex).
 
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use rustix::thread::futex;
 /// Waits while `word` holds `expected`, at most for `timeout`.
 pub fn wait(word: &AtomicU32, expected: u32, timeout: Option<Duration>) {
     let timeout = timeout.and_then(|time| futex::Timespec::try_from(time).ok());
-    // An error is a wake-up like any other: the caller looks again.
+    // An error is a wake-up like any other: the caller checks again.
     let _ = futex::wait(word, futex::Flags::PRIVATE, expected, timeout.as_ref());
 }
 

@@ -1,4 +1,4 @@
-//! Memory of the pager's own, and what the kernel's files say of the program's.
+//! The pager's own memory, and what the kernel's files say of the program's.
 
 use std::io::Error;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -14,17 +14,17 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use super::protection::Protection;
 use crate::sys::program::{program_in_proc, sidecars_program};
 
-/// Mappings of the pager that are looked at when its own memory is counted; later ones are not (one
-/// comes for each 256 MiB of far memory).
+/// Mappings of the pager that are included when its own memory is counted; later ones are not
+/// (there is a new one for each 256 MiB of far memory).
 const COUNTED_MAPPINGS: usize = 1024;
 static MAPPINGS: [(AtomicUsize, AtomicUsize); COUNTED_MAPPINGS] =
     [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; COUNTED_MAPPINGS];
 static MAPPING_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Held while memory is mapped and noted, so that a sidecar's list of its own memory is whole.
+/// Held while memory is mapped and noted, so that a sidecar's list of its own memory is complete.
 static MAPPING: Mutex<()> = Mutex::new(());
 
-/// Maps anonymous memory that stays local. Untouched parts cost nothing. A sidecar's is not
+/// Maps anonymous memory that stays local. Untouched parts cost nothing. A sidecar's mapping is not
 /// inherited by the program's children.
 pub fn map_local(bytes: usize) -> Result<usize, Error> {
     let is_sidecar = sidecars_program().is_some();
@@ -46,7 +46,7 @@ pub fn map_local(bytes: usize) -> Result<usize, Error> {
     Ok(base)
 }
 
-/// The pager's own mappings as (start, bytes), each that there is when this is called.
+/// The pager's own mappings as (start, bytes): all that exist when this is called.
 pub fn all_own_mappings() -> Vec<(usize, usize)> {
     let _mapping = lock(&MAPPING);
     own_mappings().collect()
@@ -62,8 +62,8 @@ pub fn map_uncounted(bytes: usize) -> Result<usize, Error> {
     Ok(base? as usize)
 }
 
-/// A counter, at 0, that this process shares with its children. Never unmapped. The program's
-/// children are none of a sidecar's.
+/// A counter, at 0, that this process shares with its children. Never unmapped. A sidecar shares it
+/// with no process: the program's children are not the sidecar's.
 pub fn map_shared_counter() -> Result<&'static AtomicU32, Error> {
     if sidecars_program().is_some() {
         return Ok(Box::leak(Box::default()));
@@ -92,14 +92,14 @@ pub fn advise(start: usize, bytes: usize, advice: i32) -> Result<(), Error> {
     if result == 0 { Ok(()) } else { Err(Error::last_os_error()) }
 }
 
-/// Gives memory other rights.
+/// Changes the rights of memory.
 pub fn protect(start: usize, bytes: usize, rights: Protection) -> Result<(), Error> {
     let of = |is_given, flag| if is_given { flag } else { libc::PROT_NONE };
     let flags = of(rights.can_read, libc::PROT_READ)
         | of(rights.can_write, libc::PROT_WRITE)
         | of(rights.can_execute, libc::PROT_EXEC);
     // SAFETY: the caller owns the range, or the program stands still and gets its rights back
-    // before it goes on.
+    // before it continues.
     let result = unsafe { libc::mprotect(start as *mut _, bytes, flags) };
     if result == 0 { Ok(()) } else { Err(Error::last_os_error()) }
 }
@@ -142,15 +142,16 @@ fn parse_version(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// Room for a piece of a file of /proc: what the kernel gives with one read, or more.
+/// The capacity reserved for a piece of a file of /proc: what the kernel returns with one read, or
+/// more.
 const PIECE_BYTES: usize = 4 << 10;
-/// Room for the first pieces.
+/// The capacity reserved for the first pieces.
 const FIRST_BYTES: usize = 16 << 10;
 
 /// Reads a file of /proc from its beginning to its end.
 pub fn read_whole(file: &OwnedFd) -> Result<String, Error> {
-    // Not filled with zeros first: what is not read to takes no memory, which counts against the
-    // limit.
+    // Not filled with zeros first: capacity that is not read into takes no memory, which counts
+    // against the limit.
     let mut text = Vec::with_capacity(FIRST_BYTES);
     loop {
         text.reserve(PIECE_BYTES);
@@ -176,7 +177,7 @@ pub fn read_numbers(statm: &OwnedFd) -> Option<[u64; 7]> {
     Some(numbers)
 }
 
-/// Opens the folder of the program's threads.
+/// Opens the directory of the program's threads.
 pub fn open_own_tasks() -> Result<OwnedFd, Error> {
     use rustix::fs::{Mode, OFlags};
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -184,15 +185,15 @@ pub fn open_own_tasks() -> Result<OwnedFd, Error> {
     Ok(rustix::fs::open(path.as_str(), flags, Mode::empty())?)
 }
 
-/// How many threads there are in such a folder: each is a link more than the two that every folder
+/// How many threads such a directory has: one for each link beyond the two that every directory
 /// has.
 pub fn count_tasks(tasks: &OwnedFd) -> u64 {
     #[allow(clippy::useless_conversion)] // It has 32 bits on aarch64.
     rustix::fs::fstat(tasks).map_or(1, |stat| u64::from(stat.st_nlink).saturating_sub(2))
 }
 
-/// Copies pages of the program to `to`; returns how many. Its threads may take the right to read
-/// them away at any time, so the pager never reads them itself.
+/// Copies pages of the program to `to`. Returns how many it copied. The program's threads may take
+/// away the right to read them at any time, so the pager never reads them directly.
 pub fn read_program(memory: &OwnedFd, from: usize, to: usize, pages: usize) -> usize {
     let Ok(offset) = libc::off_t::try_from(from) else { return 0 };
     // SAFETY: the caller owns `pages` pages at `to`; the kernel checks the other side.
@@ -201,9 +202,9 @@ pub fn read_program(memory: &OwnedFd, from: usize, to: usize, pages: usize) -> u
     at_most::<usize, _>(read) / PAGE_BYTES
 }
 
-/// EAGAIN says that the kernel lacks something for the moment, slabs or thread ids: what the pager
-/// needs for itself is tried this many times, with a pause each time, before the program has to end
-/// for it.
+/// EAGAIN says that the kernel temporarily lacks something, slabs or thread ids: what the pager
+/// needs for itself is tried this many times, with a pause each time, before the program has to
+/// end.
 const TRIES: u32 = 200;
 const TRY_PAUSE: Duration = Duration::from_millis(5);
 
@@ -230,7 +231,7 @@ pub fn map_local_without_children(bytes: usize) -> Result<usize, Error> {
     Ok(start)
 }
 
-/// A forked child does not get this memory of the pager's.
+/// Makes forked children not inherit this memory of the pager's.
 pub fn keep_from_children(start: usize, bytes: usize) -> Result<(), Error> {
     until_available(|| advise(start, bytes, libc::MADV_DONTFORK))
 }
@@ -249,20 +250,21 @@ pub fn remap(start: usize, old: usize, new: usize, flags: i32, to: usize) -> Res
 
 /// Unmaps the pager's own memory.
 pub fn unmap(start: usize, bytes: usize) {
-    // SAFETY: only called with ranges that `map_local` returned and that nobody refers to any more.
+    // SAFETY: only called with ranges that `map_local` returned and that nothing refers to any
+    // more.
     let _ = unsafe { rustix::mm::munmap(start as *mut _, bytes) };
 }
 
-/// Gives the frames of the pager's own pages back to the kernel. It refuses to take those of locked
-/// memory (EINVAL).
+/// Returns the frames of the pager's own pages to the kernel, which refuses it for locked memory
+/// (EINVAL).
 pub fn release(start: usize, bytes: usize) -> Result<(), Error> {
     // SAFETY: only called on pages of the frame pool that hold nothing any more.
     Ok(unsafe { rustix::mm::madvise(start as *mut _, bytes, Advice::LinuxDontNeed) }?)
 }
 
-/// Takes back a lock (mlock) on the pager's own memory.
+/// Removes a lock (mlock) from the pager's own memory.
 pub fn unlock(start: usize, bytes: usize) -> Result<(), Error> {
-    // SAFETY: the lock says only what the kernel may do with pages, not what they hold.
+    // SAFETY: the lock affects only what the kernel may do with pages, not what they hold.
     let result = unsafe { libc::munlock(start as *const _, bytes) };
     if result == 0 { Ok(()) } else { Err(Error::last_os_error()) }
 }
@@ -275,8 +277,8 @@ pub fn locked_bytes() -> Option<u64> {
     Some(value.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
 }
 
-/// Makes a present page writable and this process's own (ends copy-on-write sharing), without
-/// touching it from user space.
+/// Makes present pages writable and this process's own (ends copy-on-write sharing), without
+/// touching them from user space.
 pub fn unshare(start: usize, bytes: usize) -> Result<(), Error> {
     advise(start, bytes, libc::MADV_POPULATE_WRITE)
 }
@@ -296,11 +298,11 @@ pub fn zero_pages(address: usize, pages: usize) {
 
 /// Copies a page of the pager's own memory.
 pub fn copy_page(from: usize, to: usize) {
-    // SAFETY: the caller owns both mapped pages, which are different ones.
+    // SAFETY: the caller owns both mapped pages, which are distinct.
     unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, PAGE_BYTES) }
 }
 
-/// Fails with EMFILE if the calling thread's process may not open this many more files.
+/// Checks that the calling thread's process may open `count` more files: if not, EMFILE.
 pub fn find_room_for_files(count: usize) -> Result<(), std::io::Error> {
     use rustix::event::{EventfdFlags, eventfd};
     let files: Result<Vec<_>, _> = (0..count).map(|_| eventfd(0, EventfdFlags::CLOEXEC)).collect();

@@ -1,8 +1,7 @@
 //! The pager's own memory, futexes and threads: everything that must not go through the program's
 //! interposed functions.
 //!
-//! `unsafe` of this crate lives here and below, in [`crate::space`], in [`crate::space::frames`]
-//! and in [`crate::sys::rights`].
+//! Most of this crate's `unsafe` is here and in [`crate::space`].
 
 pub mod apart;
 mod clocks;

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering::SeqCst;
 /// program's memory.
 static PROGRAM: AtomicU32 = AtomicU32::new(0);
 
-/// The pager's threads are a sidecar's, and the program is this process.
+/// Notes that the pager's threads are a sidecar's, of this program.
 pub fn set_program(pid: u32) {
     PROGRAM.store(pid, SeqCst);
 }
@@ -29,12 +29,12 @@ pub fn program_pid() -> u32 {
 /// namespace than the program.
 static TO_KEEPER: OnceLock<(u32, u64)> = OnceLock::new();
 
-/// What the keeper of a sidecar's program calls that. The first call counts.
+/// Sets the number and start by which the keeper knows a sidecar's program. The first call counts.
 pub fn set_program_to_keeper(pid: u32, start_ticks: u64) {
     let _ = TO_KEEPER.set((pid, start_ticks));
 }
 
-/// What the keeper looks for on the board; None: what this process sees itself.
+/// The number and start that the keeper looks for on the board. None: those that this process sees.
 pub fn program_to_keeper() -> Option<(u32, u64)> {
     TO_KEEPER.get().copied()
 }
@@ -55,13 +55,14 @@ pub fn proc_has_own_numbers() -> bool {
     seen.is_ok_and(|seen| seen.to_bytes() == std::process::id().to_string().as_bytes())
 }
 
-/// Ends the program at once: whatever it waits for will not come, and it must not go on without.
+/// Ends the program at once: it waits for something that will not come, and must not continue
+/// without.
 pub fn end_program() -> ! {
     kill_program();
     std::process::abort();
 }
 
-/// Ends the program of a sidecar, and not the sidecar: a child of the program may wait for pages of
+/// Ends the program of a sidecar, but not the sidecar: a child of the program may wait for pages of
 /// it.
 pub fn kill_program() {
     let program = sidecars_program().and_then(|pid| i32::try_from(pid).ok());

@@ -1,16 +1,16 @@
-//! A program that gives rights up, while the pager's threads run in the same process.
+//! Handles a program that gives rights up while the pager's threads run in the same process.
 //!
-//! Two things must be seen to:
-//! * what the pager needs rights for is opened before: the steward may just have been started, or
-//!   not yet;
-//! * glibc has every thread make the same call (setuid and its like), by a signal, and aborts the
-//!   process when one of them fares otherwise than the caller. User and group ids are the same in
-//!   all threads, but capabilities and securebits belong to each thread: a program that keeps its
-//!   capabilities (PR_SET_KEEPCAPS) keeps its own only. So the pager's threads take over the
-//!   caller's right before they make the call.
+//! Two things have to be done:
+//! * everything that the pager needs rights for is opened before: the steward may just have been
+//!   started, or not yet;
+//! * glibc makes every thread make the same call (setuid and its like), by a signal, and aborts the
+//!   process if the result in one of them differs from the caller's. User and group ids are the
+//!   same in all threads, but capabilities and securebits belong to each thread: a program that
+//!   keeps its capabilities (PR_SET_KEEPCAPS) keeps only those of the calling thread. So the
+//!   pager's threads take over the caller's rights before they make the call.
 //!
-//! The handler of that signal is glibc's; ours stands before it. It runs on threads of the pager
-//! that may hold any lock, so it only makes system calls.
+//! The handler of that signal is glibc's; ours runs before it. It runs on threads of the pager that
+//! may hold any lock, so it only makes system calls.
 
 use std::ffi::{c_int, c_ulong, c_void};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -24,7 +24,7 @@ const BROADCAST_SIGNAL: c_int = 33;
 /// `_LINUX_CAPABILITY_VERSION_3`: 64 bits in two words.
 const CAPABILITY_VERSION: u32 = 0x2008_0522;
 const KEEP_CAPS: u64 = 1 << 4;
-/// For [`SECUREBITS`]: a filter of the program refuses to tell them, so those of the pager's
+/// A value of [`SECUREBITS`]: a filter of the program refuses to read them, so those of the pager's
 /// threads stay.
 const UNKNOWN: u64 = u64::MAX;
 
@@ -52,14 +52,14 @@ type Capabilities = [[u32; 3]; 2];
 
 const _: () = assert!(size_of::<CapabilityHeader>() == 8 && size_of::<Capabilities>() == 24);
 
-/// What the pager's threads are to take over, while TAKING_OVER.
+/// The rights that the pager's threads take over, while TAKING_OVER.
 static CAPABILITIES: [[AtomicU32; 3]; 2] = [const { [const { AtomicU32::new(0) }; 3] }; 2];
 static SECUREBITS: AtomicU64 = AtomicU64::new(UNKNOWN);
 static TAKING_OVER: AtomicBool = AtomicBool::new(false);
 /// glibc's handler.
 static NEXT_HANDLER: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether what needs rights is open, and whether a thread is changing them.
+/// Whether everything that needs rights is open, and whether a thread is changing them.
 #[derive(Debug, Default)]
 pub struct Rights {
     opened: AtomicU32,
@@ -68,28 +68,28 @@ pub struct Rights {
 }
 
 impl Rights {
-    /// All that needs rights was opened, or never can be.
+    /// Notes that everything that needs rights was opened, or never can be.
     pub fn set_opened(&self) {
         self.opened.store(1, SeqCst);
         wake(&self.opened);
     }
 
-    /// Waits until all that needs rights was opened.
+    /// Waits until everything that needs rights was opened.
     pub fn wait_until_opened(&self) {
         while self.opened.load(SeqCst) == 0 {
             wait(&self.opened, 0, None);
         }
     }
 
-    /// In a forked child, before its pager is started.
+    /// Resets the state in a forked child, before its pager is started.
     pub fn reset(&self) {
         self.opened.store(0, SeqCst);
         self.changing.store(0, SeqCst);
         TAKING_OVER.store(false, SeqCst);
     }
 
-    /// Lets no other thread change rights. False: the calling thread has it already (initgroups
-    /// asks modules that may do anything).
+    /// Lets no other thread change rights. False: the calling thread holds the lock already
+    /// (initgroups calls modules that may do anything).
     pub fn lock(&self) -> bool {
         let thread = thread_id();
         while let Err(holder) = self.changing.compare_exchange(0, thread, Acquire, Relaxed) {
@@ -107,20 +107,20 @@ impl Rights {
     }
 }
 
-/// From here on until [`end_broadcast`] the pager's threads take over the calling thread's rights
-/// before they make the C library's call.
+/// Makes the pager's threads, until [`end_broadcast`], take over the calling thread's rights before
+/// they make the C library's call.
 pub fn begin_broadcast() {
     stand_before_glibc();
     publish_own();
     TAKING_OVER.store(true, SeqCst);
 }
 
-/// All threads have made the C library's call.
+/// Ends it: all threads have made the C library's call.
 pub fn end_broadcast() {
     TAKING_OVER.store(false, SeqCst);
 }
 
-/// Puts our handler before glibc's. glibc sets its own with the first thread that is started, once.
+/// Puts our handler before glibc's. glibc sets its own once, when the first thread is started.
 fn stand_before_glibc() {
     let ours = on_broadcast as *const () as usize;
     let mut action = Action::default();
@@ -131,16 +131,16 @@ fn stand_before_glibc() {
     }
     NEXT_HANDLER.store(action.handler, SeqCst);
     action.handler = ours;
-    // SAFETY: glibc's action as it was, but for the handler, which calls glibc's.
+    // SAFETY: glibc's action as it was, except for the handler, which calls glibc's.
     unsafe { set_action(&raw const action, std::ptr::null_mut()) };
 }
 
 /// rt_sigaction(2) for the broadcast's signal.
 ///
 /// # Safety
-/// `new` and `old` are null or point to live actions; what `new` names as handler can be one.
+/// `new` and `old` are null or point to live actions; the handler in `new` is a valid handler.
 unsafe fn set_action(new: *const Action, old: *mut Action) -> libc::c_long {
-    // SAFETY: as the caller says; signal sets have 8 bytes.
+    // SAFETY: as the caller guarantees; signal sets have 8 bytes.
     unsafe { libc::syscall(libc::SYS_rt_sigaction, BROADCAST_SIGNAL, new, old, 8_usize) }
 }
 
@@ -165,8 +165,8 @@ fn publish_own() {
     SECUREBITS.store(securebits().unwrap_or(UNKNOWN), SeqCst);
 }
 
-/// Gives the calling thread, one of the pager's, the rights that were published. What the kernel
-/// refuses stays as it is: glibc will say.
+/// Gives the calling thread, one of the pager's, the published rights. What the kernel refuses
+/// stays as it is: glibc will report it.
 fn take_over() {
     // SAFETY: the errno of this thread, which the interrupted code may be about to read.
     let errno = unsafe { *libc::__errno_location() };
@@ -204,7 +204,7 @@ fn capabilities() -> Option<Capabilities> {
     (result == 0).then_some(own)
 }
 
-/// The calling thread's securebits, if a filter lets it ask.
+/// The calling thread's securebits, if a filter lets it read them.
 fn securebits() -> Option<u64> {
     // SAFETY: plain numbers.
     let bits = unsafe { libc::syscall(libc::SYS_prctl, libc::PR_GET_SECUREBITS, 0, 0, 0, 0) };

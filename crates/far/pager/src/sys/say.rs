@@ -1,20 +1,19 @@
-//! Messages for people, on the program's standard error or by the keeper.
+//! Messages for people, on the program's standard error or through the keeper.
 
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
 
 use crate::sys::program::{program_in_proc, program_pid};
 
-/// The process that prints messages for this one: a sidecar's keeper.
+/// What prints messages for this process: a sidecar's keeper.
 static SAYER: OnceLock<fn(&str)> = OnceLock::new();
 
-/// Has messages printed by `sayer`. The first call counts.
+/// Makes messages be printed by `sayer`. The first call counts.
 pub fn set_sayer(sayer: fn(&str)) {
     let _ = SAYER.set(sayer);
 }
 
-/// Writes a message to the program's standard error, wherever that goes by now; never waits for a
-/// reader.
+/// Writes a message to the program's current standard error. Never waits for a reader.
 ///
 /// The pager holds none of the program's descriptors open (a reader at the other end of a pipe
 /// would wait for ever), so it looks for the program's descriptor 2 anew for each message.
@@ -28,11 +27,11 @@ pub fn say(message: &str) {
     }
 }
 
-/// Writes to the very file or socket that the program has open, so that what it writes next comes
-/// behind the message and not over it. False if it is something else (a write to a terminal or a
-/// named pipe could wait, and O_NONBLOCK would be set for the program too) or cannot be had: the
+/// Writes to the same file or socket that the program has open, so that the program's next output
+/// comes after the message and not over it. False if it is something else (a write to a terminal or
+/// a named pipe could wait, and O_NONBLOCK would be set for the program too) or unavailable: the
 /// program closed it, its main thread has ended, pidfd_getfd(2) is forbidden. A process may always
-/// look into itself: neither Yama nor a program that is not dumpable forbids it.
+/// access itself: neither Yama nor a program that is not dumpable forbids it.
 fn write_to_same_file(line: &[u8]) -> bool {
     use rustix::fs::FileType;
     use rustix::net::SendFlags;
@@ -54,13 +53,13 @@ fn write_to_same_file(line: &[u8]) -> bool {
             let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
             rustix::net::send(&descriptor, line, flags).is_ok()
         }
-        // A program that is not dumpable cannot open its pipe anew.
+        // A program that is not dumpable cannot reopen its pipe.
         FileType::Fifo => write_without_waiting(&descriptor, line),
         _ => false,
     }
 }
 
-/// Writes to an unnamed pipe; false if it is full, or is another kind of file.
+/// Writes to an unnamed pipe. False if it is full, or is another kind of file.
 fn write_without_waiting(file: &OwnedFd, line: &[u8]) -> bool {
     const NO_OFFSET: u64 = u64::MAX;
     let parts = [std::io::IoSlice::new(line)];
@@ -92,7 +91,7 @@ mod tests {
     use crate::sys::futex::{wait, wake};
     use crate::sys::{leave_descriptor_table, spawn};
 
-    /// Set in the test's child, whose descriptor 2 is what is tested.
+    /// Set in the test's child, whose descriptor 2 is tested.
     const CHILD: &str = "FARPOOL_TEST_SAYS";
 
     /// Runs this test binary with `stderr` as its descriptor 2; there, [`speaker`] speaks.
@@ -163,7 +162,7 @@ mod tests {
         assert_eq!(text, ALL);
     }
 
-    /// The child ends although no process reads.
+    /// The child ends although nothing reads the pipe.
     #[test]
     fn a_message_never_waits_for_a_reader() {
         let (_reader, writer) = std::io::pipe().expect("a pipe");

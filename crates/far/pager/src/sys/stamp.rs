@@ -1,25 +1,25 @@
 //! How long something took, by the processor's own counter where it may be read.
 //!
-//! A sidecar must not call the vDSO, which is the program's to unmap, and a system call for the
-//! time costs ten times as much (361 instead of 36 ns on the machine of
-//! docs/contributors/sidecar.md). So what is measured at every fault is counted in the processor's
-//! ticks. They are for statistics only: whatever waits, or is decided by time, asks the clock.
+//! A sidecar must not call the vDSO, which the program may unmap, and a system call for the time
+//! costs ten times as much (361 instead of 36 ns on the machine of docs/contributors/sidecar.md).
+//! So what is measured at every fault is counted in the processor's ticks. They are for statistics
+//! only: waits and decisions by time use the clock.
 
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-/// A tick is known well enough after this time: both ends are read to about 1 us.
+/// The length of a tick is known well enough after this time: both ends are read to about 1 us.
 const LEAST_SPAN: Duration = Duration::from_millis(20);
-/// How often the counter and the clock are read together; the quickest reading counts.
+/// How often the counter and the clock are read together; the fastest reading counts.
 const READINGS: u32 = 5;
 /// Fractional bits of [`SCALE`].
 const SCALE_BITS: u32 = 32;
 
-/// The origin of ticks, if they may be counted.
+/// The reading that ticks are counted from, if they may be.
 static BASE: OnceLock<Reading> = OnceLock::new();
-/// Nanoseconds of a tick; 0: not known, the clock is asked.
+/// Nanoseconds of a tick; 0: unknown, the clock is used.
 static SCALE: AtomicU64 = AtomicU64::new(0);
 
 /// The counter and the clock at one instant.
@@ -41,24 +41,26 @@ impl Stamp {
         if SCALE.load(Relaxed) == 0 { Stamp::Clock(Instant::now()) } else { Stamp::Ticks(ticks()) }
     }
 
-    /// None: it is more than a number holds, and no time that has passed.
+    /// The time since then. None: it does not fit, so it is no time that has passed.
     pub fn elapsed_ns(self) -> Option<u64> {
         match self {
             Stamp::Clock(then) => u64::try_from(then.elapsed().as_nanos()).ok(),
-            // A thread that has changed its processor may be some ticks behind: no time has passed.
+            // A thread that has changed its processor may be some ticks behind: no time has passed
+            // then.
             Stamp::Ticks(then) => scaled(ticks().saturating_sub(then), SCALE.load(Relaxed)),
         }
     }
 }
 
-/// The process may not use the vDSO: ticks are counted, if the processor has them for all.
+/// For a process that may not use the vDSO: begins to count ticks, if the processor has an
+/// invariant counter.
 pub fn begin_to_count_ticks() {
     if may_count_ticks() {
         let _ = BASE.set(read_both());
     }
 }
 
-/// Learns how long a tick is, once that can be said; to be called now and then.
+/// Measures the length of a tick, once enough time has passed; to be called now and then.
 pub fn measure_ticks() {
     let Some(base) = BASE.get() else { return };
     if SCALE.load(Relaxed) == 0 && base.time.elapsed() >= LEAST_SPAN {
@@ -68,7 +70,7 @@ pub fn measure_ticks() {
     }
 }
 
-/// Nanoseconds of a tick; 0 if that is no number. Pure.
+/// Nanoseconds of a tick; 0 if they cannot be computed. Pure.
 fn scale(ns: u128, ticks: u64) -> u64 {
     let scale = (ns << SCALE_BITS).checked_div(u128::from(ticks));
     scale.and_then(|scale| u64::try_from(scale).ok()).unwrap_or(0)
@@ -80,7 +82,8 @@ fn scaled(ticks: u64, scale: u64) -> Option<u64> {
     u64::try_from(ns).ok()
 }
 
-/// Both at one instant: this thread may lose its processor between the two.
+/// Reads both at one instant. Of several readings, because this thread may lose its processor
+/// between the two.
 fn read_both() -> Reading {
     let read = |_| {
         let (before, time, after) = (ticks(), Instant::now(), ticks());
@@ -91,8 +94,8 @@ fn read_both() -> Reading {
     readings.map_or_else(|| read(0).1, |(_, reading)| reading)
 }
 
-/// Whether the counter may be read, and goes on at one pace whatever the processor does. Whoever
-/// forbids it (PR_SET_TSC) forbids it to all that he starts.
+/// Whether the counter may be read, and runs at a constant rate whatever the processor does. A
+/// process that forbids reading it (PR_SET_TSC) forbids it to all that it starts.
 #[cfg(target_arch = "x86_64")]
 fn may_count_ticks() -> bool {
     const POWER: u32 = 0x8000_0007;
@@ -114,11 +117,11 @@ fn may_count_ticks() -> bool {
 
 #[cfg(target_arch = "x86_64")]
 fn ticks() -> u64 {
-    // SAFETY: the instruction has no operands; that it may be used is known before.
+    // SAFETY: the instruction has no operands; that it may be used was checked before.
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 
-/// Never asked.
+/// Never called.
 #[cfg(not(target_arch = "x86_64"))]
 fn ticks() -> u64 {
     0

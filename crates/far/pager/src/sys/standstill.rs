@@ -1,24 +1,22 @@
-//! Memory that may not be written to is moved out while the program stands still.
+//! Memory that may not be written to is moved out during a standstill of the program.
 //!
-//! UFFDIO_MOVE takes pages of writable memory only, and to drop such a page after it was copied, as
-//! with MADV_DONTNEED, is not safe in a running program: the kernel lets go of the address space's
-//! lock between its two checks, and by then something else can be mapped there. So the evictor
+//! UFFDIO_MOVE takes pages of writable memory only, and dropping such a page after it was copied,
+//! as with MADV_DONTNEED, is not safe in a running program: the kernel releases the address space's
+//! lock between its two lookups, and by then something else can be mapped there. So the evictor
 //! gives the memory other rights for a moment (mprotect), moves pages out as always, and restores
-//! its rights. Meanwhile no other thread may run in that address space:
+//! the rights. Meanwhile nothing else may run in that address space:
 //!
-//! 1. the evictor has enough to do, nothing on its way to a blade, and asks ([`Standstill::ask`]);
+//! 1. the evictor has enough to do, has no write under way, and asks ([`Standstill::ask`]);
 //! 2. the keeper stops all threads of the program, and says so on the control socket;
-//! 3. the control thread hands that to the evictor and waits ([`Standstill::begin`]);
-//! 4. the evictor works for some milliseconds, and ends it (it drops [`Standing`]);
-//! 5. the keeper has its answer, and lets the program go on. The pages that were moved are written
-//!    then.
+//! 3. the control thread passes that on to the evictor and waits ([`Standstill::begin`]);
+//! 4. the evictor works for some milliseconds, and ends the standstill (it drops [`Standing`]);
+//! 5. the keeper gets its answer and lets the program continue. The moved pages are written then.
 //!
-//! The steward asks, too, where a program changes its memory all the time: at a standstill all that
-//! it did can be told, so that it is certain what new memory is.
+//! The steward asks, too, where a program changes its memory all the time: at a standstill all its
+//! changes can be reported, so that the state of new memory is certain.
 //!
-//! Invariant: rights are other than the program's only between 3 and 4. If that took longer than
-//! the keeper waits the program would run with them, so the process is ended then
-//! ([`MAX_STANDING`]).
+//! Invariant: rights differ from the program's only between 3 and 4. If that took longer than the
+//! keeper waits, the program would run with them, so the process is then ended ([`MAX_STANDING`]).
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
@@ -31,7 +29,7 @@ use super::futex::{wait, wake};
 pub const MAX_STANDING: Duration = Duration::from_secs(5);
 
 /// The program runs for this many times as long as it stood still before it is stopped again: it
-/// loses a tenth of its time at the most.
+/// loses at most a tenth of its time.
 pub const PAUSE_PARTS: u32 = 10;
 
 const IDLE: u32 = 0;
@@ -50,14 +48,14 @@ pub struct Standing<'a> {
 #[derive(Debug, Default)]
 pub struct Standstill {
     state: AtomicU32,
-    /// Held by who has asked.
+    /// Held by the thread that has asked.
     turn: Mutex<()>,
     /// Asks the keeper. None: there is no keeper to ask.
     asker: OnceLock<fn()>,
 }
 
 impl Standstill {
-    /// The first call counts.
+    /// Sets the asker. The first call counts.
     pub fn set_asker(&self, asker: fn()) {
         let _ = self.asker.set(asker);
     }
@@ -67,8 +65,8 @@ impl Standstill {
         self.state.load(SeqCst) == STANDING
     }
 
-    /// Has the program stand still. None: it did not come to that within `most`, or another thread
-    /// of the pager has it do so.
+    /// Makes the program stand still. None: it did not come to that within `most`, or another
+    /// thread of the pager has already asked.
     pub fn ask(&self, most: Duration) -> Option<Standing<'_>> {
         let asker = self.asker.get()?;
         let turn = self.turn.try_lock().ok()?;
@@ -85,8 +83,8 @@ impl Standstill {
         Some(Standing { standstill: self, since: Instant::now(), _turn: turn })
     }
 
-    /// For a caller that was told that the program stands still: returns when it may go on, at once
-    /// if no thread waits for that any more. Returns whether any thread did.
+    /// To be called when the program stands still: returns when it may continue, at once if no
+    /// thread waits for the standstill any more. True if one did.
     pub fn begin(&self) -> bool {
         if self.state.compare_exchange(WANTED, STANDING, SeqCst, SeqCst).is_err() {
             return false;

@@ -25,7 +25,7 @@ pub fn thread_name() -> String {
     String::from_utf8_lossy(name).into_owned()
 }
 
-/// Gives the calling thread a descriptor table of its own, empty.
+/// Gives the calling thread its own, empty descriptor table.
 ///
 /// The program may close every descriptor it can name, and none of the pager's is among them; nor
 /// does the pager hold the program's pipes open. Threads started from here on share the new table.
@@ -37,12 +37,12 @@ pub fn leave_descriptor_table() -> Result<(), Error> {
     if result == 0 { Ok(()) } else { Err(Error::last_os_error()) }
 }
 
-/// Binds the calling thread to one CPU; a refusal costs speed only.
+/// Binds the calling thread to one CPU. A refusal only costs speed.
 pub fn pin_to(cpu: usize) {
     let _ = farpool_kernel::pin_thread(cpu);
 }
 
-/// Lets a thread of this process run on these CPUs only, without one; a refusal costs speed only.
+/// Restricts a thread of this process to these CPUs except `without`. A refusal only costs speed.
 pub fn confine(thread: u32, cpus: &[usize], without: usize) {
     let mut set = rustix::thread::CpuSet::new();
     cpus.iter().filter(|cpu| **cpu != without).for_each(|cpu| set.set(*cpu));
@@ -52,10 +52,11 @@ pub fn confine(thread: u32, cpus: &[usize], without: usize) {
     }
 }
 
-/// Puts a thread under SCHED_IDLE (or back under SCHED_OTHER); says whether the kernel let us.
+/// Puts a thread under SCHED_IDLE (or back under SCHED_OTHER). True if the kernel allowed it, or
+/// the broker was asked.
 pub fn set_idle_policy(thread: u32, idle: bool) -> bool {
     if let (Some(ask), false) = (BROKER.get(), idle) {
-        // The way back is a privilege.
+        // Leaving SCHED_IDLE is a privilege.
         ask(thread, false);
         return true;
     }
@@ -68,22 +69,22 @@ pub fn set_idle_policy(thread: u32, idle: bool) -> bool {
     result == 0
 }
 
-/// The calling thread's turn on a CPU when it asks for none too long ones.
+/// The time slice that a thread requests in order to be scheduled soon.
 const PROMPT_SLICE_NS: u64 = 100_000;
 
-/// Asks for a thread's real-time priority where this process may not set it itself: a sidecar's
-/// keeper. Told the thread, and whether it gets or loses the priority.
+/// Asks for a thread's real-time priority where this process may not set it itself, through a
+/// sidecar's keeper. Takes the thread, and whether it should have the priority.
 static BROKER: OnceLock<fn(u32, bool)> = OnceLock::new();
 
-/// Has priorities asked for by `broker`. The first call counts.
+/// Makes priorities be requested through `broker`. The first call counts.
 pub fn set_broker(broker: fn(u32, bool)) {
     let _ = BROKER.set(broker);
 }
 
-/// Has the calling thread run at once when it wakes, however many of the program's threads want the
-/// CPUs, or like any other thread again. The lowest real-time priority needs a privilege
-/// (CAP_SYS_NICE or RLIMIT_RTPRIO); without it short turns are asked for, which the kernel grants
-/// soon (from Linux 6.12 on; before, it does not know them).
+/// Makes the calling thread run at once when it wakes, however many of the program's threads want
+/// the CPUs, or like any other thread again. The lowest real-time priority needs a privilege
+/// (CAP_SYS_NICE or RLIMIT_RTPRIO); without it short time slices are requested, which the kernel
+/// grants soon (from Linux 6.12 on; older kernels do not know them).
 pub fn be_prompt(prompt: bool) {
     let priority = i32::from(prompt);
     let policy = if prompt { libc::SCHED_FIFO } else { libc::SCHED_OTHER };
@@ -106,20 +107,20 @@ pub fn be_prompt(prompt: bool) {
     }
 }
 
-/// Has the calling thread of a sidecar wait for a processor as the program does. Its keeper prefers
-/// a sidecar to the program, if it may, so that the limit is held however many want the processors;
-/// but a thread that does as much as the program asks for must not take its time from others. In
-/// the program's own process there is nothing to do.
+/// Makes the calling thread of a sidecar wait for a processor as the program does. The keeper
+/// prefers a sidecar to the program, if it may, so that the limit is held however many threads want
+/// the processors; but a thread whose work is proportional to the program's requests must not take
+/// its time from others. In the program's own process there is nothing to do.
 pub fn stand_back() {
     use rustix::process::{Pid, getpriority_process, setpriority_process};
     let program = sidecars_program().and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?));
     if let Some(nice) = program.and_then(|program| getpriority_process(Some(program)).ok()) {
-        // None is the calling thread. The kernel refuses what would prefer it.
+        // None is the calling thread. The kernel refuses a value that would favour it.
         let _ = setpriority_process(None, nice);
     }
 }
 
-/// Whether threads can be put under SCHED_IDLE and be taken out of it again: the way back is a
+/// Whether threads can be put under SCHED_IDLE and be taken out of it again: taking them out is a
 /// privilege (CAP_SYS_NICE, or RLIMIT_NICE of 20), so it cannot be tried.
 pub fn may_change_policy() -> bool {
     use rustix::thread::{CapabilitySet, capabilities};
@@ -146,16 +147,16 @@ pub fn is_runnable(thread: u32) -> bool {
     thread_stat(thread, &mut buffer).and_then(|mut fields| fields.next()) == Some(b"R")
 }
 
-/// More than a thread's stat has.
+/// More bytes than a thread's stat has.
 const THREAD_STAT_BYTES: usize = 1024;
 
-/// The fields of a thread's stat (proc(5)) from the third, its state, on.
+/// The fields of a thread's stat (proc(5)) from the third on, which is its state.
 fn thread_stat(thread: u32, buffer: &mut [u8]) -> Option<impl Iterator<Item = &[u8]>> {
     use rustix::fs::{Mode, OFlags};
     use std::io::Write;
     let mut path = [0_u8; 64];
-    // The last byte stays 0, which ends the path. Any thread's name leads to its process, also to
-    // another one.
+    // The last byte stays 0, which ends the path. The name of any thread leads to its process, even
+    // of another thread.
     write!(&mut path[..63], "/proc/{thread}/task/{thread}/stat").ok()?;
     let path = std::ffi::CStr::from_bytes_until_nul(&path).ok()?;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
@@ -175,8 +176,8 @@ pub fn allowed_cpus() -> Vec<usize> {
     (0..rustix::thread::CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()
 }
 
-/// The thread that is just starting a pager thread; 0 = none. What the C library allocates for it
-/// meanwhile (thread-local storage) must be local memory.
+/// The thread that is starting a pager thread; 0 = none. What the C library allocates meanwhile for
+/// the new thread (thread-local storage) must be local memory.
 static STARTING_THREAD: AtomicU32 = AtomicU32::new(0);
 
 /// Whether an allocation of the calling thread is for a pager thread and must be local.
@@ -187,8 +188,8 @@ pub fn is_internal_allocation() -> bool {
 }
 
 thread_local! {
-    /// This is one of the pager's threads. Plain and without a destructor, so that the C library
-    /// has nothing to do for it.
+    /// The thread is one of the pager's. Plain and without a destructor, so that the C library has
+    /// nothing to do for it.
     static IS_PAGER: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -197,25 +198,25 @@ pub fn is_pager_thread() -> bool {
     IS_PAGER.get()
 }
 
-/// Work of a thread.
+/// The body of a thread.
 pub type Body = Box<dyn FnOnce() + Send>;
 
 /// Starts a detached thread with all signals blocked, so that no handler of the program ever runs
 /// on it.
 ///
-/// Not `std::thread`: that one allocates thread-local state through destructors of the C library,
-/// whose memory is the program's and may be far.
+/// Not `std::thread`: that allocates thread-local state through destructors of the C library, whose
+/// memory is the program's and may be far.
 ///
-/// The latch it returns opens when the thread's body begins. The C library's own beginning of a
-/// thread reads the locale, which may be far: a thread that is to serve faults must be past that
-/// before memory is registered.
+/// The returned latch opens when the thread's body begins. The C library's own start of a thread
+/// reads the locale, which may be far: a thread that serves faults must be past that before memory
+/// is registered.
 ///
-/// `prompt`: it runs at once, see [`be_prompt`], if the process may have that; else it waits for
-/// its turn on a CPU like any other.
+/// `prompt`: it runs at once, see [`be_prompt`], if the process is allowed that; else it waits for
+/// a CPU like any other thread.
 pub fn spawn(name: &'static std::ffi::CStr, prompt: bool, body: Body) -> Result<Arc<Latch>, Error> {
     let begun = Arc::<Latch>::default();
     let argument = Box::into_raw(Box::new(Start { name, body, begun: begun.clone() }));
-    // SAFETY: plain pthread calls on locals; `argument` is handed to exactly one `entry`, or taken
+    // SAFETY: plain pthread calls on locals; `argument` is given to exactly one `entry`, or taken
     // back when no thread was made.
     unsafe {
         let mut blocked = std::mem::zeroed::<libc::sigset_t>();
@@ -224,7 +225,8 @@ pub fn spawn(name: &'static std::ffi::CStr, prompt: bool, body: Body) -> Result<
         let mut attributes = std::mem::zeroed::<libc::pthread_attr_t>();
         libc::pthread_attr_init(&raw mut attributes);
         if sidecars_program().is_some() {
-            // The C library's own stacks would be found among the program's mappings, and be far.
+            // The C library's own stacks would be found among the program's mappings, and could
+            // become far.
             let stack = map_local_without_children(STACK_BYTES)?;
             libc::pthread_attr_setstack(&raw mut attributes, stack as *mut _, STACK_BYTES);
         } else {
@@ -262,7 +264,7 @@ pub fn spawn(name: &'static std::ffi::CStr, prompt: bool, body: Body) -> Result<
     Ok(begun)
 }
 
-/// Something that happens once, and can be waited for.
+/// An event that happens once, and can be waited for.
 #[derive(Debug, Default)]
 pub struct Latch(AtomicU32);
 
@@ -283,7 +285,7 @@ impl Latch {
         }
     }
 
-    /// Waits until it is open or the time is over.
+    /// Waits until it is open or the time is up.
     pub fn wait_at_most(&self, time: Duration) {
         let end = std::time::Instant::now() + time;
         while !self.is_open() {
@@ -308,7 +310,7 @@ extern "C" fn entry(argument: *mut libc::c_void) -> *mut libc::c_void {
     let start = *unsafe { Box::from_raw(argument.cast::<Start>()) };
     IS_PAGER.set(true);
     start.begun.open();
-    // The name is for people who look at threads; a refusal is no harm.
+    // The name is for people who look at threads; a refusal does no harm.
     let _ = rustix::thread::set_name(start.name);
     (start.body)();
     std::ptr::null_mut()

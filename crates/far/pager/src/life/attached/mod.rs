@@ -1,5 +1,4 @@
-//! The pager of a sidecar: a process of its own that shares the program's address space and nothing
-//! else.
+//! The pager of a sidecar: a separate process that shares only the program's address space with it.
 //!
 //! It learns of memory calls from userfaultfd's events ([`crate::space::layout`]) and of new memory
 //! from the kernel's list of mappings ([`crate::space::maps`]). Its own memory is in the same

@@ -1,4 +1,4 @@
-//! The calling thread pages the program of a sidecar until it is ordered to leave.
+//! Pages the program of a sidecar, on the calling thread, until it is told to leave.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::SeqCst;
@@ -17,14 +17,14 @@ use crate::life::watch::Watch;
 use crate::life::{activation, blades};
 use crate::sys;
 
-/// The order to leave is looked for this often while there is nothing else to do.
+/// How often the order to leave is checked for while there is nothing else to do.
 const ORDER_STEP: Duration = Duration::from_millis(100);
 
 impl Attached {
     /// Pages the program until the order to leave comes; the calling thread becomes the steward. If
-    /// the program ends, this process is to be ended by another thread. `ready` is called when the
-    /// program's memory is registered: from then on it does not grow unseen; and once before, when
-    /// it is watched and the limit is not near.
+    /// the program ends, another thread has to end this process. `ready` is called when the
+    /// program's memory is registered, from when on it does not grow unseen; and once before, when
+    /// the program is watched and the limit is not near.
     pub fn serve(&'static self, ready: impl Fn()) -> Result<Left, StartError> {
         let pager = self.pager;
         let files = lock(&self.files).take();
@@ -32,7 +32,7 @@ impl Attached {
             return Err(std::io::Error::other("a sidecar serves once").into());
         };
         sys::be_prompt(true);
-        // Before it is urgent: a new thread waits for its turn on a CPU.
+        // Before it is urgent: a new thread waits for its time on a CPU.
         let core = pager.make_core(files, self.may_execute)?;
         core.standstill.set_asker(self.keeper.standstill);
         activation::start_threads(pager, core)?;
@@ -54,7 +54,8 @@ impl Attached {
             pager.requests.wait(bell, pause.min(ORDER_STEP));
         }
         let leave_for = |error| {
-            // Nothing is moved out before there is a pool: the program can go on without.
+            // Nothing is moved out before there is a pool: the program can continue without a
+            // pager.
             unregister_all(core, &pager.lock_registry());
             error
         };
@@ -69,12 +70,11 @@ impl Attached {
         ready();
         core.pool.set(blades::connect(core).map_err(leave_for)?);
         sys::be_prompt(false);
-        // From here on pages may be away: to leave the program now would have it read zeros.
+        // From here on pages may be far: if the pager left now, the program would read zeros.
         Ok(begin(pager, core).attend(self))
     }
 
-    /// As [`Attached::serve`], for a child of a program that is paged: pages of it are away
-    /// already.
+    /// As [`Attached::serve`], for a child of a paged program: pages of it are far already.
     fn serve_inherited(
         &'static self,
         core: &'static Core,
@@ -84,8 +84,8 @@ impl Attached {
         let handover = inherit::read(&memory)?;
         let (pool, blades) = blades::connect(core)?;
         inherit::take_over(core, &pool, &handover)?;
-        // Before: were this process killed in between, its warden must not take the child for its
-        // parent's.
+        // Set before the claim: if this process is killed in between, its warden must not take the
+        // child for its parent's.
         self.has_claimed.store(true, SeqCst);
         if !handover::claim(&memory) {
             self.has_claimed.store(false, SeqCst);
@@ -97,7 +97,7 @@ impl Attached {
         (self.keeper.taken)();
         let mut steward = begin(self.pager, core);
         steward.adopt_mappings(self);
-        // The keeper counts it no more from here on.
+        // From here on the keeper no longer counts it.
         let resident = crate::shared::budget::read_resident(&self.statm).unwrap_or_default();
         crate::shared::budget::publish(self.pager.slot(), resident);
         self.pager.set_active();
@@ -108,7 +108,8 @@ impl Attached {
     }
 }
 
-/// Pages may be away already, or will be: to leave the program now would have it read zeros.
+/// Makes the steward, or ends the process: pages may be far already, or will be, and if the pager
+/// left now the program would read zeros.
 pub(crate) fn begin(pager: &'static Pager, core: &'static Core) -> Steward {
     Steward::new(pager, core)
         .unwrap_or_else(|error| fail_closed(&format!("the steward cannot begin: {error}")))

@@ -31,7 +31,7 @@ pub struct Attached {
     own_ranges: fn() -> Vec<(usize, usize)>,
     pub(super) keeper: Keeper,
     pub(super) inherited: Mutex<Option<OwnedFd>>,
-    /// A child is this pager's, and no more its parent's.
+    /// The child belongs to this pager, and no longer to its parent's.
     pub(super) has_claimed: AtomicBool,
     pub(super) children: Children,
     pub(super) must_leave: AtomicBool,
@@ -42,21 +42,22 @@ pub struct Attached {
 #[derive(Debug)]
 pub struct Attachment {
     pub board: OwnedFd,
-    /// Of this address space, past the handshake on the features `PAGER` and `EVENTS`.
+    /// The userfaultfd of this address space, past the handshake on the features `PAGER` and
+    /// `EVENTS`.
     pub uffd: Uffd,
     /// Process id of the program.
     pub program: u32,
-    /// Memory of the sidecar that the pager did not map itself, as (start, end): each range that
-    /// there is when it is called.
+    /// Memory of the sidecar that the pager did not map itself, as (start, end): all ranges that
+    /// exist when it is called.
     pub own_ranges: fn() -> Vec<(usize, usize)>,
     pub keeper: Keeper,
-    /// `uffd` is one that the program got by fork, and its parent's pager hands over with this
-    /// where its pages are.
+    /// The handover of a child that its parent's pager passes on: where its pages are. `uffd` is
+    /// then one that the program got by fork.
     pub inherited: Option<OwnedFd>,
-    /// Open files of this process in /proc, where it may not open them itself.
+    /// Open files of this process in /proc, if it may not open them itself.
     pub pagemap: Option<OwnedFd>,
     pub memory: Option<OwnedFd>,
-    /// No seccomp filter keeps it from having executable memory.
+    /// No seccomp filter forbids it executable memory.
     pub may_execute: bool,
 }
 
@@ -76,13 +77,13 @@ fn program_name(pid: u32) -> String {
 }
 
 impl Attached {
-    /// The program stands still, which the evictor wanted: returns when it may go on. Says whether
-    /// anybody wanted it.
+    /// To be called when the program stands still, as the evictor wanted: returns when it may
+    /// continue. True if a thread wanted it.
     pub fn stand_still(&self) -> bool {
         self.pager.core().is_some_and(|core| core.standstill.begin())
     }
 
-    /// Has everything brought in; [`Attached::serve`] then returns.
+    /// Orders everything to be brought in, after which [`Attached::serve`] returns.
     pub fn leave(&self) {
         self.must_leave.store(true, SeqCst);
         self.pager.requests.ring();
@@ -96,8 +97,8 @@ impl Attached {
         self.pager.core().is_some_and(|core| core.layout.owes_children())
     }
 
-    /// Whether pages may be away: without a pager the program, or a child of it, would read zeros.
-    /// It takes no lock and allocates nothing.
+    /// Whether pages may be far: without a pager the program, or a child of it, would read zeros.
+    /// Takes no lock and allocates nothing.
     pub fn may_owe_pages(&self) -> bool {
         let has_pool = |core: &Core| core.pool.is_set();
         self.has_claimed.load(SeqCst) || self.pager.core().is_some_and(has_pool)
@@ -108,12 +109,12 @@ impl Attached {
         (self.keeper.settled)(number);
     }
 
-    /// Gives all children all that they lack.
+    /// Orders that all children get all pages that they lack.
     pub fn finish_children(&self) {
         self.children.finish_all();
     }
 
-    /// Those who are served, to be handed over to pagers of their own.
+    /// The children that are served, to be handed over to pagers of their own.
     pub fn children(&self) -> &Children {
         &self.children
     }
@@ -122,7 +123,7 @@ impl Attached {
         self.must_leave.load(SeqCst)
     }
 
-    /// What the kernel counts of the address space.
+    /// The kernel's counts for the address space.
     pub(crate) fn sizes(&self) -> Sizes {
         let [mapped, resident, _, _, _, data, ..] =
             sys::read_numbers(&self.statm).unwrap_or_default();
@@ -134,21 +135,21 @@ impl Attached {
         self.eligible_from(self.threshold_bytes())
     }
 
-    /// As [`Attached::eligible`], for mappings of at least this many bytes.
+    /// As [`Attached::eligible`], with mappings of at least `bytes`.
     pub(crate) fn eligible_from(&self, bytes: usize) -> Result<Vec<Eligible>, std::io::Error> {
         let text = sys::read_whole(&self.list)?;
-        // After the list was read: what was mapped for it, or by another thread meanwhile, is among
-        // these.
+        // After the list was read, so that these include what was mapped for it, or by another
+        // thread meanwhile.
         let own = self.all_own_ranges();
         Ok(maps::eligible(&text, &own, bytes))
     }
 
-    /// Mappings that are shorter stay local.
+    /// The threshold: shorter mappings stay local.
     pub(crate) fn threshold_bytes(&self) -> usize {
         at_most(self.pager.settings.threshold_bytes)
     }
 
-    /// All memory that is the sidecar's own, as (start, end), in order.
+    /// All memory of the sidecar itself, as (start, end), in order.
     pub fn all_own_ranges(&self) -> Vec<(usize, usize)> {
         let mut own = (self.own_ranges)();
         let mapped = sys::all_own_mappings().into_iter();
@@ -161,7 +162,7 @@ impl Attached {
         own
     }
 
-    /// Prepares everything; starts nothing. The value lives for ever.
+    /// Prepares everything without starting a thread. The value lives for ever.
     pub fn prepare(attachment: Attachment) -> Result<&'static Attached, StartError> {
         abort::end_loudly();
         sys::begin_to_count_ticks();

@@ -1,11 +1,11 @@
-//! One child of the program, which its parent's pager serves: a page that was far at the fork is
+//! A child of the program that its parent's pager serves: a page that was far at the fork is
 //! fetched when the child touches it.
 //!
-//! Where a thread of the child touches a missing page it waits, as in any program with a
-//! userfaultfd. What the child does to its own address space comes as events: a page that it has
-//! dropped stays dropped, one that it has moved arrives at the new place. While such an event waits
-//! to be read the kernel refuses to fill pages (EAGAIN): what the child lacks at an address is
-//! looked up again then.
+//! A thread of the child that touches a missing page waits, as in any program with a userfaultfd.
+//! The child's changes of its own address space are reported as events: a page that it has dropped
+//! stays dropped, one that it has moved arrives at the new place. While such an event waits to be
+//! read the kernel refuses to fill pages (EAGAIN): the missing page at an address is then looked up
+//! again.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -31,42 +31,42 @@ use crate::space::page::Phase;
 /// earlier.
 const EXEC_TIME: Duration = Duration::from_millis(3);
 const EXEC_STEP: Duration = Duration::from_micros(200);
-/// How long a child may take to change its address space until the event arrives.
+/// How long a child may take to change its address space, until the event is there.
 const SETTLE_TIME: Duration = Duration::from_secs(10);
-/// Messages taken with one read.
+/// Messages read at a time.
 const MESSAGES: usize = 16;
-/// Pages fetched for one fault at most: those behind it, too, where a child reads in order.
+/// The most pages fetched for one fault: the following ones, too, where a child reads in order.
 pub const RUN_PAGES: usize = 16;
 
 /// Counts calls that filled pages of any child.
 static FILLS: AtomicU64 = AtomicU64::new(0);
 
-/// Changes as long as children are given pages.
+/// The count, which changes while children are given pages.
 pub fn fills() -> u64 {
     FILLS.load(Relaxed)
 }
 
 /// Where a child's pages come from.
 pub trait Source {
-    /// Fetches pages, at most `FETCHED_AT_ONCE`; returns the bits of those that came.
+    /// Fetches pages, at most [`FETCHED_AT_ONCE`]. Returns the bits of those that arrived.
     fn fetch(&mut self, pages: &[Lacking]) -> u64;
-    /// Where the page of this number came to lie.
+    /// The address of the fetched page with this number.
     fn address(&self, number: usize) -> usize;
 }
 
 /// See the module's description.
 #[derive(Debug)]
 pub struct Child {
-    /// Names it to the keeper.
+    /// Its number for the keeper.
     pub number: u64,
     /// When it was first known.
     since: Instant,
     uffd: Uffd,
     inherited: Inheritance,
     is_gone: bool,
-    /// Faults that were read while an event was looked for.
+    /// Faults that were read but not served yet.
     postponed: Vec<usize>,
-    /// What it did and the order is not known of yet, see [`crate::space::order`].
+    /// Its changes whose order is not known yet, see [`crate::space::order`].
     changes: VecDeque<Change>,
     changes_wait_since: Option<Instant>,
     owed: Owed,
@@ -108,12 +108,12 @@ impl Child {
         }
     }
 
-    /// Its userfaultfd, which is then served by no thread.
+    /// Its userfaultfd. The child is not served any more then.
     pub fn into_descriptor(self) -> OwnedFd {
         self.uffd.into_descriptor()
     }
 
-    /// What it lacks is known only now; nothing was read of it before.
+    /// Sets what it lacks, which is known only now; no message of it has been read before.
     pub fn inherit(&mut self, inherited: Inheritance) {
         self.inherited = inherited;
     }
@@ -127,27 +127,27 @@ impl Child {
         self.since.elapsed()
     }
 
-    /// Whether faults or changes were read that are not seen to yet.
+    /// Whether faults or changes were read that are not handled yet.
     pub fn is_waiting(&self) -> bool {
         !self.postponed.is_empty() || !self.changes.is_empty()
     }
 
-    /// True if the child needs no server any more.
+    /// Whether it needs no other process any more.
     pub fn is_settled(&self) -> bool {
         self.is_gone || (self.inherited.remains.is_empty() && self.postponed.is_empty())
     }
 
-    /// Whether nothing is left to be done here before its own pager takes over.
+    /// Whether nothing is left to do here before its own pager takes over.
     pub fn is_ready_to_leave(&self) -> bool {
         self.next_to_settle().is_none() && !self.is_waiting()
     }
 
-    /// Its children that were born since this was last asked.
+    /// Takes its children that were born since the last call.
     pub fn take_born(&mut self) -> Vec<Born> {
         std::mem::take(&mut self.born)
     }
 
-    /// Waits a moment whether the child execs or ends; says whether it has not.
+    /// Waits a moment for the child to exec or end. True if it has not.
     pub fn may_need_pages(&mut self) -> bool {
         let until = Instant::now() + EXEC_TIME;
         let step = Timespec { tv_sec: 0, tv_nsec: EXEC_STEP.subsec_nanos().into() };
@@ -163,13 +163,13 @@ impl Child {
         true
     }
 
-    /// Whether its address space is gone: it has ended, or runs another image.
+    /// Checks whether its address space is gone: it has ended, or runs another image.
     pub fn look_whether_gone(&mut self) -> bool {
         self.is_gone |= self.uffd.is_gone();
         self.is_gone
     }
 
-    /// Answers the faults that are there, each with at most `run_pages`; says how many there were.
+    /// Answers the waiting faults, each with at most `run_pages`. Returns how many it answered.
     pub fn serve(&mut self, run_pages: usize, source: &mut impl Source) -> usize {
         self.read_messages();
         let mut served = 0;
@@ -184,7 +184,7 @@ impl Child {
         served
     }
 
-    /// Gives it all that it lacks.
+    /// Gives it all pages that it lacks.
     pub fn finish(&mut self, source: &mut impl Source) {
         self.serve(RUN_PAGES, source);
         let next = |remains: &Remains| remains.next_moved().or_else(|| remains.next(0));
@@ -196,8 +196,8 @@ impl Child {
         self.serve(RUN_PAGES, source);
     }
 
-    /// Gives the child the pages that its next server would not find: those that it lacks at other
-    /// addresses than at the fork, and those that no blade has.
+    /// Gives it the pages that the pager that takes over could not find: those that it lacks
+    /// elsewhere than at the fork, and those that no blade has.
     pub fn settle_special(&mut self, source: &mut impl Source) {
         while !self.is_gone
             && let Some(address) = self.next_to_settle()
@@ -221,9 +221,9 @@ impl Child {
         let outcome = self.uffd.zero(address, PAGE_BYTES, true);
         self.count(outcome);
         match outcome.errno {
-            // What it lacks here may be another thing when the event has been read.
+            // The page missing here may be another one once the event has been read.
             Some(libc::EAGAIN) => self.postpone(address),
-            // Somebody was faster: the page, or the end of its mapping, is there.
+            // Another thread was faster: the page is there, or its mapping has ended.
             Some(libc::EEXIST | libc::ENOENT) => {
                 let _ = self.uffd.wake(address, PAGE_BYTES);
             }
@@ -231,8 +231,8 @@ impl Child {
         }
     }
 
-    /// Fetches the page that the child lacks at `address`, and up to `most` in all with those that
-    /// follow, and copies them to it.
+    /// Fetches the page that the child lacks at `address`, and following ones up to `most` in all,
+    /// and copies them to it.
     fn fill(&mut self, address: usize, most: usize, source: &mut impl Source) {
         let places = (0..most).map(|number| address + number * PAGE_BYTES);
         let wanted: Vec<(usize, Lacking)> =
@@ -253,7 +253,7 @@ impl Child {
         let fetched = source.fetch(&far);
         for (number, (place, lacking)) in wanted.iter().take(far.len()).enumerate() {
             if fetched & (1 << number) == 0 {
-                // Those behind it are asked for again.
+                // The later ones are requested again.
                 if number == 0 {
                     crate::sys::say(&format!("page {place:#x} of a child was lost with its blade"));
                     self.poison(*place);
@@ -270,8 +270,8 @@ impl Child {
         lacking.state.phase() == Phase::Far && !self.inherited.local.contains_key(&lacking.source)
     }
 
-    /// Copies a page to where the child lacks it; false: it does not any more, or the child is
-    /// changing its address space, and a fault there is served again.
+    /// Copies a page to where the child lacks it. False: it does not lack it any more, or the child
+    /// is changing its address space, and a fault there is served again.
     fn copy(&mut self, place: usize, bytes: usize, lacking: Lacking) -> bool {
         if self.inherited.remains.get(place) != Some(lacking) {
             return false;
@@ -287,14 +287,14 @@ impl Child {
         true
     }
 
-    /// Pages that were filled show that nothing is done that was not read, see [`Owed`].
+    /// Counts filled pages, which show that every change has been read, see [`Owed`].
     fn count(&mut self, outcome: Outcome) {
         let has_filled = u64::from(outcome.done_bytes > 0);
         self.fills += has_filled;
         FILLS.fetch_add(has_filled, Relaxed);
     }
 
-    /// Looks at a fault again once what the child is just doing is known.
+    /// Puts a fault off until the child's current change is known.
     fn postpone(&mut self, address: usize) {
         self.read_messages();
         if !self.postponed.contains(&address) {
@@ -303,7 +303,7 @@ impl Child {
         std::thread::yield_now();
     }
 
-    /// A page that is lost: touching it is a SIGBUS.
+    /// Poisons a page that is lost: touching it is a SIGBUS.
     fn poison(&mut self, address: usize) {
         let outcome = self.until_settled(|uffd| uffd.poison(address, PAGE_BYTES));
         self.check(address, outcome);
@@ -324,10 +324,10 @@ impl Child {
         fail_closed("a child's address space does not settle");
     }
 
-    /// Whether a page could not be filled because the child is just changing its address space,
-    /// which is to be read first. The kernel says so (EAGAIN), but where it begins to look before
-    /// the change and finds no mapping after it (ENOENT): the page is not gone then, mremap has
-    /// moved it.
+    /// Whether a page could not be filled because the child is changing its address space, which
+    /// has to be read first. The kernel says so (EAGAIN), except when its lookup begins before the
+    /// change and finds no mapping after it (ENOENT): the page is not gone then, mremap has moved
+    /// it.
     fn is_too_early(&self, outcome: Outcome) -> bool {
         match outcome.errno {
             Some(libc::EAGAIN) => true,
@@ -336,8 +336,8 @@ impl Child {
         }
     }
 
-    /// A page was filled, or need not be: its mapping is gone (ENOENT; MADV_DONTFORK), or it is
-    /// there.
+    /// Handles the outcome of a fill: the page was filled, or need not be, because its mapping is
+    /// gone (ENOENT; MADV_DONTFORK) or it is present.
     fn check(&mut self, address: usize, outcome: Outcome) {
         match outcome.errno {
             None => {}
@@ -352,7 +352,7 @@ impl Child {
         }
     }
 
-    /// Reads what the child did, and which pages it waits for.
+    /// Reads the child's changes and the pages that it waits for.
     fn read_messages(&mut self) {
         while self.take_messages() {
             self.follow_changes(false);
@@ -362,13 +362,13 @@ impl Child {
         self.follow_changes(is_settled);
     }
 
-    /// Reads some of them, to be followed and seen to later; false: there are none.
+    /// Reads some messages, to be handled later. False: there are none.
     fn take_messages(&mut self) -> bool {
         let mut messages = [Message::default(); MESSAGES];
         let read = match self.uffd.read(&mut messages) {
             Ok(read) => read,
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return false,
-            // A fork of it would be unheard of, and its own child never served.
+            // A fork in it would stay unknown, and the child's own child would never be served.
             Err(error) => fail_closed(&format!("a child's userfaultfd cannot be read: {error}")),
         };
         for message in read {
@@ -380,12 +380,12 @@ impl Child {
         true
     }
 
-    /// Whether the next change has waited so long that nothing can have been overtaken.
+    /// Whether the next change has waited so long that no change can have been overtaken.
     fn have_changes_waited(&mut self) -> bool {
         self.changes_wait_since.get_or_insert_with(Instant::now).elapsed() > ORDER_TIME
     }
 
-    /// Follows the child's changes while their order is known. While it is not, the kernel fills no
+    /// Applies the child's changes whose order is known. While it is not known the kernel fills no
     /// pages.
     fn follow_changes(&mut self, is_settled: bool) {
         loop {

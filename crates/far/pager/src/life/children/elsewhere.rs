@@ -1,26 +1,25 @@
-//! Children that were handed over to pagers of their own: these read from their userfaultfds, and
-//! no other process may.
+//! Children that were handed over to pagers of their own: only these may read their userfaultfds.
 //!
-//! Listed by descriptor number for the process that inherits the descriptor table when this one is
-//! killed: without locks, and without allocating.
+//! Known by their descriptors' numbers to the process that has the descriptor table when this
+//! process is killed: without locks, and without allocating.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::AtomicI32;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Children that are being handed over at a time: each is so for some milliseconds.
+/// The most children that are being handed over at a time, which takes each some milliseconds.
 const MOST: usize = 64;
 const NOBODY: RawFd = -1;
 
 static ELSEWHERE: [AtomicI32; MOST] = [const { AtomicI32::new(NOBODY) }; MOST];
 
-/// Notes one; false: there are too many.
+/// Notes a child. False: there are too many.
 #[must_use]
 pub fn add(descriptor: RawFd) -> bool {
     replace(NOBODY, descriptor)
 }
 
-/// It is served here again, or is about to be closed here.
+/// Forgets a child that is served here again, or is about to be closed here.
 pub fn remove(descriptor: RawFd) {
     replace(descriptor, NOBODY);
 }

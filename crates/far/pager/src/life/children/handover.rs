@@ -1,7 +1,8 @@
-//! What the pager of a forked child needs to take over from its parent's: where the pages are that
-//! the child lacks.
+//! What the pager of a forked child needs to take over from its parent's: the places of the pages
+//! that the child lacks.
 //!
-//! Both pagers number superpages alike, for the number is the superpage's place in every segment.
+//! Both pagers number superpages alike, because the number is the superpage's place in every
+//! segment.
 
 use std::os::fd::OwnedFd;
 
@@ -15,21 +16,21 @@ use crate::space::units::{MAX_SUPERPAGES, SUPERPAGE_PAGES};
 /// Begins a handover; its last character is the version of the format.
 const MAGIC: [u8; 8] = *b"fpchild1";
 
-/// The parts of a token, each absent or a blade's id and what opens the part there.
+/// The parts of a token, each absent or a blade's id and the number that opens the part there.
 type Parts = [Option<(u64, u128)>; TOKEN_PARTS];
 
 /// A child's far pages.
 #[derive(Debug)]
 pub struct Handover {
-    /// What opens each layer that a page lies in.
+    /// The token of each layer that a page lies in.
     pub layers: [Option<FrozenToken>; MAX_LAYERS],
-    /// Addresses of the superpages, by their numbers; and what the child lacks of each, if
-    /// anything.
+    /// Addresses of the superpages, by their numbers, and the pages that the child lacks of each,
+    /// if any.
     pub superpages: Vec<(usize, Option<Vec<PageState>>)>,
 }
 
-/// Whether the child is the caller's to serve from now on: of all who have this memory that is who
-/// asks first. A seal is set once.
+/// Whether the caller is to serve the child from now on: the first of all holders of this memory to
+/// ask. A seal can be set only once.
 pub fn claim(memory: &OwnedFd) -> bool {
     rustix::fs::fcntl_add_seals(memory, SealFlags::SEAL).is_ok()
 }
@@ -46,7 +47,7 @@ impl Handover {
         Handover { layers, superpages }
     }
 
-    /// As bytes, for another process on this machine.
+    /// Encodes it as bytes, for another process on this machine.
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = MAGIC.to_vec();
         for layer in &self.layers {
@@ -66,7 +67,7 @@ impl Handover {
         bytes
     }
 
-    /// The opposite of [`Handover::to_bytes`]; None: these bytes are something else.
+    /// The inverse of [`Handover::to_bytes`]. None: these bytes are something else.
     pub fn from_bytes(bytes: &[u8]) -> Option<Handover> {
         let mut left = Left(bytes);
         if left.take::<{ MAGIC.len() }>()? != MAGIC {
@@ -88,7 +89,7 @@ impl Handover {
     }
 }
 
-/// What is not read yet.
+/// The bytes that are not read yet.
 struct Left<'a>(&'a [u8]);
 
 impl Left<'_> {

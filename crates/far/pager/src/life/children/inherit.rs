@@ -1,4 +1,4 @@
-//! The pager of a child takes over from its parent's: it knows where the pages are that the child
+//! The pager of a child takes over from its parent's: it learns where the pages are that the child
 //! lacks ([`super::handover`]), and the child's userfaultfd is its own from now on.
 
 use std::fs::File;
@@ -23,8 +23,8 @@ pub fn read(memory: &OwnedFd) -> Result<Handover, StartError> {
     Ok(Handover::from_bytes(&bytes).ok_or_else(unreadable)?)
 }
 
-/// Makes the far pages known that a child inherits, and shares the layers that they lie in. Nobody
-/// may serve faults yet. After an error nothing is shared.
+/// Makes the far pages known that a child inherits, and shares the layers that they lie in. No
+/// thread may serve faults yet. After an error nothing is shared.
 pub fn take_over(core: &Core, pool: &Pool, handover: &Handover) -> Result<(), StartError> {
     for (layer, token) in handover.layers.iter().enumerate() {
         if let Some(token) = token {
@@ -34,8 +34,8 @@ pub fn take_over(core: &Core, pool: &Pool, handover: &Handover) -> Result<(), St
     fill(core.space, handover)
 }
 
-/// Superpages get the numbers that they have in the parent's pager, for those are their places in
-/// every segment.
+/// Gives superpages the numbers that they have in the parent's pager, because those are their
+/// places in every segment.
 fn fill(space: &Space, handover: &Handover) -> Result<(), StartError> {
     for (number, (base, pages)) in handover.superpages.iter().enumerate() {
         let found = space.page_or_new(*base).map(|page| page.superpage);

@@ -1,4 +1,4 @@
-//! Orders to the thread that serves children, and how it is notified of them.
+//! Orders to the thread that serves children, and the keeper's callbacks about children.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -14,9 +14,9 @@ use rustix::event::{EventfdFlags, eventfd};
 use crate::life::children::child::Child;
 use crate::space::birth::Unsettled;
 
-/// The answer of [`Children::cede`] if the child needs no server any more.
+/// The answer of [`Children::cede`] if the child needs no other process any more.
 pub const SETTLED: &str = "SETTLED";
-/// The longest that a child is waited for which is to be handed over: what it has moved is fetched
+/// The longest wait for a child that is to be handed over: the pages that it has moved are fetched
 /// first.
 const CEDE_TIME: Duration = Duration::from_secs(5);
 
@@ -42,8 +42,8 @@ impl Children {
         })
     }
 
-    /// Gets a child ready to be taken over by a pager of its own. Its faults wait until that serves
-    /// them, or until [`Children::take_back`].
+    /// Prepares a child to be taken over by a pager of its own. Its faults wait until that pager
+    /// serves them, or until [`Children::take_back`].
     pub fn cede(&self, number: u64) -> Result<OwnedFd, String> {
         if !self.unsettled.contains(number) {
             return Err(SETTLED.into());
@@ -55,7 +55,7 @@ impl Children {
         self.order(Order::Cede { number, answer });
         answered.recv_timeout(CEDE_TIME).unwrap_or_else(|error| match error {
             RecvTimeoutError::Timeout => {
-                // It may be ceded later all the same.
+                // It may still be ceded later.
                 self.take_back(number);
                 Err("its pages that were moved have not come in time".into())
             }
@@ -63,22 +63,22 @@ impl Children {
         })
     }
 
-    /// The child's own pager has what it needs.
+    /// Notes that the child's own pager has what it needs.
     pub fn has_been_taken(&self, number: u64) {
         self.order(Order::Taken(number));
     }
 
-    /// The child's own pager did not come to work, and has changed nothing.
+    /// Takes a child back whose own pager did not start to work, and has changed nothing.
     pub fn take_back(&self, number: u64) {
         self.order(Order::Returned(number));
     }
 
-    /// Gives all children all that they lack.
+    /// Orders that all children get all pages that they lack.
     pub fn finish_all(&self) {
         self.order(Order::FinishAll);
     }
 
-    /// Whoever would say what becomes of children that were ceded has ended.
+    /// Takes ceded children back because the process that would report on them has ended.
     pub fn reclaim(&self) {
         self.order(Order::Reclaim);
     }
@@ -104,13 +104,14 @@ impl Children {
     }
 }
 
-/// The caller has stopped the program, and keeps a duplicate of a child's userfaultfd while the
-/// child lacks pages: if this process ended before, the child would read zeros.
+/// Callbacks of the keeper, which makes the program stand still, and keeps a duplicate of a child's
+/// userfaultfd as long as the child lacks pages: if this process ended before, the child would read
+/// zeros.
 #[derive(Clone, Copy, Debug)]
 pub struct Keeper {
-    /// A child was born, and has this number.
+    /// A child was born, with this number.
     pub born: fn(u64, &OwnedFd),
-    /// A child lacks nothing any more, or has ended.
+    /// The child lacks nothing any more, or has ended.
     pub settled: fn(u64),
     /// This pager serves a child that another one has handed over to it.
     pub taken: fn(),
@@ -118,23 +119,24 @@ pub struct Keeper {
     pub standstill: fn(),
 }
 
-/// What the thread that serves children is asked for.
+/// Orders to the thread that serves children.
 #[derive(Debug)]
 pub(super) enum Order {
     Serve(Box<Child>),
-    /// Get a child ready for a sidecar of its own; the answer is its [`super::handover::Handover`],
-    /// in memory. The error [`SETTLED`] alone means that it needs none.
+    /// Prepare a child for a sidecar of its own; the answer is its [`super::handover::Handover`],
+    /// in memory. Only the error [`SETTLED`] means that it needs none.
     Cede {
         number: u64,
         answer: Sender<Result<OwnedFd, String>>,
     },
-    /// A child that was ceded has its pages' places, or has not, and is this pager's again.
+    /// A ceded child's own pager has the places of its pages; or it has not, and the child is this
+    /// pager's again.
     Taken(u64),
     Returned(u64),
-    /// All get all that they lack: this pager is to end.
+    /// All children get all pages that they lack: this pager is to end.
     FinishAll,
-    /// Children that were ceded are served here again, unless their own pagers have begun, which is
-    /// reported by no message.
+    /// Ceded children are served here again, unless their own pagers have begun: no process reports
+    /// on them any more.
     Reclaim,
 }
 

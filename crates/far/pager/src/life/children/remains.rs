@@ -1,9 +1,9 @@
-//! What a forked child still lacks: the pages that were far at the fork, and that it has not got,
-//! dropped or unmapped since. Pure.
+//! The pages that a forked child still lacks: those that were far at the fork, and that it has not
+//! got, dropped or unmapped since. Pure.
 //!
-//! A child's own children lack what it lacks: they share the table until one of them changes it. A
-//! page that the child has moved (mremap) is kept apart, with the place that its contents come
-//! from.
+//! A child's own children lack the same pages: they share the table until one of them changes it. A
+//! page that the child has moved (mremap) is kept separately, with the address that its contents
+//! come from.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -25,9 +25,9 @@ struct Piece {
 /// See the module's description.
 #[derive(Clone, Debug, Default)]
 pub struct Remains {
-    /// By the address of the superpage; none is without a page that the child lacks.
+    /// By the address of the superpage; only superpages with a page that the child lacks.
     pieces: BTreeMap<usize, Arc<Piece>>,
-    /// Pages that the child has moved, by their addresses now.
+    /// Pages that the child has moved, by their current addresses.
     moved: BTreeMap<usize, Lacking>,
 }
 
@@ -41,8 +41,8 @@ pub struct Lacking {
 }
 
 impl Remains {
-    /// The child lacks these pages of a superpage, which is new here: `pages` in phase Far or Lost,
-    /// others are not heeded.
+    /// Adds pages that the child lacks of a superpage that is new here: those of `pages` in phase
+    /// Far or Lost; others are ignored.
     pub fn add(&mut self, base: usize, pages: impl Iterator<Item = PageState>) {
         let mut piece =
             Piece { pages: vec![PageState::UNTOUCHED; SUPERPAGE_PAGES].into(), lacking: 0 };
@@ -67,7 +67,7 @@ impl Remains {
         self.pieces.values().map(|piece| piece.lacking).sum::<usize>() + self.moved.len()
     }
 
-    /// What the child lacks at an address.
+    /// The page that the child lacks at an address.
     pub fn get(&self, address: usize) -> Option<Lacking> {
         if let Some(moved) = self.moved.get(&address) {
             return Some(*moved);
@@ -82,7 +82,7 @@ impl Remains {
             || self.next(range.start).is_some_and(|(address, _)| address < range.end)
     }
 
-    /// The first page at or behind `address` that the child lacks where it was at the fork.
+    /// The first page at or after `address` that the child lacks where it was at the fork.
     pub fn next(&self, address: usize) -> Option<(usize, Lacking)> {
         self.pieces.range(base(address)..).find_map(|(base, piece)| {
             let first = address.saturating_sub(*base) / PAGE_BYTES;
@@ -98,12 +98,12 @@ impl Remains {
         self.moved.first_key_value().map(|(address, lacking)| (*address, *lacking))
     }
 
-    /// The child has these pages now, or wants them no more.
+    /// Removes pages that the child has now, or no longer wants.
     pub fn remove(&mut self, start: usize, end: usize) {
         self.take(start, end);
     }
 
-    /// The child has moved a mapping, over whatever was at its new place.
+    /// Notes that the child has moved a mapping, over whatever was at its new place.
     pub fn follow_move(&mut self, from: usize, to: usize, bytes: usize) {
         self.take(to, to + bytes);
         let taken = self.take(from, from + bytes);
@@ -144,12 +144,12 @@ impl Remains {
         taken
     }
 
-    /// The states of the pages of a superpage of which the child lacks some.
+    /// The states of the pages of a superpage, if the child lacks some of them.
     pub fn superpage(&self, base: usize) -> Option<&[PageState]> {
         self.pieces.get(&base).map(|piece| &piece.pages[..])
     }
 
-    /// The layers, one bit for each, that pages which the child lacks lie in.
+    /// The layers, one bit each, of the pages that the child lacks.
     pub fn layers(&self) -> u8 {
         let states = self.pieces.values().flat_map(|piece| piece.pages.iter());
         let far = states.filter(|state| state.phase() == Phase::Far);
@@ -191,7 +191,7 @@ mod tests {
         remains
     }
 
-    /// Where the child lacks a page, and where that was at the fork.
+    /// Where the child lacks pages, and their addresses at the fork.
     fn listed(remains: &Remains) -> BTreeMap<usize, usize> {
         let number = |address: usize| address.wrapping_sub(FIRST) / PAGE_BYTES;
         let mut found = BTreeMap::new();
@@ -229,7 +229,8 @@ mod tests {
     }
 
     proptest! {
-        /// As a map from page to source does; a copy that is taken on the way keeps what it has.
+        /// Compares with a map from page to source; a clone that is taken on the way keeps its
+        /// content.
         #[test]
         fn a_child_lacks_what_it_has_not_got(
             lacking in proptest::collection::btree_set(0..PAGES, 0..PAGES),

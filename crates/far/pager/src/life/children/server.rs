@@ -21,16 +21,15 @@ use crate::life::process::Pager;
 use crate::space::page::MAX_LAYERS;
 use crate::sys;
 
-/// Children that are served at a time: each is a descriptor to poll. One more gets all its pages at
-/// once.
+/// The most children that are served at a time: each is a descriptor to poll. A further child gets
+/// all its pages at once.
 const MAX_CHILDREN: usize = 1024;
-/// How often it is looked whether a child has ended, of which nothing tells.
+/// How often children are checked for having ended, which nothing reports.
 const LOOK_STEP: Duration = Duration::from_millis(100);
 
-/// What a child is given cannot be moved out before it has a sidecar of its own. While memory is
-/// short it gets that within this time, if it ever does; until then its faults are answered with
-/// one page each, and with pauses: some MB/s, where it would otherwise pass the limit by what it
-/// reads.
+/// Pages given to a child cannot be moved out before it has a sidecar of its own. While memory is
+/// short it gets one within this time, if ever; until then its faults are answered with one page
+/// each, and with pauses: some MB/s, where it would otherwise exceed the limit by what it reads.
 const MODEST_TIME: Duration = Duration::from_secs(2);
 const MODEST_PAUSE: Duration = Duration::from_millis(1);
 
@@ -43,7 +42,7 @@ pub struct Server {
     keeper: Keeper,
     fetcher: Fetcher,
     served: Vec<Child>,
-    /// Those whose own pager has not said yet that it serves them.
+    /// Children whose own pager has not reported yet that it serves them.
     ceded: Vec<Ceded>,
     must_finish: bool,
 }
@@ -115,7 +114,7 @@ impl Server {
         }
     }
 
-    /// Waits for an order or a message, or until it is time to look who has ended.
+    /// Waits for an order or a message, or until it is time to check which children have ended.
     fn wait(&self) {
         let mut fds = vec![PollFd::new(self.orders, PollFlags::IN)];
         fds.extend(
@@ -134,7 +133,7 @@ impl Server {
             Order::Serve(child) => self.served.push(*child),
             Order::Cede { number, answer } => {
                 let ceded = self.cede(number);
-                // Whoever asked may have given up waiting, and has ordered the child back then.
+                // The asking thread may have given up waiting, and then has ordered the child back.
                 let _ = answer.send(ceded);
             }
             Order::Taken(number) => {
@@ -151,7 +150,7 @@ impl Server {
         }
     }
 
-    /// Serves a child, and keeps it if it lacks more.
+    /// Serves a child, and keeps it if it still lacks pages.
     fn attend(&mut self, mut child: Child, looks: bool) {
         let mut source = Blades { core: self.core, fetcher: &mut self.fetcher };
         if self.must_finish || self.served.len() >= MAX_CHILDREN {
@@ -171,15 +170,15 @@ impl Server {
         }
     }
 
-    /// A child that ended before its own pager served it is reported by no message.
+    /// Drops ceded children that ended before their own pager served them, which nothing reports.
     fn forget_ceded(&mut self) {
         let is_gone = |ceded: &mut Ceded| ceded.child.look_whether_gone();
         let gone: Vec<Ceded> = self.ceded.extract_if(.., is_gone).collect();
         gone.into_iter().for_each(|ceded| self.let_go(ceded.child));
     }
 
-    /// Whoever would tell what became of those that were ceded has ended: the ones whose own pagers
-    /// have not begun are served here again.
+    /// Takes ceded children back because the process that would report on them has ended: those
+    /// whose own pagers have not begun are served here again.
     fn reclaim(&mut self) {
         for Ceded { child, memory } in std::mem::take(&mut self.ceded) {
             if handover::claim(&memory) {
@@ -208,7 +207,8 @@ impl Server {
         let mut descriptor = child.into_descriptor();
         let known = descriptor.as_raw_fd();
         if elsewhere::contains(known) {
-            // At no instant may its userfaultfd stand here unmarked, nor another's be taken for it.
+            // Its userfaultfd must never have this number without the mark, nor may another
+            // descriptor be taken for it.
             let _ = rustix::io::dup3(self.orders, &mut descriptor, rustix::io::DupFlags::CLOEXEC);
             elsewhere::remove(known);
         }
@@ -219,7 +219,7 @@ impl Server {
         self.core.layout.has_settled_child();
     }
 
-    /// Prepares a child for its own pager: all its messages are applied, and the places of its
+    /// Prepares a child for its own pager: all its messages are handled, and the places of its
     /// pages are written down.
     fn cede(&mut self, number: u64) -> Result<OwnedFd, String> {
         if self.must_finish {
@@ -291,7 +291,7 @@ fn take(children: &mut Vec<Child>, number: u64) -> Vec<Child> {
 }
 
 impl Children {
-    /// Serves a child from now on. The thread for it is started with the first one.
+    /// Serves a child from now on. The first child starts the thread for it.
     pub fn serve(
         &'static self,
         pager: &'static Pager,
@@ -302,7 +302,7 @@ impl Children {
         if !self.has_begun.swap(true, SeqCst)
             && let Err(error) = self.begin(pager, core, keeper)
         {
-            // Its userfaultfd may be the last: were it closed, the child would read zeros.
+            // Its userfaultfd may be the last one: if it were closed, the child would read zeros.
             std::mem::forget(child);
             return Err(error);
         }

@@ -1,8 +1,8 @@
-//! mremap: a mapping moves, and what the pager holds of it follows.
+//! mremap: a mapping moves, and the pager's pages of it follow.
 //!
 //! Between unregistering the old range and registering the new one the program's threads see plain
-//! memory. So the pages that are elsewhere are taken out of the fault threads' hands first, at both
-//! ends, and what comes to lie at their places meanwhile is dropped.
+//! memory. So the pages that are far or in the buffer are first claimed from the fault threads, at
+//! both ends, and whatever gets mapped at their places meanwhile is dropped.
 
 use farpool_pool::PageRead;
 use farpool_units::PAGE_BYTES;
@@ -18,15 +18,14 @@ use crate::space::{Page, known_pages, moves};
 use crate::sys;
 
 impl Steward {
-    /// Moves a mapping: the kernel moves resident pages, with their rights and huge pages; far
-    /// pages and those in the buffer follow. The registry is locked, so nothing is moved out
+    /// Moves a mapping: the kernel moves what is resident, with its rights and huge pages; pages
+    /// that are far or in the buffer follow. The registry is locked, so nothing is moved out
     /// meanwhile.
     pub(super) fn carry(&mut self, registry: &mut Registry, carry: &Carry) -> Result<(), i32> {
         let held = self.hold(carry)?;
         let (old_bytes, flags) =
             (carry.end - carry.start, if carry.keeps { libc::MREMAP_DONTUNMAP } else { 0 });
-        // The kernel moves several mappings at once unless a userfaultfd is there: it stops half
-        // way then.
+        // The kernel moves several mappings at once, but with a userfaultfd it stops half way.
         let _ = self.core.uffd.unregister(carry.start, old_bytes);
         if let Err(errno) = sys::remap(carry.start, old_bytes, carry.bytes, flags, carry.to) {
             for part in registry.overlapping(carry.start, carry.end) {
@@ -69,8 +68,8 @@ impl Steward {
         Ok(())
     }
 
-    /// Takes all pages of the range that are not mapped in the program out of the hands of the
-    /// fault threads, with the states they had.
+    /// Claims all pages of the range that are not mapped in the program from the fault threads.
+    /// Returns them with the states they had.
     fn hold(&self, carry: &Carry) -> Result<Vec<Held>, i32> {
         let mut held = Vec::new();
         let end = carry.start + carry.carried_bytes();
@@ -90,7 +89,7 @@ impl Steward {
                             break;
                         }
                     }
-                    // Whoever owns it lets it go soon.
+                    // Its owner releases it soon.
                     Phase::Fetching | Phase::Evicting => sys::pause(),
                 }
             }
@@ -98,8 +97,8 @@ impl Steward {
         Ok(held)
     }
 
-    /// The pages stay where they are. Victims go back into the program: the evictor may have passed
-    /// them over when it wrote their tray, so that their frames are the only copies.
+    /// Releases the pages where they are. Victims go back into the program: the evictor may have
+    /// passed them over when it wrote their tray, so that their frames are the only copies.
     fn let_go(&self, held: Vec<Held>) {
         for Held { page, state, .. } in held {
             self.drop_stray(page);
@@ -115,8 +114,8 @@ impl Steward {
         }
     }
 
-    /// Drops what the kernel may have mapped at a page that is elsewhere, while it was not
-    /// registered.
+    /// Drops what the kernel may have mapped, while it was not registered, at a page that is far or
+    /// in the buffer.
     fn drop_stray(&self, page: Page) {
         let (start, end) = (page.address(), page.address() + PAGE_BYTES);
         if moves::first_occupied(&self.core.pagemap, start, end).is_some() {
@@ -135,7 +134,7 @@ impl Steward {
         }
     }
 
-    /// The page, which the caller owns, is gone.
+    /// Makes a page that the caller owns lost.
     fn lose(&self, page: Page) {
         page.cell().store(PageState::UNTOUCHED.with_phase(Phase::Lost));
         self.core.poison(page, &"a page could not follow its mapping (mremap)");
@@ -151,7 +150,7 @@ impl Steward {
         copied
     }
 
-    /// A far page is far at `target` too; where no blade has room for it, it is brought into the
+    /// Makes a far page far at `target`, too; if no blade has memory for it, it goes into the
     /// program.
     fn carry_far(&mut self, held: &Held) -> Result<(), i32> {
         let from = self.core.place(held.page, held.state.layer()).ok_or(libc::EFAULT)?;
@@ -173,8 +172,8 @@ impl Steward {
         stored.or_else(|_| self.copy_in(held.target, self.fetcher.memory))
     }
 
-    /// Follows a mapping that the kernel has moved already, with its resident pages. Faults are
-    /// served again as soon as the steward has the other pages in hand.
+    /// Follows a mapping that the kernel has already moved; what is resident has moved with it.
+    /// Faults are served again as soon as the steward has claimed the pages that have not.
     pub(super) fn follow_move(&mut self, from: usize, to: usize, bytes: usize) {
         let carry = Carry { start: from, end: from + bytes, to, bytes, keeps: false };
         let pager = self.pager;
@@ -212,7 +211,7 @@ impl Steward {
             }
             held.page.cell().store(PageState::UNTOUCHED);
             held.page.superpage.give_up_copy(held.state);
-            // The old place may still be mapped (MREMAP_DONTUNMAP), and was claimed meanwhile.
+            // The old range may still be mapped (MREMAP_DONTUNMAP), and was claimed meanwhile.
             for address in [held.page.address(), held.target.address()] {
                 let _ = self.core.uffd.wake(address, PAGE_BYTES);
             }
@@ -221,8 +220,8 @@ impl Steward {
         self.forget(from, from + bytes);
     }
 
-    /// As [`Steward::carry_victim`], by way of the blade: no change of the address space can come
-    /// between.
+    /// As [`Steward::carry_victim`], through the blade, so that no change of the address space can
+    /// come between.
     fn carry_buffered(&mut self, held: &Held) -> Result<(), i32> {
         let Some((slot, _)) = self.core.frames.locate(held.page) else {
             return Err(libc::EFAULT);
@@ -245,8 +244,8 @@ impl Steward {
         Ok(())
     }
 
-    /// Waits until the evictor's write of what was at the page before is over: it travels on
-    /// another connection and could arrive after this thread's.
+    /// Waits until the evictor's write of the page's earlier content is over: it travels on another
+    /// connection and could arrive after this thread's.
     fn await_eviction(&self, page: Page) {
         while self.core.frames.is_being_written(page) {
             self.core.budget.kick();
@@ -278,18 +277,17 @@ impl Carry {
     }
 }
 
-/// A page that is not mapped in the program and is to follow its mapping.
+/// A page that is not mapped in the program and has to follow its mapping.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     page: Page,
-    /// Before it was held.
+    /// The state before it was held.
     state: PageState,
     target: Page,
 }
 
-/// Takes a page that was just forgotten out of the hands of the fault threads: a run of first
-/// touches that began in the mapping below may have claimed it for a moment, and then sets its
-/// state.
+/// Claims a page that was just forgotten from the fault threads: a run of first touches that began
+/// in the mapping below may have claimed it for a moment, and then sets its state.
 fn own(page: Page) {
     loop {
         let state = page.cell().load();
@@ -315,7 +313,7 @@ mod tests {
     use std::sync::atomic::AtomicBool;
     use std::sync::atomic::Ordering::SeqCst;
 
-    /// A fault thread claims the page for a run of first touches and lets go of it again, all the
+    /// A fault thread claims the page for a run of first touches and releases it again, all the
     /// while.
     #[test]
     fn a_run_of_first_touches_does_not_overwrite_a_page_that_arrives() {

@@ -1,9 +1,9 @@
-//! The steward of a sidecar: applies what the program did to its address space, as userfaultfd's
-//! events tell it, and finds new memory in the kernel's list of mappings.
+//! The steward of a sidecar: applies the program's changes of its address space, which
+//! userfaultfd's events report, and finds new memory in the kernel's list of mappings.
 //!
-//! The order matters: a mapping is looked for only when all changes that were read are applied, so
-//! that what is found at an address is not taken for what was there before. A change that is not
-//! read yet is no danger: until it is, the kernel refuses to move pages (see
+//! The order matters: mappings are looked for only when all changes that were read are applied, so
+//! that what is found at an address is not confused with what was there before. A change that is
+//! not read yet is harmless: until it is read, the kernel refuses to move pages (see
 //! [`crate::space::layout`]).
 
 use std::ops::Range;
@@ -31,45 +31,45 @@ use crate::space::{Page, known_pages, moves};
 use crate::sys;
 use crate::sys::standstill::PAUSE_PARTS;
 
-/// How often the sizes of the address space and of the resident set are checked; memory mapped
-/// since then is unknown until the next check. One thread can touch some 5 MB meanwhile, or twice
-/// that with huge pages.
+/// How often the sizes of the address space and of the resident set are checked; newly mapped
+/// memory is unknown for this long. One thread can touch some 5 MB meanwhile, or twice that with
+/// huge pages.
 const LOOK_STEP: Duration = Duration::from_millis(2);
 /// The same when nothing has changed for [`QUIET_AFTER`].
 const QUIET_STEP: Duration = Duration::from_millis(20);
 /// After this long without a moment at rest the program is made to stand still for one.
 const UNSURE_TIME: Duration = Duration::from_millis(20);
-/// After this long new mappings are registered all the same.
+/// After this long new mappings are registered without one.
 const KEEPING_TIME: Duration = Duration::from_millis(250);
-/// How long the keeper may take to stop the program, and how long then what it did may take to be
-/// read.
+/// How long the keeper may take to stop the program, and how long the reading of its changes may
+/// take then.
 const STANDSTILL_TIME: Duration = Duration::from_millis(50);
 const QUIET_AFTER: Duration = Duration::from_secs(1);
-/// Rights that changed (mprotect), of which nothing tells, are noticed this often.
+/// How often changed rights (mprotect), which nothing reports, are checked for.
 const RESCAN_STEP: Duration = Duration::from_millis(500);
 
-/// While threads of the program keep changing its memory the kernel does not say what is
-/// registered. It is asked for this long, with pauses, because those threads have to run to finish
-/// their changes; then its list is read.
+/// While threads of the program change its memory all the time the kernel does not say what is
+/// registered. It is asked for this long, with pauses, because the threads have to run for their
+/// changes to complete; then its list is read.
 const ASKING_TIME: Duration = Duration::from_secs(1);
-/// Between two reads while it is waited for what was done before the list was read. Whoever is not
-/// read waits, so that not much is queued meanwhile.
+/// The time between two reads while the steward waits for changes made before the list was read. A
+/// thread whose change is not read waits, so not much is queued meanwhile.
 const LISTENING_STEP: Duration = Duration::from_millis(1);
 
-/// What the steward remembers between two looks at the program's mappings.
+/// The steward's state between two checks of the program's mappings.
 #[derive(Debug)]
 struct Looks {
     sizes: Sizes,
     changed: Instant,
     scanned: Instant,
-    /// Mappings have gone since the last look.
+    /// Mappings have gone since the last check.
     is_overdue: bool,
-    /// Since when there was no moment at rest after new mappings were found.
+    /// Since when there has been no moment at rest after new mappings were found.
     unsure_since: Option<Instant>,
 }
 
 impl Steward {
-    /// Serves until the program ends, or until the pager is ordered to leave: then everything is in
+    /// Serves until the program ends, or until the pager is told to leave: then all pages are in
     /// the program, and nothing is registered any more.
     pub fn attend(mut self, attached: &'static Attached) -> Left {
         self.prepare_rests(attached.threshold_bytes());
@@ -85,7 +85,7 @@ impl Steward {
             panic_if_asked();
             let bell = self.core.layout.bell();
             while let Some(change) = self.next_change() {
-                // Something else may be mapped there by now.
+                // Something else may be mapped there now.
                 looks.is_overdue |=
                     matches!(change, Change::Unmapped { .. } | Change::Moved { .. });
                 self.apply(attached, change);
@@ -138,7 +138,7 @@ impl Steward {
         self.core.layout.next(look, &self.core.uffd)
     }
 
-    /// Makes a change known to the page states; faults are served again afterwards.
+    /// Applies a change to the page states; faults are served again afterwards.
     fn apply(&mut self, attached: &'static Attached, change: Change) {
         match change {
             Change::Removed { start, end } => {
@@ -172,22 +172,22 @@ impl Steward {
         self.core.layout.has_applied();
     }
 
-    /// True if a range is as before, although an event reported its end. Since Linux 6.12 an mmap
-    /// over the range raises that event even if it fails in the end, for want of memory or of room
-    /// under a limit.
+    /// Whether a range is unchanged, though its end was reported. Since Linux 6.12 the end is also
+    /// reported for an mmap over the range that fails in the end, for lack of memory or because of
+    /// a limit.
     ///
-    /// That its memory is registered does not show it: nothing tells of a mapping that grows, where
-    /// it is or while it is moved, over what has just gone. What does is a page that is there,
-    /// before and after the question: where memory has come anew there is none, for no fault is
-    /// served until that is applied. Without one it has gone: far memory of which nothing is here
-    /// is lost in an mmap over it that fails.
+    /// That its memory is registered does not prove it: nothing reports a mapping that grows, in
+    /// place or while it is moved, over a range that has just gone. The proof is a page that is
+    /// present before and after the question: new memory has none, because no fault is served until
+    /// the change is applied. Without such a page the range counts as gone: far memory without a
+    /// present page is lost in an mmap over it that fails.
     fn has_stayed(&self, start: usize, end: usize) -> bool {
         let (core, registered) = (self.core, self.pager.lock_registry().overlapping(start, end));
         let is_away = |part: &Region| {
             let mut pages = known_pages(core.space, part.start, part.end);
             pages.any(|page| page.cell().load().phase().is_away())
         };
-        // Pages that are not away are not lost by being forgotten.
+        // Pages that are not away are not lost when they are forgotten.
         if !registered.iter().any(is_away) {
             return false;
         }
@@ -198,8 +198,8 @@ impl Steward {
             && is_of_this_pager(core, page)
     }
 
-    /// Whether the mapping at this address is the one that is known. Another one may be registered
-    /// there if it was moved there, which is still to be applied, or if it was not certain at its
+    /// Whether the mapping at this address is the known one. Another mapping may be registered
+    /// there if it was moved there, which is still to be applied, or if it was uncertain at its
     /// registration what had happened before.
     fn is_registered_still(&self, address: usize) -> bool {
         let stamp = self.core.layout.moves();
@@ -211,12 +211,12 @@ impl Steward {
         self.kernel_has(address).unwrap_or_else(|| self.list_has(address))
     }
 
-    /// The kernel's answer, which it gives only at a moment at which all that was done is read;
-    /// None: there was no such moment.
+    /// The kernel's answer, which it gives only at a moment at which every change is read. None:
+    /// there was no such moment.
     fn kernel_has(&self, address: usize) -> Option<bool> {
         let (core, until) = (self.core, Instant::now() + ASKING_TIME);
         while !core.layout.is_moved_to(address) {
-            // Nothing is there that could be protected.
+            // No page there is protected.
             match core.uffd.write_protect(address, PAGE_BYTES, false) {
                 Ok(()) => return Some(!core.layout.is_moved_to(address)),
                 Err(error) if error.raw_os_error() != Some(libc::EAGAIN) => return Some(false),
@@ -230,8 +230,8 @@ impl Steward {
         Some(false)
     }
 
-    /// The same from the list of mappings. Memory may have been moved there that was not told of
-    /// yet: its thread has told before [`ORDER_TIME`] is over.
+    /// The same from the list of mappings. Memory may have been moved there without being reported
+    /// yet: its thread reports before [`ORDER_TIME`] is over.
     fn list_has(&self, address: usize) -> bool {
         let details = sys::read_file("/proc/self/smaps");
         let details =
@@ -250,7 +250,7 @@ impl Steward {
         false
     }
 
-    /// Looks for memory that was mapped since the last look, if the address space has changed its
+    /// Looks for memory that was mapped since the last check, if the address space has changed its
     /// size.
     fn look(&mut self, attached: &'static Attached, looks: &mut Looks) {
         let sizes = attached.sizes();
@@ -262,11 +262,11 @@ impl Steward {
         let is_time = looks.scanned.elapsed() >= RESCAN_STEP && looks.changed >= looks.scanned;
         let mistrusted = self.core.take_mistrusted();
         if let Some((start, end)) = mistrusted {
-            // Registering memory that is registered already changes nothing.
+            // Registering what is registered after all changes nothing.
             self.pager.lock_registry().remove(start, end);
         }
         looks.is_overdue |= is_larger || is_time || mistrusted.is_some();
-        // At a standstill rights are not the program's own.
+        // At a standstill the rights are not the program's own.
         if looks.is_overdue && !self.core.layout.is_behind() && !self.core.standstill.is_on() {
             let since = *looks.unsure_since.get_or_insert_with(Instant::now);
             let is_certain = match since.elapsed() {
@@ -284,7 +284,7 @@ impl Steward {
 }
 
 impl Steward {
-    /// Learns of new memory while the program stands still: then there is a moment at rest, and
+    /// Learns of new memory while the program stands still: there is a moment at rest then, and
     /// what is found is certain. False: not now.
     fn learn_at_standstill(&mut self, attached: &'static Attached) -> bool {
         let core = self.core;
@@ -305,24 +305,24 @@ impl Steward {
     }
 }
 
-/// True if registered memory is registered with this pager's userfaultfd: if it is with one of the
+/// Whether registered memory is registered with this pager's userfaultfd: if it is with one of the
 /// program's own, the kernel refuses (EBUSY). Memory registered with this one stays as it is.
 fn is_of_this_pager(core: &Core, page: usize) -> bool {
     core.uffd.register(page, PAGE_BYTES, register_mode::MISSING | register_mode::WP).is_ok()
 }
 
-/// Memory that cannot be moved matters when it is this part of the limit.
+/// Memory that cannot be moved matters from this part of the limit on.
 const UNMOVABLE_PART: u64 = 4;
 
 impl Steward {
-    /// Notes whether much of the memory is locked, or of rights that the victim buffer does not
+    /// Notes whether much of the memory is locked, or has rights that the victim buffer does not
     /// have.
     fn look_at_unmovable(&self) {
         let registry = self.pager.lock_registry();
         let pinned = registry.iter().filter(|region| region.pinned);
         let pinned_bytes: u64 = pinned.map(|region| region.bytes() as u64).sum();
         let limit_bytes = self.core.board.header().limit_bytes.load(Relaxed);
-        // The last answer stands until there is another one.
+        // The last answer stays valid until there is another one.
         let Some(locked_bytes) = sys::locked_bytes() else { return };
         let is_unmovable = pinned_bytes + locked_bytes > limit_bytes / UNMOVABLE_PART;
         self.core.is_unmovable.store(is_unmovable, Relaxed);
@@ -330,8 +330,8 @@ impl Steward {
 }
 
 impl Steward {
-    /// `splits`: mappings that the kernel keeps apart from their neighbours. It does not tell of an
-    /// mremap that fails.
+    /// Publishes the number of mappings that the kernel keeps apart from their neighbours
+    /// (`splits`), and reports it once, because the kernel does not report an mremap that fails.
     fn look_at_splits(&mut self, splits: usize) {
         self.core.slot.set(Counter::SplitMappings, splits as u64);
         if splits > 0 && self.has_moved && !std::mem::replace(&mut self.splits_said, true) {
@@ -344,9 +344,9 @@ impl Steward {
     }
 }
 
-/// Registers memory that is new, and notes which may be moved out. False: there was no moment at
-/// rest, and it has to be done again; unless `keeps`, for nothing would be held to the limit in a
-/// program that changes its memory all the time.
+/// Registers new memory, and notes which may be moved out. False: there was no moment at rest, and
+/// it has to be done again. With `keeps` it counts all the same, because in a program that changes
+/// its memory all the time nothing would be held to the limit otherwise.
 fn learn_mappings(steward: &mut Steward, attached: &'static Attached, keeps: bool) -> bool {
     let found = match attached.eligible() {
         Ok(found) => found,
@@ -358,14 +358,14 @@ fn learn_mappings(steward: &mut Steward, attached: &'static Attached, keeps: boo
     steward.look_at_splits(maps::splits(&found));
     let core = steward.core;
     let mut registry = steward.pager.lock_registry();
-    // A new mapping is registered as one, also where something rested before.
+    // A new mapping is registered as a whole, also where something rested before.
     let movable = found.iter().filter(|range| core.is_movable(range.protection));
     for (start, end) in movable.flat_map(|range| unknown_parts(&registry, range)) {
         if steward.rests.is_partly_new(start, end) {
             steward.rests.wake(start, end);
         }
     }
-    // Resting memory is not to be registered yet.
+    // Resting memory is not registered yet.
     let rests = &steward.rests;
     let unknown_parts = |registry: &Registry, range: &Eligible| -> Vec<(usize, usize)> {
         let unknown = unknown_parts(registry, range).into_iter();
@@ -373,8 +373,8 @@ fn learn_mappings(steward: &mut Steward, attached: &'static Attached, keeps: boo
         awake.filter(|_| core.is_movable(range.protection)).collect()
     };
     let is_new = |range: &Eligible| !unknown_parts(&registry, range).is_empty();
-    // Of a mapping that is half known, by what was there before, half would be registered: the
-    // kernel could not move it as one (mremap).
+    // A mapping that is half known, from what was there before, would be registered only by half:
+    // the kernel could not move it as one (mremap).
     if !keeps && found.iter().any(is_new) && !core.layout.is_at_rest(&core.uffd) {
         return false;
     }
@@ -393,11 +393,11 @@ fn learn_mappings(steward: &mut Steward, attached: &'static Attached, keeps: boo
             registry.set_protection(range.start, range.end, protection, pinned);
         }
     }
-    // Memory that was moved to a new place since the list was made must not be taken for what was
-    // there before, see [`crate::space::order`]. It stays registered, and is found again.
+    // Memory that was moved to a new place since the list was made must not pass for what was there
+    // before, see [`crate::space::order`]. It stays registered, and is found again.
     let is_certain = added.is_empty() || core.layout.is_at_rest(&core.uffd);
     if !added.is_empty() && is_certain {
-        // A mapping that is unmapped from here on may be the one that was found.
+        // A range that is unmapped from here on may be one that was found.
         steward.owed.forget();
     }
     let stamp = core.layout.moves();

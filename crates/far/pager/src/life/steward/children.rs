@@ -1,8 +1,8 @@
-//! The steward at a fork: takes down what is far, freezes it, and has the child served
+//! The steward at a fork: records what is far, freezes it, and has the child served
 //! ([`crate::life::children`]).
 //!
 //! The change is not applied yet, so nothing moves: the page states are those of the fork. A child
-//! that execs, as most do, needs nothing: it is given a moment for that.
+//! that execs, as most do, needs nothing: it gets a moment for that.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -22,14 +22,15 @@ use crate::space::page::{MAX_LAYERS, PageState, Phase};
 use crate::space::{Page, Superpage, birth, maps};
 use crate::sys;
 
-/// Layers that stay free for what is moved out after a fork; one of a child's own is another.
+/// Layers that stay free for pages that are moved out after a fork; one of a child's own needs
+/// another.
 const SPARE_LAYERS: usize = 2;
-/// How often a frozen layer that no process shares any more is checked: each check is a request to
-/// the blades.
+/// How often it is tried to thaw a frozen layer that no child shares any more: each try is a
+/// request to the blades.
 pub(super) const THAW_STEP: Duration = Duration::from_secs(1);
 
 impl Steward {
-    /// Sees to it that a child gets what is far now.
+    /// Makes a child get the pages that are far now.
     pub(super) fn share_with_child(&mut self, attached: &'static Attached, uffd: OwnedFd) {
         let number = birth::number_of(uffd.as_raw_fd());
         let mut child = Child::new(number, uffd, Inheritance::default());
@@ -54,8 +55,8 @@ impl Steward {
         }
     }
 
-    /// Gives a child, and those that it has meanwhile, all that they lack. Nothing moves before
-    /// that is done.
+    /// Gives a child, and the children that it has meanwhile, all pages that they lack. Nothing
+    /// moves before that is done.
     fn finish(&mut self, attached: &'static Attached, child: Child) {
         let mut unfinished = vec![child];
         while let Some(mut child) = unfinished.pop() {
@@ -75,8 +76,8 @@ impl Steward {
         self.core.layout.has_settled_child();
     }
 
-    /// Notes which pages are far now. Pages in the buffer are on the blades, too, once no write is
-    /// in flight.
+    /// Records what is far now. Pages in the buffer are on the blades, too, once no write is under
+    /// way.
     fn take_down(&self) -> Inheritance {
         // Nothing is moved out while the lock is held.
         let registry = self.pager.lock_registry();
@@ -105,8 +106,8 @@ impl Steward {
         Inheritance { remains, local: Arc::new(local) }
     }
 
-    /// The state of a page as a child has it: Far where the child does not have the page. Pages
-    /// that no blade has are copied to `local`.
+    /// The state of a page as a child has it: Far if the child lacks the page. Pages that no blade
+    /// has are copied to `local`.
     fn state_for_child(
         &self,
         page: Page,
@@ -123,7 +124,7 @@ impl Steward {
                         return far;
                     }
                     if page.cell().claim(Phase::Victim, Phase::Fetching).is_some() {
-                        // Its frame is its only copy, and stays one.
+                        // Its frame is its only copy, and remains so.
                         let mut copy = Box::new([0; PAGE_BYTES]);
                         let into = copy.as_mut_ptr() as usize;
                         sys::copy_page(self.core.frames.address(slot), into);
@@ -133,14 +134,14 @@ impl Steward {
                         return far;
                     }
                 }
-                // Whoever owns it lets it go soon.
+                // Its owner releases it soon.
                 Phase::Fetching | Phase::Evicting => sys::pause(),
                 Phase::Untouched | Phase::Resident | Phase::Dropped => return PageState::UNTOUCHED,
             }
         }
     }
 
-    /// Freezes what is far, for as long as a child may want it.
+    /// Freezes what is far, for as long as a child may need it.
     fn freeze_for_child(&mut self) -> Result<(), String> {
         let core = self.core;
         let _changing = core.layers.changing.lock();
@@ -154,7 +155,8 @@ impl Steward {
         self.freeze_layers().map_err(|error| error.to_string())
     }
 
-    /// Gives up layers that no page lies in, nor its copy. No child may be about to attach any.
+    /// Drops layers that hold neither a page nor a page's copy. No child may be about to attach
+    /// any.
     fn drop_unused_layers(&self) {
         let mut used = 1_u32 << self.core.layers.current();
         for superpage in (0..self.core.space.count()).filter_map(|id| self.core.space.by_id(id)) {
@@ -167,8 +169,8 @@ impl Steward {
         unused.into_iter().for_each(|layer| self.drop_layer(layer));
     }
 
-    /// Makes a frozen layer writable again that no child shares any more: so the layers do not
-    /// become more with every fork.
+    /// Makes a frozen layer that no child shares any more writable again, so that the number of
+    /// layers does not grow with every fork.
     pub(super) fn thaw_unshared(&mut self) {
         let core = self.core;
         let wants_one = core.layers.current() == MAX_LAYERS && core.layers.live().next().is_some();
@@ -190,7 +192,7 @@ impl Steward {
     }
 }
 
-/// The layers, one bit for each, that pages of a superpage lie in, or copies of them.
+/// The layers, one bit each, that hold pages of a superpage or copies of them.
 fn used_layers(superpage: &Superpage) -> u32 {
     let states = superpage.pages.iter().map(crate::space::page::PageCell::load);
     let used = states.filter(|state| {

@@ -1,4 +1,4 @@
-//! Forgets pages that the program has given up, and gives their memory back to the blades.
+//! Forgets pages that the program has given up, and frees their memory on the blades.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
@@ -11,14 +11,13 @@ use crate::space::units::NO_TRAY;
 use crate::space::{Page, Superpage, known_pages, known_superpages};
 use crate::sys;
 
-/// Memory that could not be given back is tried again at most this often: each is a request to a
-/// blade.
+/// How often at most memory that could not be freed is retried: each try is a request to a blade.
 const EMPTY_STEP: Duration = Duration::from_millis(100);
 
 impl Steward {
-    /// MADV_FREE: what can be far is discarded at once. Pages the kernel may drop at any time must
-    /// not come into the victim buffer, from which it would drop them too. Goes on after an error,
-    /// as the kernel does.
+    /// MADV_FREE: what can be far is discarded at once. Pages that the kernel may drop at any time
+    /// must not get into the victim buffer, where it would drop them, too. Continues after an
+    /// error, as the kernel does.
     pub(super) fn free(&self, registry: &Registry, start: usize, end: usize) -> Result<(), i32> {
         let (mut from, mut result) = (start, Ok(()));
         for part in registry.overlapping(start, end) {
@@ -35,13 +34,13 @@ impl Steward {
         result
     }
 
-    /// Forgets what the pager holds of a range: its pages read as zeros from now on, unless they
-    /// are resident. The registry must be locked, so that nothing is moved out meanwhile.
+    /// Forgets the pager's state of a range: its pages read as zeros from now on, unless they are
+    /// resident. The registry must be locked, so that nothing is moved out meanwhile.
     pub(super) fn forget(&self, start: usize, end: usize) {
         self.forget_as(start, end, PageState::UNTOUCHED);
     }
 
-    /// As [`Steward::forget`]; pages that may be there come into the state `there`.
+    /// As [`Steward::forget`], but pages that may be present get the state `there`.
     pub(super) fn forget_as(&self, start: usize, end: usize, there: PageState) {
         for page in known_pages(self.core.space, start, end) {
             self.forget_page(page, there);
@@ -55,14 +54,14 @@ impl Steward {
     pub(super) fn forget_page(&self, page: Page, there: PageState) {
         while !try_forget(self.core, page, there) {
             if matches!(page.cell().load().phase(), Phase::Fetching | Phase::Evicting) {
-                // Whoever owns it lets it go soon.
+                // Its owner releases it soon.
                 sys::pause();
             }
         }
     }
 
-    /// Gives a superpage's memory back to the blade when none of its pages is there any more;
-    /// later, if it cannot be done now. The registry must be locked.
+    /// Frees a superpage's memory on the blade when none of its pages is there any more; later, if
+    /// that is not possible now. The registry must be locked.
     pub(super) fn free_if_empty(&self, superpage: &'static Superpage) {
         // The evictor may be about to get memory for it.
         let Ok(_changing) = self.core.layers.changing.lock() else { return };
@@ -78,8 +77,8 @@ impl Steward {
         };
         let in_buffer = superpage.trays.iter().any(|tray| tray.load(SeqCst) != NO_TRAY);
         superpage.allocated.fetch_and(!(1 << current), SeqCst);
-        // The blade refuses while any page of the segment is being written. A lost one has nothing
-        // any more.
+        // The blade refuses while any page of the segment is being written. A lost blade has
+        // nothing any more.
         let is_kept = || {
             self.core.pool.free_superpage(segment, superpage.id()).is_err()
                 && self.core.pool.blade_of(segment, superpage.id()).is_some()
@@ -90,7 +89,7 @@ impl Steward {
         }
     }
 
-    /// Tries again to give back the memory of superpages that were empty.
+    /// Retries to free the memory of superpages that were empty.
     pub(super) fn free_empty(&self) {
         let is_due = self.emptied.get().elapsed() >= EMPTY_STEP;
         if self.empty.borrow().is_empty() || !is_due || self.core.gate.is_shut() {
@@ -106,7 +105,7 @@ impl Steward {
     }
 }
 
-/// madvise on the program's behalf; the error is an errno.
+/// madvise on the program's behalf. The error is an errno.
 pub(super) fn advise(start: usize, end: usize, advice: i32) -> Result<(), i32> {
     sys::advise(start, end - start, advice)
         .map_err(|error| error.raw_os_error().unwrap_or(libc::EINVAL))

@@ -4,8 +4,8 @@ use crate::life::steward::state::Steward;
 use crate::sys;
 
 impl Steward {
-    /// Whether a fork could share what is far. If a blade cannot share any more, first everything
-    /// is given up there of which no page is needed.
+    /// Whether a fork could share far memory. If a blade can no longer share, everything there of
+    /// which no page is needed is freed first.
     pub(super) fn may_fork(&mut self) -> Result<(), i32> {
         if self.core.pool.may_share().is_ok() {
             return Ok(());
@@ -34,9 +34,9 @@ impl Steward {
         })
     }
 
-    /// Brings everything to rest so that the child's copy of the address space and of the states is
-    /// of one moment: only the forking thread's faults are served, nothing is evicted, the victim
-    /// buffer is empty, and what is far is in frozen layers.
+    /// Brings everything to rest so that the child's copies of the address space and of the states
+    /// are of one moment: only the forking thread's faults are served, nothing is evicted, the
+    /// victim buffer is empty, and everything far is in frozen layers.
     pub(super) fn prepare_fork(&mut self, thread: u32) -> Result<(), i32> {
         // First the lock, then the gate: the evictor, which reads pages of the program where they
         // are while it has the lock, may have a fault of its own.
@@ -55,7 +55,7 @@ impl Steward {
         result
     }
 
-    /// Waits until the evictor has written all it moved out, and lets all victims become far.
+    /// Waits until the evictor has written everything it moved out, and makes all victims far.
     fn empty_buffer(&self) {
         let mut taken = Vec::new();
         loop {
@@ -69,7 +69,7 @@ impl Steward {
         }
     }
 
-    /// Freezes the current layer once there is room for a new one in parent and child.
+    /// Freezes the current layer once a layer is free for a new one in parent and child.
     fn freeze(&mut self) -> Result<(), i32> {
         self.thin_out_layers()?;
         self.freeze_layers().map_err(|error| {

@@ -1,8 +1,8 @@
 //! What a forked child does with the states it inherits, before its memory is registered.
 //!
-//! The kernel copies the address space, the table of states among it, one mapping after the other;
-//! what is copied already changes no more until the end. When fork is called the gate is shut,
-//! nothing is on its way, and only faults of the forking thread are served. It waits for its own
+//! The kernel copies the address space, including the table of states, one mapping after the other;
+//! what is already copied no longer changes until the end. When fork is called the gate is shut, no
+//! request is under way, and only faults of the forking thread are served, which waits for its own
 //! faults. But a message of it may be stale: read by a fault thread that was then preempted, while
 //! another one served the page. Served in the middle of a fork, it leaves states that are not of
 //! the same moment as the page table. The page table decides then: a page arrives before its
@@ -20,7 +20,7 @@ use crate::space::registry::Region;
 use crate::space::{Page, Space, known_pages, moves};
 use crate::{Pager, sys};
 
-/// Makes states and page table agree.
+/// Makes the states agree with the page table.
 pub fn settle_inherited(pager: &Pager, core: &Core) {
     let mut registry = pager.lock_registry();
     for region in registry.take_unshared() {
@@ -65,8 +65,8 @@ fn drop_page(page: Page) {
 }
 
 /// Ends the phase Fetching, whose owners are not in this process: a page that had not arrived is
-/// far again if it came from there; any other is the program's (a missing one of those reads as
-/// zeros, as before). Counts far pages and copies anew.
+/// far again if it was far; any other is the program's (a missing one of those reads as zeros, as
+/// before). Recounts far pages and copies.
 fn settle(space: &Space, is_present: impl Fn(Page) -> bool) {
     for superpage in (0..space.count()).filter_map(|id| space.by_id(id)) {
         let (mut far_pages, mut copies) = (0, 0);
@@ -81,7 +81,7 @@ fn settle(space: &Space, is_present: impl Fn(Page) -> bool) {
             far_pages += u32::from(state.phase() == Phase::Far);
             copies += u32::from(state.has_copy());
         }
-        // Only what differs is written: the memory is shared with the parent.
+        // Only differing counts are written: the memory is shared with the parent.
         for (counter, counted) in [(&superpage.far_pages, far_pages), (&superpage.copies, copies)] {
             if counter.load(SeqCst) != counted {
                 counter.store(counted, SeqCst);

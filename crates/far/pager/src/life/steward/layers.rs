@@ -1,4 +1,4 @@
-//! Layers of far memory: they are frozen for a child, and given up when there are too many.
+//! Layers of far memory: they are frozen for a child, and dropped when there are too many.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -13,7 +13,7 @@ impl Steward {
     /// Freezes the current layer and keeps the tokens of all layers where the child finds them.
     pub(super) fn freeze_layers(&mut self) -> Result<(), StartError> {
         let mut tokens = [None; MAX_LAYERS];
-        // Until the child is expected nothing that it will attach may be given up.
+        // Until the child is expected nothing that it will attach may be dropped.
         let still = self.core.pool.hold_still();
         for layer in self.core.layers.live() {
             let Some(segment) = self.core.layers.segment(layer) else {
@@ -26,8 +26,8 @@ impl Steward {
         Ok(self.pager.inheritance.expect_child()?)
     }
 
-    /// Keeps two layers free (the next current one of parent and child): gives up layers that
-    /// nothing is in any more, then carries the smallest ones into the current one.
+    /// Keeps two layers free (the next current one of parent and child): drops layers without
+    /// pages, then merges the smallest ones into the current one.
     pub(super) fn thin_out_layers(&mut self) -> Result<(), i32> {
         loop {
             let mut pages = [0_usize; MAX_LAYERS];
@@ -86,7 +86,7 @@ impl Steward {
                     token: 0,
                 })?;
                 self.store_page(page, into)?;
-                // It was counted there already; a page that could not be stored stays so.
+                // It was counted there already; a page that could not be stored stays counted.
                 superpage.leave_blade();
             }
         }
@@ -109,7 +109,7 @@ impl Steward {
     }
 }
 
-/// The layer goes: no page may count on its copy there. Nothing is on its way.
+/// Gives up all copies in a layer that is dropped. Nothing is under way.
 fn give_up_copies(superpage: &Superpage, layer: usize) {
     if superpage.copies.load(SeqCst) == 0 {
         return;

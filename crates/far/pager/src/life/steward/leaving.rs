@@ -1,4 +1,4 @@
-//! The pager leaves the program: everything that is far or in the victim buffer comes in, and
+//! The pager leaves the program: everything that is far or in the victim buffer is brought in, and
 //! nothing is registered any more. Faults are served all the while.
 
 use std::sync::atomic::Ordering::SeqCst;
@@ -13,32 +13,33 @@ use crate::space::Page;
 use crate::space::page::Phase;
 use crate::space::registry::Registry;
 
-/// A page that cannot be brought in for this long (its mapping is gone, and no event came) is given
+/// Pages that cannot be brought in for this long (their mapping is gone without an event) are given
 /// up.
 const VAIN_TIME: Duration = Duration::from_secs(10);
 
-/// How it ended.
+/// The outcome of leaving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Left {
     /// The program is as it would be without a pager.
     Clean,
-    /// So many pages could not be brought in; the pager has to stay.
+    /// This many pages could not be brought in; the pager has to stay.
     Stuck { pages: usize },
 }
 
-/// Ends the paging of a program of which nothing is moved out.
+/// Ends the paging of a program that has no pages moved out.
 pub fn unregister_all(core: &Core, registry: &Registry) {
     for region in registry.iter() {
         // It fails where the mapping is gone.
         let _ = core.uffd.unregister(region.start, region.bytes());
     }
-    // A thread that unmaps the buffer must not wait until its event is read.
+    // A thread that unmaps the buffer must not wait for its event to be read.
     let (start, bytes) = core.frames.range();
     let _ = core.uffd.unregister(start, bytes);
 }
 
 impl Steward {
-    /// Brings in all pages; None: a change must be applied first, or not all was to be had at once.
+    /// Brings in all pages. None: a change must be applied first, or some pages were not available
+    /// at once.
     pub(super) fn leave(&mut self) -> Option<Left> {
         let since = *self.leaving_since.get_or_insert_with(Instant::now);
         self.core.leaving.store(true, SeqCst);
@@ -54,8 +55,8 @@ impl Steward {
             return (since.elapsed() > VAIN_TIME).then_some(Left::Stuck { pages: left });
         }
         let registry = self.pager.lock_registry();
-        // The evictor may have moved something out behind us, in the round that it was in; from
-        // here on it moves nothing.
+        // The evictor may have moved something out behind us in its current round; from here on it
+        // moves nothing.
         if self.core.layout.is_behind() || self.is_anything_away() {
             return None;
         }
@@ -63,7 +64,7 @@ impl Steward {
         Some(Left::Clean)
     }
 
-    /// Whether the program would read zeros, were it left now.
+    /// Whether the program would read zeros if the pager left now.
     fn is_anything_away(&self) -> bool {
         let superpages = (0..self.core.space.count()).filter_map(|id| self.core.space.by_id(id));
         let is_there = |phase| {
@@ -73,8 +74,8 @@ impl Steward {
         pages.any(|cell| !is_there(cell.load().phase()))
     }
 
-    /// A touch of a lost page must stay a SIGBUS: the thread that lost it may not have come to
-    /// that. False: not yet.
+    /// Makes sure that a touch of a lost page stays a SIGBUS: the thread that lost the page may not
+    /// have poisoned it yet. False: not yet.
     fn is_poisoned(&self, page: Page) -> bool {
         let poisoned = until_settled(self.core, Mover::Evictor, |_| {
             self.core.uffd.poison(page.address(), PAGE_BYTES)
@@ -82,7 +83,7 @@ impl Steward {
         matches!(poisoned.errno, None | Some(libc::EEXIST))
     }
 
-    /// Returns how many pages of the superpage are not in the program yet.
+    /// Brings in the pages of a superpage. Returns how many are not in the program yet.
     fn bring_in_superpage(&mut self, id: usize) -> usize {
         let Some(superpage) = self.core.space.by_id(id) else { return 0 };
         let mut left = 0;
@@ -96,7 +97,7 @@ impl Steward {
                     batch.push(page);
                 }
                 Phase::Victim => left += usize::from(!self.bring_in_victim(page)),
-                // Whoever owns it lets it go soon.
+                // Its owner releases it soon.
                 Phase::Far | Phase::Evicting | Phase::Fetching => left += 1,
             }
             if batch.len() == FETCHED_AT_ONCE {
@@ -107,7 +108,7 @@ impl Steward {
         left + self.bring_in_batch(&batch)
     }
 
-    /// Fetches pages that the caller has claimed, and copies them in; returns how many stay far.
+    /// Fetches pages that the caller has claimed, and copies them in. Returns how many stay far.
     fn bring_in_batch(&mut self, batch: &[Page]) -> usize {
         let core = self.core;
         let place = |page: &Page| core.place(*page, page.cell().load().layer());
@@ -132,7 +133,7 @@ impl Steward {
     fn bring_in_victim(&mut self, page: Page) -> bool {
         let Some(state) = page.cell().claim(Phase::Victim, Phase::Fetching) else { return false };
         let Some((slot, _)) = self.core.frames.locate(page) else {
-            // No other thread can have taken it between the claim and here.
+            // Between the claim and here no other thread can have taken it.
             crate::abort::fail_closed("a victim is not in the buffer");
         };
         let is_in = self.copy_into_program(page, self.core.frames.address(slot));
@@ -148,7 +149,7 @@ impl Steward {
     }
 
     fn copy_into_program(&self, page: Page, source: usize) -> bool {
-        // As the evictor: whatever change was read comes first.
+        // As the evictor: any change that was read comes first.
         let copied = until_settled(self.core, Mover::Evictor, |_| {
             self.core.uffd.copy(page.address(), source, PAGE_BYTES, false)
         });

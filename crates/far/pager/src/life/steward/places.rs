@@ -1,4 +1,4 @@
-//! Carries single pages from one place of the blades to another.
+//! Moves single pages from one place on the blades to another.
 
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
@@ -10,8 +10,8 @@ use crate::space::page::{PageState, Phase};
 
 impl Steward {
     /// Writes the page in the fetcher's memory to `target`'s place in `layer` and makes it far
-    /// there. `changing` must be locked, for the layer may get memory, and `target` must be the
-    /// caller's.
+    /// there. `changing` must be locked, because the layer may get memory, and the caller must own
+    /// `target`.
     pub(super) fn store_page(&mut self, target: Page, layer: usize) -> Result<(), i32> {
         let superpage = target.superpage;
         let segment = self.core.layers.segment(layer).ok_or(libc::EFAULT)?;
@@ -30,7 +30,7 @@ impl Steward {
         Ok(())
     }
 
-    /// Reads one page; its target lies in the fetcher's memory.
+    /// Reads one page into the fetcher's memory.
     pub(super) fn read_page(&mut self, read: PageRead) -> Result<(), i32> {
         // SAFETY: the fetcher's memory is this thread's own memory, and nothing touches it before
         // `await_one`.

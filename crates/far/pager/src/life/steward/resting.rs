@@ -1,23 +1,23 @@
-//! The steward lets pieces of memory rest that the program gives up and takes again all the time,
+//! The steward lets pieces of memory rest that the program gives up and uses again all the time,
 //! see [`crate::life::rest`].
 //!
 //! A piece begins to rest in this order:
-//! 1. nothing has been done to the address space that is not applied, so what is known of the piece
-//!    is of what is there;
-//! 2. the registry is locked, so that nothing is moved out; nothing of the piece is away;
-//! 3. it is unregistered. The kernel wakes who waits for a page of it; a fault that was read and is
-//!    served later fills nothing, and wakes its thread;
-//! 4. if nothing was done meanwhile, the registry and the page states forget it. Else it is
+//! 1. every change of the address space is applied, so the states of the piece are of its current
+//!    memory;
+//! 2. the registry is locked, so that nothing is moved out; no page of the piece is away;
+//! 3. the piece is unregistered. The kernel wakes the threads that wait for its pages; a fault that
+//!    was read and is served later fills nothing, and wakes its thread;
+//! 4. if no change was made meanwhile, the registry and the page states forget it. Otherwise it is
 //!    registered again as it was.
 //!
 //! While it rests the pager knows nothing of it. When its rest is over it is found in the list of
-//! mappings, like memory that is new.
+//! mappings, like new memory.
 //!
-//! A thread that drops pages (madvise) goes on when its event is read, and drops them some time
-//! after. So the states of pages in phase Dropped outlast a rest: such a page must not be moved out
-//! while it may still be dropped. That is over when the page has been missing once: what is there
-//! later was written since, and a drop that hits it is one that came before. On registered memory a
-//! fault shows that; here the page map is looked at.
+//! A thread that drops pages (madvise) continues when its event is read, and drops them some time
+//! later. So the states of pages in phase Dropped outlast a rest: such a page must not be moved out
+//! while it may still be dropped. That ends when the page has been missing once: its later content
+//! was written since, and a drop that hits it is an earlier one. On registered memory a fault shows
+//! that; here the page map is checked.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -36,16 +36,17 @@ use crate::space::units::CHUNK_PAGES;
 use crate::space::{Page, known_pages, moves};
 use crate::sys;
 
-/// Resting memory may grow unseen; how often its missing pages are counted. A piece takes 1 us.
+/// How often the missing pages of resting memory, which may grow unseen, are counted. A piece takes
+/// 1 us.
 const UNSEEN_STEP: Duration = Duration::from_millis(20);
-/// When memory has been short for this long, and nothing could be moved out, rests end.
+/// Rests end when memory has been short for this long, with nothing to move out.
 const SHORT_TIME: Duration = Duration::from_millis(100);
-/// The first kernel that goes on with a madvise whose mapping was split while the event waited to
-/// be read. An older one leaves out what lies behind the split.
+/// The first kernel that continues a madvise whose mapping was split while the event waited to be
+/// read. An older one leaves out what lies after the split.
 const SPLITS_SAFELY: (u32, u32) = (6, 17);
 
 impl Steward {
-    /// No rests where they would be unsafe. Mappings shorter than `threshold_bytes` are not
+    /// Allows no rests where they would be unsafe. Mappings shorter than `threshold_bytes` are not
     /// registered.
     pub(super) fn prepare_rests(&mut self, threshold_bytes: usize) {
         self.resting.threshold_bytes = threshold_bytes;
@@ -54,10 +55,10 @@ impl Steward {
         }
     }
 
-    /// Begins and ends rests. True: a rest is over, and the list of mappings is to be looked at.
+    /// Begins and ends rests. True: a rest is over, and the list of mappings has to be read.
     pub(super) fn look_after_rests(&mut self) -> bool {
         let now = Instant::now();
-        // What happened while they were not registered has been told of by now, and applied.
+        // Changes made while they were not registered have been reported by now, and applied.
         if !self.resting.disturbed.is_empty() && self.core.layout.is_still(&self.core.uffd) {
             self.resting.disturbed.clear();
         }
@@ -91,7 +92,7 @@ impl Steward {
         }
         let tree = Tree::read(self.core.board);
         let pages = limit_pages(self.core.board, &tree) / tree.active_processes.max(1);
-        // Without a limit that is one nothing rests.
+        // If the limit is negative nothing rests.
         let Ok(limit_pages) = usize::try_from(pages) else { return };
         let limit_bytes = limit_pages * PAGE_BYTES;
         for piece in self.rests.hot() {
@@ -106,7 +107,7 @@ impl Steward {
         }
     }
 
-    /// See the module's description. False: not now.
+    /// Begins a rest, see the module's description. False: not now.
     fn begin_rest(&mut self, piece: &Range<usize>) -> bool {
         let core = self.core;
         if !core.layout.is_at_rest(&core.uffd) {
@@ -115,7 +116,7 @@ impl Steward {
         self.resting.disturbed.clear();
         let mut registry = self.pager.lock_registry();
         let parts = registry.overlapping(piece.start, piece.end);
-        // A shorter one would not be found again.
+        // A shorter part would not be found again.
         let is_whole = |part: &Region| {
             part.bytes() >= self.resting.threshold_bytes && !part.pinned && !part.unshared
         };
@@ -137,10 +138,10 @@ impl Steward {
         true
     }
 
-    /// Whether all of a piece is in the program, or reads as zeros. What was given up and not taken
-    /// again is not worth a rest, and would count as if it were there. The kernel may yet drop a
-    /// page that is there and in phase Dropped: soon (MADV_DONTNEED), or when memory is short
-    /// (MADV_FREE). It could do that in the victim buffer, were such pages forgotten.
+    /// Whether all of a piece is in the program, or reads as zeros. Memory that was given up and
+    /// not used again is not worth a rest, and would count as present. The kernel may yet drop a
+    /// present page in phase Dropped: soon (MADV_DONTNEED), or when memory is short (MADV_FREE). If
+    /// such pages were forgotten, it could do that in the victim buffer.
     fn may_rest(&self, piece: &Range<usize>) -> bool {
         let there = moves::occupied(&self.core.pagemap, piece.start, CHUNK_PAGES);
         let may_rest = |page: Page| match page.cell().load().phase() {
@@ -152,8 +153,8 @@ impl Steward {
             && known_pages(self.core.space, piece.start, piece.end).all(may_rest)
     }
 
-    /// True if far memory has come to a place that was unregistered when it came: a thread that
-    /// touched it read zeros.
+    /// Whether far memory has been moved to a place that was unregistered at that time: a thread
+    /// that touched it read zeros.
     pub(super) fn was_disturbed(&self, start: usize, end: usize) -> bool {
         self.resting.disturbed.iter().any(|range| range.start < end && start < range.end)
     }
@@ -169,8 +170,8 @@ impl Steward {
         }
     }
 
-    /// Pages of a range that rests that are missing were dropped, if they were to be. Returns how
-    /// many are missing.
+    /// Settles missing pages of a resting range: if they were to be dropped, they have been.
+    /// Returns how many are missing.
     fn settle_dropped(&self, range: &Range<usize>) -> usize {
         let mut missing = 0;
         let registry = self.pager.lock_registry();

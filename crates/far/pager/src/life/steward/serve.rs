@@ -13,7 +13,8 @@ use crate::life::steward::forgetting::advise;
 use crate::life::steward::state::Steward;
 use crate::space::registry::Region;
 
-/// When active there is nothing to watch; requests ring the bell.
+/// The longest wait between two rounds: when active there is nothing to watch, and requests ring
+/// the bell.
 const ACTIVE_STEP: Duration = Duration::from_secs(1);
 
 impl Steward {
@@ -22,7 +23,7 @@ impl Steward {
         let pager = self.pager;
         loop {
             let bell = pager.requests.bell();
-            // Between the two ends of a fork nothing may change but what its thread asks for.
+            // Between the two ends of a fork only its own thread may change anything.
             let forking = Cell::new(self.core.gate.is_shut());
             pager.requests.serve(
                 |kind| !forking.get() || kind == Kind::FinishFork,
@@ -45,7 +46,7 @@ impl Steward {
             Kind::PrepareFork => self.prepare_fork(exactly(request.start))?,
             Kind::FinishFork => {
                 self.core.gate.open(&self.core.uffd);
-                // Requests that came meanwhile have rung already.
+                // Requests that were posted meanwhile have already rung.
                 pager.requests.ring();
             }
             Kind::MayFork => self.may_fork()?,
@@ -58,7 +59,7 @@ impl Steward {
         Ok(Answer::default())
     }
 
-    /// Changes what is far.
+    /// Changes which memory can be far.
     pub(super) fn change(&mut self, request: Request) -> Result<(), i32> {
         let pager = self.pager;
         let (start, end) = (request.start, request.end);

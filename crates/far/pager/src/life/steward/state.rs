@@ -1,4 +1,4 @@
-//! The steward: what it remembers, and how it keeps its lease.
+//! The steward's state, and how it keeps its lease.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -12,14 +12,14 @@ use crate::life::process::Pager;
 use crate::life::rest::{PIECE_BYTES, Rests};
 use crate::space::order::Owed;
 
-/// What the steward remembers of rests, beside which there are.
+/// The steward's state about rests, besides the rests themselves.
 #[derive(Debug)]
 pub(super) struct RestWatch {
     pub(super) looked: Instant,
     pub(super) short_since: Option<Instant>,
-    /// Ranges that were unregistered for a moment while the program did something.
+    /// Ranges that were unregistered for a moment in which the program changed something.
     pub(super) disturbed: Vec<Range<usize>>,
-    /// Room for what was given up since the last look.
+    /// A buffer for ranges that were given up since the last check.
     pub(super) given_up: Vec<Range<usize>>,
     pub(super) threshold_bytes: usize,
 }
@@ -41,30 +41,31 @@ impl RestWatch {
 pub struct Steward {
     pub(super) pager: &'static Pager,
     pub(super) core: &'static Core,
-    /// Its memory also takes pages on their way from one place of the blade to another.
+    /// Its memory is also used for pages on their way from one place on the blades to another.
     pub(super) fetcher: Fetcher,
     lease_kept: Instant,
-    /// Superpages that were empty when their memory could not be given back, and when that was last
+    /// Superpages that were empty when their memory could not be freed, and when that was last
     /// tried.
     pub(super) empty: RefCell<BTreeSet<u32>>,
     pub(super) emptied: Cell<Instant>,
     /// When the order to leave was first seen.
     pub(super) leaving_since: Option<Instant>,
-    /// When a frozen layer was last asked for again.
+    /// When it was last tried to thaw a frozen layer.
     pub(super) thawed: Instant,
-    /// What else is still to come of moves that were applied.
+    /// Second messages that are still expected of moves that were applied.
     pub(super) owed: Owed,
-    /// Mappings that were found while the program changed something, and what the layout's moves
-    /// were then: until pages have moved, they may be what is known later by another name.
+    /// Mappings that were found while the program changed something, and the layout's count of
+    /// moves at that time: until pages have moved, they may be memory that is later known by
+    /// another address.
     pub(super) unsure: Vec<(Range<usize>, u64)>,
-    /// The program does not stand still for this thread before.
+    /// No standstill for this thread before this time.
     pub(super) no_standstill_before: Instant,
-    /// It was said that forks are refused.
+    /// It was reported that forks are refused.
     pub(super) refusal_said: bool,
     /// The program has moved memory (mremap).
     pub(super) has_moved: bool,
     pub(super) splits_said: bool,
-    /// Memory that is unregistered for a while.
+    /// The memory that is unregistered for a while.
     pub(super) rests: Rests,
     pub(super) resting: RestWatch,
 }
@@ -92,7 +93,7 @@ impl Steward {
         })
     }
 
-    /// Tells the blades now and then that this process lives.
+    /// Reports to the blades now and then that this process is alive.
     pub(super) fn keep_lease(&mut self) {
         if self.lease_kept.elapsed() >= self.core.pool.lease() / 3 {
             self.core.pool.keep_alive();

@@ -1,9 +1,9 @@
-//! The steward of a forked child begins: which of the pages that its parent's pager handed over the
-//! child still has, its mappings say.
+//! The steward of a forked child begins: the child's mappings tell which of the pages that its
+//! parent's pager handed over it still has.
 //!
 //! A page is the child's only if its mapping was registered with the userfaultfd that came with the
-//! fork: memory that the parent kept from its children (MADV_DONTFORK) is not there, and what the
-//! child has mapped since may lie at the same addresses. So before new mappings are registered one
+//! fork: memory that the parent kept from its children (MADV_DONTFORK) is not there, and the
+//! child's later mappings may lie at the same addresses. So before new mappings are registered one
 //! far page of each is brought in, which the kernel refuses where the mapping is not registered.
 
 use farpool_units::PAGE_BYTES;
@@ -20,7 +20,7 @@ use crate::space::way::Way;
 use crate::space::{Page, known_pages};
 
 impl Steward {
-    /// Fills the registry and registers what is new, and forgets far pages that the child does not
+    /// Fills the registry, registers new mappings, and forgets far pages that the child does not
     /// have. Faults are served already; nothing is moved out yet.
     pub(crate) fn adopt_mappings(&mut self, attached: &'static Attached) {
         let mappings = self.settled_mappings(attached);
@@ -38,8 +38,8 @@ impl Steward {
                 let region = mapping.region(self.core.way(mapping.protection) == Way::Nowhere);
                 registry.insert(region);
                 if has_far {
-                    // Registered since the fork; unmapped meanwhile, it could not be registered
-                    // again.
+                    // Registered since the fork; if it was unmapped meanwhile, it could not be
+                    // registered again.
                     learn(self.core, region);
                 } else {
                     register(self.core, &mut registry, region);
@@ -48,7 +48,7 @@ impl Steward {
         }
     }
 
-    /// All mappings, at a moment at which the page states know of every change of them: while one
+    /// All mappings, at a moment at which the page states reflect every change of them: while one
     /// is not read the kernel refuses to fill pages, and says so before anything else.
     fn settled_mappings(&mut self, attached: &'static Attached) -> Vec<Eligible> {
         loop {
@@ -90,7 +90,7 @@ impl Steward {
             let core = self.core;
             let mut pages = known_pages(core.space, mapping.start, mapping.end);
             let Some(page) = pages.find(|page| is_away(*page)) else { return true };
-            // It is being fetched for a fault, of its own or of a page before it.
+            // The page is being fetched for a fault, its own or that of a page before it.
             let Some(state) = page.cell().claim(Phase::Far, Phase::Fetching) else {
                 std::thread::yield_now();
                 continue;
@@ -100,7 +100,7 @@ impl Steward {
             if self.fetcher.fetch([place].into_iter()) == 0 {
                 page.cell().store(state);
                 let _ = wake();
-                // Whoever touches it finds that out, too.
+                // A thread that touches it finds that out, too.
                 return true;
             }
             let copied = core.step(Mover::Evictor, || {
@@ -111,12 +111,12 @@ impl Steward {
                     page.cell().store(state.with_phase(Phase::Resident));
                     page.superpage.leave_blade();
                     core.budget.overdraw(1);
-                    // A page that was there already has woken no thread, and a thread that touched
-                    // it since the claim was told to wait for it.
+                    // A page that was present already has woken no thread, and a thread that
+                    // touched it since the claim was told to wait for it.
                     let _ = wake();
                     return true;
                 }
-                // A mapping that is just being moved is not found before the kernel says EAGAIN.
+                // A mapping that is being moved is not found until the kernel says EAGAIN.
                 Some(libc::ENOENT) if core.layout.is_at_rest(&core.uffd) => {
                     page.cell().store(state);
                     let _ = wake();
@@ -139,12 +139,12 @@ impl Steward {
     }
 }
 
-/// Whether a page's contents are on the blades only, or gone.
+/// Whether a page's contents are only on the blades.
 fn is_away(page: Page) -> bool {
     matches!(page.cell().load().phase(), Phase::Far)
 }
 
-/// The parts of a range in which nothing of a list of mappings, in order, lies.
+/// The parts of a range that no mapping of a list, in order, covers.
 fn gaps(mappings: &[Eligible], start: usize, end: usize) -> Vec<(usize, usize)> {
     let first = mappings.partition_point(|mapping| mapping.end <= start);
     let (mut from, mut gaps) = (start, Vec::new());

@@ -1,4 +1,4 @@
-//! The buffer: its trays, where they lie, and who waits for frames of them.
+//! The buffer: its trays, their addresses, and the waiting for free frames.
 
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
@@ -20,12 +20,12 @@ use crate::sys;
 #[derive(Debug)]
 pub struct Frames {
     pub(super) base: usize,
-    /// All that there are.
+    /// All trays of the buffer.
     pub(super) trays: &'static [Tray],
     pub(super) can_execute: bool,
     pub(super) queues: Mutex<Queues>,
     pub(super) free: AtomicI64,
-    /// Changes when frames become free; waited for by those who need one.
+    /// Changes when frames become free; threads that need one wait on it.
     pub(super) version: AtomicU32,
     pub(super) recycles: bool,
     /// Missing frames that threads of the program wait for, see [`Frames::note_touched`].
@@ -34,7 +34,7 @@ pub struct Frames {
 
 impl Frames {
     /// Reserves the addresses. The caller registers them with userfaultfd. `recycles`: see
-    /// [`Frames::recycles`]; then all frames are readable and writable. `executes`: some are to be
+    /// [`Frames::recycles`]; all frames are readable and writable then. `executes`: some are to be
     /// executable.
     pub fn new(recycles: bool, executes: bool) -> Result<Frames, std::io::Error> {
         let (base, zones) = zones::map(recycles, executes)?;
@@ -83,7 +83,7 @@ impl Frames {
         self.base + usize::from(tray) * TRAY_BYTES
     }
 
-    /// What is known of the frame at an address, for a message.
+    /// Describes the frame at an address, for a message.
     pub fn describe(&self, address: usize) -> String {
         let offset = (address - self.base) / PAGE_BYTES;
         let (tray, index) = (offset / CHUNK_PAGES, offset % CHUNK_PAGES);
@@ -97,28 +97,28 @@ impl Frames {
         )
     }
 
-    /// Frames that can be handed out, about.
+    /// The approximate number of frames that can be handed out.
     pub fn free(&self) -> i64 {
         self.free.load(Relaxed)
     }
 
     /// Whether frames are handed out for other pages. Not where the program's calls are not seen:
     /// it may have given a page to a pipe or a socket (vmsplice, MSG_ZEROCOPY), which hold on to
-    /// the frame, not to the page, and would send what comes into it next. UFFDIO_MOVE refuses
-    /// pinned pages, and takes these.
+    /// the frame, not to the page, and would send the frame's next contents. UFFDIO_MOVE refuses
+    /// pinned pages, but takes these.
     pub fn recycles(&self) -> bool {
         self.recycles
     }
 
-    /// Notes a frame that is missing and that a thread of the program waits for. True for the first
-    /// of them that no thread has taken yet.
+    /// Notes a missing frame that a thread of the program waits for. True if it is the first one
+    /// since the last take.
     pub fn note_touched(&self, address: usize) -> bool {
         let mut touched = lock(&self.touched);
         touched.push(address);
         touched.len() == 1
     }
 
-    /// Takes what was noted by [`Frames::note_touched`].
+    /// Takes the frames noted by [`Frames::note_touched`].
     pub fn take_touched(&self) -> Vec<usize> {
         std::mem::take(&mut *lock(&self.touched))
     }
@@ -132,7 +132,7 @@ impl Frames {
         self.version.load(SeqCst)
     }
 
-    /// Wakes all who wait for a frame.
+    /// Wakes all threads that wait for a frame.
     pub fn announce(&self) {
         self.version.fetch_add(1, SeqCst);
         sys::wake(&self.version);

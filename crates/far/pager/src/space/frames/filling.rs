@@ -1,4 +1,4 @@
-//! The evictor fills trays and has them written.
+//! How the evictor fills trays and has them written.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 
@@ -21,7 +21,7 @@ impl Frames {
         queues.vacant[zone as usize].take()
     }
 
-    /// Gives back a tray into which nothing was moved.
+    /// Returns a tray into which nothing was moved.
     pub fn return_empty(&self, tray: u16) {
         let filled = self.trays[usize::from(tray)].filled.load(SeqCst);
         assert_eq!(filled, 0, "tray {tray} is not empty");
@@ -30,7 +30,7 @@ impl Frames {
         }
     }
 
-    /// Notes what the evictor moved into a tray. To be called before the pages become victims.
+    /// Notes the pages that the evictor moved into a tray. To be called before they become victims.
     pub fn fill(&self, tray: u16, superpage: &'static Superpage, chunk: usize, filled: u64) {
         let entry = &self.trays[usize::from(tray)];
         let in_use =
@@ -65,13 +65,13 @@ impl Frames {
         writing
     }
 
-    /// The frame at `slot` needs to stay no longer.
+    /// Notes that the frame at `slot` need not stay any longer.
     pub fn end_write(&self, slot: FrameSlot) {
         let before = self.trays[usize::from(slot.tray)].writing.fetch_and(!slot.bit(), SeqCst);
         assert_ne!(before & slot.bit(), 0, "a frame's writing ends once");
     }
 
-    /// All of the tray is on the blade: its frames are free now.
+    /// Notes that all of the tray is on the blade, so that its frames are free.
     pub fn push_clean(&self, tray: u16) {
         let filled = self.trays[usize::from(tray)].filled.load(SeqCst).count_ones();
         if let Ok(mut queues) = self.queues.lock() {

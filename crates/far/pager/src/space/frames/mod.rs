@@ -1,23 +1,23 @@
 //! The victim buffer, which is also the reserve of free frames.
 //!
 //! It is a range of addresses cut into trays of 64 slots. The evictor moves a chunk's pages into an
-//! empty tray, writes them to the blade, and queues the tray: its frames are now free, yet still
+//! empty tray, writes them to the blade, and queues the tray: its frames are free then, yet still
 //! hold the pages. A fault on such a page takes it back (a second chance without network); a fault
 //! that needs frames takes the oldest ones, whose pages are then only far. A run of fetched pages
-//! is read into such frames and they are moved into the program, so they go round without the
+//! is read into such frames, which are moved into the program, so they circulate without the
 //! kernel's allocator (FluidMem's idea with stock kernels' UFFDIO_MOVE). Lone pages are copied into
-//! new memory instead, and the evictor gives the oldest trays back to the kernel for it.
+//! new memory instead, and the evictor returns the oldest trays to the kernel for it.
 //!
 //! Bits of a tray, one for each slot:
 //! * `filled`: a frame is mapped at the slot;
 //! * `valid`: the frame holds the page of the tray's chunk with the same index, and that page is in
-//!   phase Victim or is just being taken back;
-//! * `writing`: the blade is being sent the frame, which must stay where it is;
-//! * `busy`: the frame was handed out and has not come back;
+//!   phase Victim or is being taken back;
+//! * `writing`: the frame is being sent to the blade, and must stay where it is;
+//! * `busy`: the frame was handed out and has not been returned;
 //! * `kept`: the page may not be on the blade, so the frame is not free until the page goes back.
 //!
 //! A tray holds pages of one chunk, and a chunk has pages in one tray at most. The pages of a tray
-//! had the rights that its frames have (`zones`).
+//! had the same rights as its frames ([`zones`]).
 
 mod buffer;
 mod filling;

@@ -1,4 +1,4 @@
-//! Which trays are empty, and which hold pages that the blade has. Pure.
+//! The empty trays, and the trays whose pages are on the blade. Pure.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use farpool_units::exactly;
 
 use crate::space::frames::zones::Zone;
 
-/// Trays that are neither filled nor written just now.
+/// Trays that are currently neither filled nor written.
 #[derive(Debug)]
 pub struct Queues {
     /// The empty trays of each zone.
@@ -22,13 +22,13 @@ pub struct Vacant {
     /// Trays that have been used, the longest empty first, so that trays filled one after another
     /// are neighbours.
     pub used: VecDeque<u16>,
-    /// Trays that were never used. A process that needs few trays takes memory for few: of the
-    /// table of trays, and page tables.
+    /// Trays that were never used. A process that needs few trays takes little memory, for the
+    /// table of trays and for page tables.
     fresh: Range<usize>,
 }
 
 impl Queues {
-    /// Of a buffer with these zones, all of it empty.
+    /// The queues of an empty buffer with these zones.
     pub fn new(zones: &[Zone]) -> Queues {
         let vacant = Zone::ALL.map(|zone| {
             let trays = if zones.contains(&zone) { zone.trays() } else { 0 };
@@ -44,16 +44,16 @@ impl Queues {
         self.vacant.iter().map(|vacant| vacant.used.len() + vacant.fresh.len()).sum()
     }
 
-    /// Where a used tray is put when it is empty.
+    /// The queue for a used tray of this zone once it is empty.
     pub fn vacant_of(&mut self, tray: u16) -> &mut VecDeque<u16> {
         &mut self.vacant[Zone::of_tray(tray) as usize].used
     }
 }
 
 impl Vacant {
-    /// One of them, used ones first.
+    /// Takes an empty tray, used ones first.
     pub fn take(&mut self) -> Option<u16> {
-        // A number of a tray: there are fewer than 2^16.
+        // A tray's number: there are fewer than 2^16.
         self.used.pop_front().or_else(|| self.fresh.next().map(exactly))
     }
 }

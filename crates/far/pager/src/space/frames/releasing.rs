@@ -1,4 +1,4 @@
-//! Frames that were taken go back to the kernel.
+//! Returns frames that were taken to the kernel.
 
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -14,8 +14,8 @@ use crate::space::units::runs;
 use crate::sys;
 
 impl Frames {
-    /// Gives frames back to the kernel and forgets them; `taken` is empty afterwards. `uffd` has
-    /// the buffer.
+    /// Returns frames to the kernel and forgets them; `taken` is empty afterwards. The buffer is
+    /// registered with `uffd`.
     pub fn release(&self, uffd: &Uffd, pagemap: &Pagemap, taken: &mut Vec<TakenTray>) {
         taken.sort_unstable_by_key(|tray| tray.tray);
         for group in taken.chunk_by(|a, b| a.whole && b.whole && a.tray + 1 == b.tray) {
@@ -42,7 +42,7 @@ impl Frames {
         }
     }
 
-    /// Gives frames back that the caller owns.
+    /// Returns frames that the caller owns to the kernel.
     pub fn release_range(&self, uffd: &Uffd, pagemap: &Pagemap, start: usize, bytes: usize) {
         if !self.recycles {
             return drain::release(uffd, pagemap, start, bytes, || self.unlock());
@@ -53,7 +53,7 @@ impl Frames {
         }
     }
 
-    /// Unlocks the buffer, which a program locks that locks all its memory.
+    /// Unlocks the buffer, which is locked by a program that locks all its memory.
     pub fn unlock(&self) {
         let (base, bytes) = self.range();
         if let Err(error) = sys::unlock(base, bytes) {

@@ -1,4 +1,4 @@
-//! Trays whose frames are all gone are empty again.
+//! Makes trays without frames empty again.
 
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, Release, SeqCst};
 
@@ -7,7 +7,7 @@ use crate::space::frames::queues::Queues;
 use crate::space::units::NO_TRAY;
 
 impl Frames {
-    /// Pages mapped in the buffer, about, and counts the free ones anew.
+    /// The approximate number of pages mapped in the buffer. Recounts the free ones.
     pub fn count(&self) -> u64 {
         let Ok(queues) = self.queues.lock() else {
             return 0;
@@ -31,8 +31,8 @@ impl Frames {
         queues.empties() == self.trays.len()
     }
 
-    /// True when no tray is being filled or written: what the buffer holds is on the blades, but
-    /// for what is kept.
+    /// True when no tray is being filled or written: everything in the buffer is on the blades,
+    /// except kept pages.
     pub fn is_at_rest(&self) -> bool {
         let Ok(queues) = self.queues.lock() else {
             return false;
@@ -59,7 +59,7 @@ impl Frames {
         }
     }
 
-    /// Makes a tray (already out of the queue) empty if it has no frames; says whether it did.
+    /// Makes a tray (already out of the queue) empty if it has no frames. True if it did.
     pub(super) fn retire(&self, queues: &mut Queues, tray: u16) -> bool {
         let entry = &self.trays[usize::from(tray)];
         let in_use =

@@ -1,4 +1,4 @@
-//! Names of frames, one by one, in runs and by trays. Pure.
+//! Names of frames: single ones, runs, and frames by tray. Pure.
 
 use crate::space::units::CHUNK_PAGES;
 
@@ -23,8 +23,8 @@ pub struct FrameRun {
 }
 
 impl FrameRun {
-    /// The run's frame at `offset`, counted from the first; or the place behind it, which no tray
-    /// has behind its last frame.
+    /// The run's frame at `offset`, counted from the first; or the place after the run, which a
+    /// tray does not have after its last frame.
     pub fn slot(&self, offset: usize) -> FrameSlot {
         let index = usize::from(self.first.index) + offset;
         assert!(index <= CHUNK_PAGES, "frame {index} of a tray of {CHUNK_PAGES}");
@@ -39,7 +39,7 @@ impl FrameRun {
 pub struct TakenTray {
     pub(super) tray: u16,
     pub(super) frames: u64,
-    /// No other frame is in the tray, nor will be: its addresses can be released as a whole.
+    /// The tray has no other frame, and gets none: its addresses can be released as a whole.
     pub(super) whole: bool,
 }
 

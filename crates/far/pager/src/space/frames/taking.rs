@@ -1,5 +1,5 @@
-//! Free frames are taken, for other pages or to be released: their pages, if they still were
-//! victims, are only far then.
+//! Takes free frames, for other pages or to be released. Their pages, if they still were victims,
+//! are only far then.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
@@ -14,7 +14,7 @@ use crate::space::units::{CHUNK_PAGES, NO_TRAY, bits};
 
 impl Frames {
     /// Hands out up to `most` neighbouring free frames, the oldest first. Their pages, if they
-    /// still were victims, are only far from now on. Returns also how many pages that concerned.
+    /// still were victims, are only far from now on. Also returns how many pages those were.
     pub fn take(&self, most: usize) -> Option<(FrameRun, u64)> {
         if !self.recycles() {
             return None;
@@ -34,8 +34,8 @@ impl Frames {
         None
     }
 
-    /// Takes all free frames of the oldest trays, at least `least` in all if there are that many.
-    /// Their pages are only far from now on. Appends the frames taken.
+    /// Takes all free frames of the oldest trays, at least `least` in all if there are as many.
+    /// Their pages are only far from now on. Appends the taken frames to `taken`.
     pub fn take_trays(&self, least: usize, taken: &mut Vec<TakenTray>) {
         let Ok(mut queues) = self.queues.lock() else { return };
         let mut count = 0;
@@ -52,7 +52,8 @@ impl Frames {
         self.free.fetch_sub(exactly(count), Relaxed);
     }
 
-    /// As [`Frames::take_trays`], for the one tray of a chunk, if nothing of it is being written.
+    /// As [`Frames::take_trays`], for the tray of one chunk. Frames that are being written are left
+    /// out.
     pub fn take_tray_of(&self, superpage: &Superpage, chunk: usize, taken: &mut Vec<TakenTray>) {
         let Ok(_queues) = self.queues.lock() else { return };
         let tray = superpage.trays[chunk].load(Acquire);
@@ -107,7 +108,7 @@ impl Frames {
         run.map(|run| (run, far))
     }
 
-    /// Makes a victim that is on the blade only far, unless a thread is taking it back.
+    /// Makes a victim that is on the blade only far, unless it is being taken back.
     fn let_go(&self, entry: &Tray, index: usize) -> bool {
         let Some(page) = self.page_of(entry, index) else {
             return true;
@@ -118,7 +119,7 @@ impl Frames {
             // Taken back or discarded; the thread that did it clears the valid bit.
             return false;
         }
-        // Counted before anybody can see the page as far and count it down again.
+        // Counted before any thread can see the page as far and count it down again.
         page.superpage.far_pages.fetch_add(1, SeqCst);
         if !page.cell().change(state, far) {
             page.superpage.leave_blade();
@@ -129,7 +130,7 @@ impl Frames {
         true
     }
 
-    /// Gives a frame back that was handed out and not used.
+    /// Returns a frame that was handed out and not used.
     pub fn give_back(&self, slot: FrameSlot) {
         let before = self.trays[usize::from(slot.tray)].busy.fetch_and(!slot.bit(), SeqCst);
         assert_ne!(before & slot.bit(), 0, "only what was handed out is given back");
@@ -205,7 +206,7 @@ mod tests {
         let (space, frames) =
             (Space::new().expect("space"), Frames::new(true, false).expect("frames"));
         let page = space.page_or_new(0x1000_0000).expect("page");
-        // Both threads run when a turn begins: a sleeping barrier would let one finish before the
+        // Both threads poll until a turn begins: a sleeping barrier would let one finish before the
         // other wakes.
         let turn = AtomicU64::new(0);
         let wait_for = |number: u64| {

@@ -1,4 +1,4 @@
-//! The table of trays. It takes memory for those that have been used.
+//! The table of trays. Only entries that have been used take memory.
 
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64};
 use crate::space::superpage::Superpage;
 use crate::sys;
 
-/// What is known of one tray; the bits are explained in [`super`].
+/// The state of one tray; the bits are explained in [`super`].
 #[derive(Debug)]
 pub struct Tray {
     pub filled: AtomicU64,
@@ -18,7 +18,7 @@ pub struct Tray {
     pub chunk: AtomicU32,
 }
 
-/// So many trays, empty. They take memory when they are used.
+/// Makes a table of `count` empty trays. They take memory when they are used.
 pub fn table(count: usize) -> Result<&'static [Tray], std::io::Error> {
     let base = sys::map_local(count * size_of::<Tray>())?;
     sys::advise(base, count * size_of::<Tray>(), libc::MADV_NOHUGEPAGE).ok();
@@ -28,7 +28,7 @@ pub fn table(count: usize) -> Result<&'static [Tray], std::io::Error> {
 }
 
 impl Tray {
-    /// True if a frame is present and unused. Busy is read first: a thread that moves a frame away
+    /// Whether a frame is present and unused. Busy is read first: a thread that moves a frame away
     /// sets it before it clears the others.
     pub fn is_free(&self, index: usize) -> bool {
         let taken = self.busy.load(SeqCst) | self.writing.load(SeqCst) | self.kept.load(SeqCst);

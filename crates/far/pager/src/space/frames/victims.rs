@@ -1,4 +1,4 @@
-//! Pages in the buffer that are found, go back into the program, or are forgotten.
+//! Finds pages in the buffer, and notes that they go back into the program or are forgotten.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, SeqCst};
 
@@ -20,8 +20,8 @@ impl Frames {
             .flatten()
     }
 
-    /// Where the victim buffer holds a page that the caller has claimed from phase Victim, and
-    /// whether the frame has to stay (it is being written).
+    /// The slot of a page that the caller has claimed from phase Victim, and whether the frame has
+    /// to stay (it is being written).
     pub fn locate(&self, page: Page) -> Option<(FrameSlot, bool)> {
         let tray = page.superpage.trays[page.chunk()].load(Acquire);
         if tray == NO_TRAY {
@@ -32,17 +32,17 @@ impl Frames {
         Some((slot, stays))
     }
 
-    /// Whether the blade is still being sent something that was at this page. With the registry
-    /// locked nothing new is sent of a page that is no victim.
+    /// Whether an earlier content of this page is still being sent to the blade. While the registry
+    /// is locked no new write of a page that is no victim begins.
     pub fn is_being_written(&self, page: Page) -> bool {
         self.locate(page).is_some_and(|(_, stays)| stays)
     }
 
-    /// The frame at `slot` was moved into the program.
+    /// Notes that the frame at `slot` was moved into the program.
     pub fn moved_away(&self, slot: FrameSlot) {
         let entry = &self.trays[usize::from(slot.tray)];
-        // Busy meanwhile: `take_from`, which may have seen the slot filled, must not see a frame
-        // without a page and take it for a free one.
+        // Busy meanwhile: `take_from`, which may have seen the slot filled, must not take a slot
+        // without a frame for a free frame.
         let was_busy = entry.busy.fetch_or(slot.bit(), SeqCst) & slot.bit() != 0;
         entry.valid.fetch_and(!slot.bit(), SeqCst);
         let filled = entry.filled.fetch_and(!slot.bit(), SeqCst);
@@ -54,14 +54,14 @@ impl Frames {
         }
     }
 
-    /// The page at `slot` is no victim any more, but its frame stays.
+    /// Notes that the page at `slot` is no victim any more, but its frame stays.
     pub fn invalidate(&self, slot: FrameSlot) {
         let entry = &self.trays[usize::from(slot.tray)];
         entry.valid.fetch_and(!slot.bit(), SeqCst);
         entry.kept.fetch_and(!slot.bit(), SeqCst);
     }
 
-    /// The page at `slot`, which the caller has claimed, becomes a victim again. The evictor may
+    /// Marks a page that the caller has claimed and that becomes a victim again. The evictor may
     /// have passed it over when it wrote the tray, so the frame is its only copy.
     pub fn keep(&self, slot: FrameSlot) {
         self.trays[usize::from(slot.tray)].kept.fetch_or(slot.bit(), SeqCst);
@@ -72,9 +72,9 @@ impl Frames {
         self.trays[usize::from(slot.tray)].kept.load(SeqCst) & slot.bit() != 0
     }
 
-    /// Puts back a victim that was to be taken back. It may not have been written, for it was not
-    /// one meanwhile, so its frame stays. At one go for who lets frames go ([`Frames::take`]): that
-    /// would not know the victim from what it was before.
+    /// Puts back a victim that was claimed to be taken back. It may not have been written, because
+    /// it was not a victim meanwhile, so its frame stays. Both steps are done under the queues'
+    /// lock, because [`Frames::take`] could not tell it from the victim it was before.
     pub fn put_back(&self, page: Page, state: PageState, slot: FrameSlot) {
         let _queues = lock(&self.queues);
         self.keep(slot);

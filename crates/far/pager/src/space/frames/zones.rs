@@ -1,15 +1,14 @@
-//! Parts of the victim buffer whose frames have different rights: UFFDIO_MOVE wants source and
-//! destination to have the same ones, and the right to write among them.
+//! Parts of the victim buffer whose frames have different rights: UFFDIO_MOVE requires source and
+//! destination to have the same rights, including the right to write.
 
 use farpool_units::PAGE_BYTES;
 
 use crate::space::units::CHUNK_PAGES;
 use crate::sys::{self, Protection};
 
-/// Trays for memory that may be read and written, which is nearly all there is: 512 MiB of
-/// addresses.
+/// Trays for memory that may be read and written, which is nearly all memory: 512 MiB of addresses.
 const READ_WRITE_TRAYS: usize = 2048;
-/// For memory that may be executed, too (code that programs make as they run): 128 MiB.
+/// For memory that may be executed, too (code generated at run time): 128 MiB.
 const READ_WRITE_EXECUTE_TRAYS: usize = 512;
 /// For memory that may be written and not read, which hardly any program has: 16 MiB.
 const WRITE_TRAYS: usize = 64;
@@ -29,7 +28,7 @@ impl Zone {
     pub const ALL: [Zone; 4] =
         [Zone::ReadWrite, Zone::Write, Zone::ReadWriteExecute, Zone::WriteExecute];
 
-    /// How many trays it has.
+    /// The number of its trays.
     pub const fn trays(self) -> usize {
         match self {
             Zone::ReadWrite => READ_WRITE_TRAYS,
@@ -38,7 +37,7 @@ impl Zone {
         }
     }
 
-    /// The first of them.
+    /// The first of its trays.
     pub const fn first_tray(self) -> usize {
         let (mut first, mut before) = (0, 0);
         while before < self as usize {
@@ -64,7 +63,7 @@ impl Zone {
     }
 }
 
-/// Maps the buffer; returns where, and the zones it has.
+/// Maps the buffer. Returns its address and its zones.
 pub fn map(recycles: bool, executes: bool) -> Result<(usize, &'static [Zone]), std::io::Error> {
     let all: &[Zone] = &Zone::ALL;
     let zones = match (recycles, executes) {
@@ -77,7 +76,7 @@ pub fn map(recycles: bool, executes: bool) -> Result<(usize, &'static [Zone]), s
     for zone in zones.iter().filter(|zone| **zone != Zone::ReadWrite) {
         let (start, bytes) = (base + zone.first_tray() * TRAY_BYTES, zone.trays() * TRAY_BYTES);
         if sys::protect(start, bytes, zone.protection()).is_err() {
-            // A policy of the system allows no executable memory.
+            // A system policy forbids executable memory.
             sys::unmap(start, (count - zone.first_tray()) * TRAY_BYTES);
             return Ok((base, &all[..*zone as usize]));
         }
@@ -85,7 +84,7 @@ pub fn map(recycles: bool, executes: bool) -> Result<(usize, &'static [Zone]), s
     Ok((base, zones))
 }
 
-/// Trays of a process: 672 MiB of addresses. When all of a zone hold something, eviction of such
+/// Trays of a process: 672 MiB of addresses. When all trays of a zone hold something, evicting such
 /// memory waits for the blade.
 pub const TRAYS: usize = Zone::WriteExecute.first_tray() + Zone::WriteExecute.trays();
 
