@@ -1,8 +1,8 @@
-//! What an error number is called, without the C library's translations.
+//! Descriptions of error numbers, without the C library's translations.
 //!
-//! Rust's standard library asks strerror_r, which looks for a translation with the program's locks
-//! held and in memory from malloc. A thread of the pager that reported an error so would wait for
-//! memory that it has to serve itself.
+//! Rust's standard library calls strerror_r, which looks for a translation with the program's locks
+//! held and in memory from malloc. A thread of the pager that reported an error that way would wait
+//! for memory that it has to serve itself.
 
 use std::ffi::{c_char, c_int};
 
@@ -23,7 +23,7 @@ unsafe extern "C" {
 pub unsafe extern "C" fn __xpg_strerror_r(number: c_int, into: *mut c_char, bytes: usize) -> c_int {
     let next = if is_pager_thread() { None } else { next::<StrerrorR>(c"__xpg_strerror_r") };
     if let Some(next) = next {
-        // SAFETY: as the caller says.
+        // SAFETY: as the caller guarantees.
         return unsafe { next(number, into, bytes) };
     }
     let text = strerrordesc_np(number);
@@ -35,7 +35,7 @@ pub unsafe extern "C" fn __xpg_strerror_r(number: c_int, into: *mut c_char, byte
     if bytes < text.len() {
         return libc::ERANGE;
     }
-    // SAFETY: the caller owns `bytes` bytes, which is enough.
+    // SAFETY: the caller owns `bytes` bytes, which are enough.
     unsafe { std::ptr::copy_nonoverlapping(text.as_ptr(), into.cast(), text.len()) };
     0
 }

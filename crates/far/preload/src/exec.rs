@@ -1,5 +1,5 @@
 //! exec and spawn with an environment of the program's making: what `farpool run` put into the
-//! environment stays in it, so that the new program is held to the same limit.
+//! environment stays in it, so that the limit also holds for the new program.
 //!
 //! These functions may run in a child of vfork, which shares memory with its parent and must not
 //! allocate from the heap; the few bytes they need come straight from the kernel.
@@ -15,7 +15,7 @@ use farpool_pager::sys;
 use crate::{set_errno, status};
 
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
-/// Entries of an environment looked at; the kernel's own limit on its size is reached before.
+/// Entries of an environment that are read; the kernel's own limit on its size is reached before.
 const MAX_ENTRIES: usize = 1 << 20;
 
 type Environment = *const *const c_char;
@@ -62,7 +62,7 @@ unsafe fn complete(environment: Environment) -> Completed {
     // The kernel takes null for an empty environment, and clearenv(3) leaves null.
     let none = [std::ptr::null()];
     let environment = if environment.is_null() { none.as_ptr() } else { environment };
-    // SAFETY: as the caller says.
+    // SAFETY: as the caller guarantees.
     let entries = unsafe { entries(environment) };
     let board_name = &kept.board[..=BOARD_VARIABLE.len()];
     let has_board = entries.clone().any(|entry| entry.starts_with(board_name));
@@ -80,18 +80,18 @@ unsafe fn complete(environment: Environment) -> Completed {
     let Ok(base) = sys::map_local(bytes) else {
         return unchanged;
     };
-    // SAFETY: `base` has room for the pointers and the text behind them, as computed above.
+    // SAFETY: `base` has room for the pointers and the text after them, as computed above.
     unsafe { fill(base, entries, board_name, &join(kept, ours, preload, base, count)) };
     Completed { environment: base as Environment, mapped: Some((base, bytes)) }
 }
 
-/// Where the two new strings stand in the mapping.
+/// Where the two new strings are in the mapping.
 struct Joined {
     preload: *const c_char,
     board: *const c_char,
 }
 
-/// Writes our two strings behind the room for the pointers.
+/// Writes our two strings after the room for the pointers.
 ///
 /// # Safety
 /// `base` is a mapping with room for `count + 3` pointers and the text.
@@ -105,7 +105,7 @@ unsafe fn join(
     let text = (base + (count + 3) * size_of::<*const c_char>()) as *mut u8;
     let mut used = 0;
     let mut put = |bytes: &[u8]| {
-        // SAFETY: all that is put was counted into the mapping's size.
+        // SAFETY: the mapping's size includes everything that is put.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), text.add(used), bytes.len()) };
         used += bytes.len();
         used
@@ -121,7 +121,7 @@ unsafe fn join(
     Joined { preload: text.cast(), board: text.wrapping_add(board_at).cast() }
 }
 
-/// Writes the pointers: the program's entries but those we replace, then ours.
+/// Writes the pointers: the program's entries except those we replace, then ours.
 ///
 /// # Safety
 /// As [`join`].
@@ -135,7 +135,7 @@ unsafe fn fill<'a>(
     let others =
         entries.filter(|entry| !entry.starts_with(PRELOAD) && !entry.starts_with(board_name));
     for entry in others.map(|entry| entry.as_ptr().cast()).chain([joined.preload, joined.board]) {
-        // SAFETY: at most count + 2 pointers are written, and the mapping is zeroed behind them.
+        // SAFETY: at most count + 2 pointers are written, and the mapping is zeroed after them.
         unsafe {
             at.write(entry);
             at = at.add(1);
@@ -149,22 +149,22 @@ unsafe fn entries<'a>(environment: Environment) -> impl Iterator<Item = &'a [u8]
     (0..MAX_ENTRIES).map_while(move |index| {
         // SAFETY: the array ends with a null, at which this stops.
         let entry = unsafe { environment.add(index).read() };
-        // SAFETY: a C string, as the caller says.
+        // SAFETY: a C string, as the caller guarantees.
         (!entry.is_null()).then(|| unsafe { CStr::from_ptr(entry) }.to_bytes())
     })
 }
 
-/// Does `call` with the completed environment, which lasts as long as the call.
+/// Makes `call` with the completed environment, which lasts as long as the call.
 ///
 /// # Safety
 /// As [`complete`].
 unsafe fn completed(environment: Environment, call: impl FnOnce(Environment) -> c_int) -> c_int {
-    // SAFETY: as the caller says.
+    // SAFETY: as the caller guarantees.
     let completed = unsafe { complete(environment) };
     call(completed.environment)
 }
 
-/// The C library's own function of a name, behind ours.
+/// The C library's own function of a name, the next one after ours.
 pub(crate) fn next<T: Copy>(name: &CStr) -> Option<T> {
     const { assert!(size_of::<T>() == size_of::<*mut c_void>()) };
     // SAFETY: looks a symbol up by its name.

@@ -1,7 +1,7 @@
 //! The malloc family, from mimalloc, whose memory is far like any other large mapping.
 //!
-//! Allocations of the C library for a pager thread that is just being started come from a local
-//! arena instead, and are recognised by their address.
+//! Memory that the C library allocates for a pager thread that is being started comes from a local
+//! arena instead, and is recognised by its address.
 
 use std::ffi::{c_char, c_int, c_long, c_void};
 
@@ -15,12 +15,12 @@ const ARENA_RESERVE: mi::mi_option_t = 23;
 /// The allocator takes memory from the kernel in steps of 64 MiB instead of 1 GiB, so that a small
 /// program is seen to be small.
 const ARENA_RESERVE_KIB: c_long = 64 << 10;
-/// `mi_option_purge_delay`: free memory goes back after this time. Longer than the default 10 ms,
-/// because giving memory back means a word with the pager's steward.
+/// `mi_option_purge_delay`: free memory is returned to the kernel after this time. Longer than the
+/// default 10 ms, because that takes a request to the pager's steward.
 const PURGE_DELAY: mi::mi_option_t = 15;
 const PURGE_DELAY_MS: c_long = 100;
 
-/// Sets the allocator up, before its first use in a program that has a pager.
+/// Sets up the allocator, before its first use in a program that has a pager.
 pub fn configure() {
     // SAFETY: plain setters of process-wide options.
     unsafe {
@@ -70,7 +70,7 @@ export!(
 export!(
     fn realloc(pointer: *mut c_void, size: usize) -> *mut c_void {
         if is_arena(pointer.cast()) {
-            // SAFETY: both blocks are at least as long as what is copied, and do not overlap.
+            // SAFETY: both blocks are at least as long as the copied part, and do not overlap.
             return unsafe {
                 let moved = malloc(size);
                 if !moved.is_null() {
@@ -173,7 +173,7 @@ export!(
 );
 
 export!(
-    /// Gives free memory back to the kernel.
+    /// Returns free memory to the kernel.
     fn malloc_trim(_pad: usize) -> c_int {
         // SAFETY: no precondition.
         unsafe { mi::mi_collect(true) };
@@ -189,6 +189,6 @@ unsafe fn aligned(alignment: usize, size: usize) -> *mut c_void {
     unsafe { mi::mi_malloc_aligned(size, alignment.max(size_of::<usize>())) }
 }
 
-/// Tells people (and `farpool doctor`) which library this is.
+/// Identifies this library to people (and `farpool doctor`).
 #[unsafe(no_mangle)]
 pub static farpool_preload_version: [c_char; 1] = [0];

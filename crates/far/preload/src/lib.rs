@@ -1,8 +1,8 @@
 //! The library that `farpool run` puts into a program (LD_PRELOAD): it makes the program's large
 //! anonymous memory far.
 //!
-//! It replaces the C library's memory functions by ones that tell the pager ([`farpool_pager`])
-//! what the program maps, and its allocator by mimalloc, whose memory comes from those same
+//! It replaces the C library's memory functions by functions that report the program's mappings to
+//! the pager ([`farpool_pager`]), and its allocator by mimalloc, whose memory comes from those same
 //! functions: glibc's malloc does not call mmap through the PLT and could not be seen.
 //!
 //! Rooms: `memory` the mmap family, `heap` the malloc family, `process` fork, `threads` new
@@ -36,9 +36,9 @@ use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicUsize};
 use farpool_board::BOARD_VARIABLE;
 use farpool_pager::Pager;
 
-/// Nothing was decided yet: the C library is not ready to be asked for the environment.
+/// Nothing is decided yet: the C library does not have the environment yet.
 const UNDECIDED: u8 = 0;
-/// A thread is just preparing the pager; its own calls pass through.
+/// A thread is preparing the pager; its own calls pass through.
 const PREPARING: u8 = 1;
 /// This process has a pager.
 const READY: u8 = 2;
@@ -133,7 +133,7 @@ fn set_errno(errno: i32) {
     unsafe { *libc::__errno_location() = errno }
 }
 
-/// A system call's result as the C library's functions return it (errno is set already).
+/// A system call's result as the C library's functions return it (errno is already set).
 #[expect(clippy::cast_possible_truncation, reason = "as the C library does")]
 fn status(result: libc::c_long) -> libc::c_int {
     result as libc::c_int

@@ -10,7 +10,7 @@ use dlmalloc::Dlmalloc;
 
 use farpool_pager::sys;
 
-/// Memory for what the C library allocates for a pager thread (thread-local storage): a few KiB a
+/// Memory for the C library's allocations for a pager thread (thread-local storage): a few KiB a
 /// thread.
 const ARENA_BYTES: usize = 1 << 20;
 const ALIGNMENT: usize = 64;
@@ -22,7 +22,7 @@ static LOCAL: Local = Local {
 };
 
 struct Local {
-    /// 0 free, 1 locked, 2 locked and waited for.
+    /// 0 = free, 1 = locked, 2 = locked and waited for.
     locked: AtomicU32,
     heap: UnsafeCell<Dlmalloc<Kernel>>,
 }
@@ -33,7 +33,7 @@ unsafe impl Sync for Local {}
 /// Memory straight from the kernel.
 struct Kernel;
 
-// SAFETY: returns fresh private mappings of the size it says, or null.
+// SAFETY: returns fresh private mappings of the size it reports, or null.
 unsafe impl dlmalloc::Allocator for Kernel {
     fn alloc(&self, size: usize) -> (*mut u8, usize, u32) {
         match sys::map_local(size) {
@@ -116,7 +116,7 @@ unsafe impl GlobalAlloc for Local {
     }
 }
 
-/// Locks the allocator for the time of a fork, so that the child's copy is whole.
+/// Locks the allocator during a fork, so that the child's copy is consistent.
 pub fn lock_for_fork() {
     LOCAL.lock();
 }
@@ -129,20 +129,20 @@ pub fn unlock_after_fork() {
 #[repr(align(64))]
 struct Arena(UnsafeCell<[u8; ARENA_BYTES]>);
 
-// SAFETY: parts of it are handed out once each, by an atomic counter.
+// SAFETY: each part is handed out once, by an atomic counter.
 unsafe impl Sync for Arena {}
 
 static ARENA: Arena = Arena(UnsafeCell::new([0; ARENA_BYTES]));
 static ARENA_USED: AtomicUsize = AtomicUsize::new(0);
 
-/// Zeroed local memory that is never given back; null when the arena is used up.
+/// Allocates zeroed local memory that is never freed. Null when the arena is used up.
 pub fn arena_alloc(size: usize, alignment: usize) -> *mut u8 {
     let alignment = alignment.max(ALIGNMENT);
     let base = ARENA.0.get() as usize;
     let mut taken = std::ptr::null_mut();
     let _ = ARENA_USED
         .fetch_update(Relaxed, Relaxed, |used| {
-            // The size stands in the word before each block.
+            // The size is stored in the word before each block.
             let start = (base + used + size_of::<usize>()).next_multiple_of(alignment);
             let end = start.checked_add(size)?.checked_sub(base)?;
             taken = start as *mut u8;
@@ -150,7 +150,7 @@ pub fn arena_alloc(size: usize, alignment: usize) -> *mut u8 {
         })
         .map_err(|_| taken = std::ptr::null_mut());
     if !taken.is_null() {
-        // SAFETY: the word before the block lies in the part of the arena that was just taken.
+        // SAFETY: the word before the block lies in the part of the arena that was taken above.
         unsafe { taken.cast::<usize>().sub(1).write(size) };
     }
     taken
@@ -164,6 +164,7 @@ pub fn is_arena(pointer: *const u8) -> bool {
 
 /// Size of a block of the arena.
 pub fn arena_size(pointer: *const u8) -> usize {
-    // SAFETY: only called with pointers that `arena_alloc` returned; the size stands before them.
+    // SAFETY: only called with pointers that `arena_alloc` returned; the size is stored before
+    // them.
     unsafe { pointer.cast::<usize>().sub(1).read() }
 }

@@ -10,11 +10,11 @@ use crate::{note_early_mapping, pager, set_errno, status};
 /// Mappings with any of these flags stay local: shared, stacks, huge pages, locked from the start.
 const LOCAL_FLAGS: c_int =
     libc::MAP_SHARED | libc::MAP_STACK | libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_LOCKED;
-/// Until the settings can be read, mappings from this size up are noted as far.
+/// Until the settings can be read, mappings of at least this size are noted as far.
 const EARLY_THRESHOLD_BYTES: usize = 64 << 10;
 /// End of the addresses that far memory can have.
 const USER_END: usize = 1 << 47;
-/// Advices that the libc crate does not name.
+/// Advice values that the libc crate does not name.
 const MADV_DONTNEED_LOCKED: c_int = 24;
 const MADV_GUARD_INSTALL: c_int = 102;
 
@@ -22,8 +22,8 @@ fn page_up(bytes: usize) -> usize {
     bytes.checked_next_multiple_of(PAGE_BYTES).unwrap_or(usize::MAX & !(PAGE_BYTES - 1))
 }
 
-/// Whether the kernel would take this as a range of the program's addresses at all; if not, its
-/// call fails and must change nothing.
+/// Whether the kernel would accept this as a range of the program's addresses; if not, its call
+/// fails and must change nothing.
 fn is_range(start: usize, bytes: usize) -> bool {
     let end = start.checked_add(bytes);
     bytes > 0 && start.is_multiple_of(PAGE_BYTES) && end.is_some_and(|end| end <= USER_END)
@@ -82,15 +82,15 @@ pub unsafe extern "C" fn mmap(
     let (start, bytes) = (address as usize, page_up(length));
     let replaces = flags & libc::MAP_FIXED != 0 && flags & libc::MAP_FIXED_NOREPLACE == 0;
     if replaces && is_range(start, bytes) && pager.touches_far(start, start + bytes) {
-        // A call that fails must take nothing away, and far pages would be gone by then: try
-        // elsewhere.
+        // A call that fails must remove nothing, but far pages would be gone by then: try it
+        // elsewhere first.
         let none = std::ptr::null_mut();
         let trial_flags = flags & !(libc::MAP_FIXED | libc::MAP_POPULATE | libc::MAP_LOCKED);
         let trial = kernel_mmap(none, length, protection, trial_flags, descriptor, offset);
         if trial == libc::MAP_FAILED {
             return trial;
         }
-        // SAFETY: the mapping that was just made.
+        // SAFETY: the mapping that was made above.
         unsafe { libc::syscall(libc::SYS_munmap, trial, length) };
         pager.remove(start, start + bytes);
     }
@@ -150,7 +150,8 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_
                     libc::MADV_FREE => free_natively(pager, start, end),
                     _ => kernel(),
                 };
-                // It may have become active while the kernel was at it, which then did not see all.
+                // It may have become active during the kernel's call, which then did not see all
+                // pages.
                 return match result {
                     0 if pager.is_active() => discard(pager, start, end, advice),
                     result => result,
@@ -160,9 +161,10 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_
                 pager.retire(start, end);
                 return 0;
             }
-            // A child has no such mapping: it forgets the pages of it. Noted when the kernel has
-            // it, and forgotten before: a child that was born in between would end, and never read
-            // what is not its own. ENOMEM: the range has holes, and the rest of it was done.
+            // A child has no such mapping: it forgets its pages. Noted after the kernel has applied
+            // it, and forgotten before (MADV_DOFORK): a child that is born in between ends, and
+            // never reads what is not its own. ENOMEM: the range has holes, and the rest of it was
+            // done.
             libc::MADV_DONTFORK => {
                 let result = kernel();
                 // SAFETY: errno of the calling thread.
@@ -172,8 +174,8 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_
                 return result;
             }
             libc::MADV_DOFORK => pager.set_unshared(start, end, false),
-            // A child must see these pages as zeros: the kernel knows how, the far layers do not,
-            // so they stay local.
+            // A child must see these pages as zeros: the kernel does that, the far layers do not,
+            // so the pages stay local.
             libc::MADV_WIPEONFORK => keep_local(pager, start, end),
             _ => {}
         }
@@ -182,10 +184,10 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_
 }
 
 /// MADV_FREE while nothing is far yet. Memory that can be far is discarded at once: the kernel
-/// drops such pages under pressure, even from the victim buffer later, and no event would tell.
+/// drops such pages under pressure, later even from the victim buffer, without reporting it.
 fn free_natively(pager: &'static Pager, start: usize, end: usize) -> c_int {
     let advise = |start: usize, end: usize, advice: c_int| {
-        // SAFETY: the program gave up what is in this range.
+        // SAFETY: the program gave up the contents of this range.
         status(unsafe { libc::syscall(libc::SYS_madvise, start, end - start, advice) })
     };
     let (mut from, mut result) = (start, 0);
@@ -214,11 +216,11 @@ pub unsafe extern "C" fn posix_madvise(
     length: usize,
     advice: c_int,
 ) -> c_int {
-    // Like glibc: POSIX lets DONTNEED destroy nothing, so it is ignored.
+    // Like glibc: in POSIX DONTNEED may destroy nothing, so it is ignored.
     if advice == libc::POSIX_MADV_DONTNEED {
         return 0;
     }
-    // SAFETY: as madvise; the other advices have the same numbers.
+    // SAFETY: as madvise; the other advice values have the same numbers.
     let result = unsafe { madvise(address, length, advice) };
     if result == 0 {
         return 0;
@@ -227,7 +229,7 @@ pub unsafe extern "C" fn posix_madvise(
     unsafe { *libc::__errno_location() }
 }
 
-/// Brings every page of the range in and takes the range out of the pager's hands.
+/// Brings in every page of the range and keeps the range local.
 fn keep_local(pager: &'static Pager, start: usize, end: usize) {
     if !pager.touches_far(start, end) {
         return;
@@ -279,7 +281,7 @@ pub unsafe extern "C" fn mremap(
     if native.is_some() { mapped } else { moving.carry(pager) }
 }
 
-/// A far mapping that is to change its size or its place.
+/// A far mapping whose size or place changes.
 struct Move {
     start: usize,
     end: usize,
@@ -327,7 +329,7 @@ impl Move {
         true
     }
 
-    /// Has the pager move the mapping with its contents to a place that is kept free for it.
+    /// Makes the pager move the mapping with its contents to a place that is reserved for it.
     fn relocate(&self, pager: &'static Pager, old_bytes: usize) -> *mut c_void {
         let keeps = self.flags & libc::MREMAP_DONTUNMAP != 0;
         let fixed = self.flags & libc::MREMAP_FIXED != 0;
@@ -349,7 +351,7 @@ impl Move {
         };
         if let Err(errno) = pager.carry(self.start, self.end, to, self.new_bytes, keeps) {
             if !fixed {
-                // SAFETY: the place that was kept free.
+                // SAFETY: the place that was reserved.
                 unsafe { libc::syscall(libc::SYS_munmap, to, self.new_bytes) };
             }
             set_errno(errno);
@@ -358,7 +360,7 @@ impl Move {
         to as *mut c_void
     }
 
-    /// As the kernel has it: an aligned target that does not overlap the source.
+    /// The kernel's condition: an aligned target that does not overlap the source.
     fn may_be_fixed(&self, old_bytes: usize) -> bool {
         let Some(end) = self.fixed.checked_add(self.new_bytes) else {
             return false;
@@ -433,7 +435,7 @@ pub unsafe extern "C" fn munlock(address: *const c_void, length: usize) -> c_int
     result
 }
 
-/// Everything far is brought in and kept. The kernel's own call is not made: it would also lock,
+/// Brings in everything far and keeps it. The kernel's own call is not made: it would also lock,
 /// and populate, the pager's reserve.
 #[unsafe(no_mangle)]
 pub extern "C" fn mlockall(flags: c_int) -> c_int {
@@ -456,7 +458,7 @@ pub extern "C" fn mlockall(flags: c_int) -> c_int {
     0
 }
 
-/// Ends what [`mlockall`] began.
+/// Undoes [`mlockall`].
 #[unsafe(no_mangle)]
 pub extern "C" fn munlockall() -> c_int {
     if let Some(pager) = pager() {

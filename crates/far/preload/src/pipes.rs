@@ -1,8 +1,8 @@
 //! Calls that lend the program's pages to the kernel by reference, without pinning them.
 //!
 //! The kernel's own swapping leaves such a page alone until the last reference is gone. UFFDIO_MOVE
-//! takes it (its reference count cannot be seen from here), its frame is used again, and the reader
-//! of the pipe would get another page's contents. So these calls copy.
+//! takes it (its reference count cannot be seen from here), its frame is reused, and the reader of
+//! the pipe would get another page's contents. So these calls copy.
 
 use std::ffi::{c_int, c_uint, c_void};
 

@@ -3,11 +3,11 @@
 //! Our handlers are registered before the program's, so they run last before the fork and first
 //! after it. Between the two, in the child, only the C library's fork code runs.
 //!
-//! Order, each step before the gate shuts being one that may still wait for other threads:
+//! Order; each step before the gate shuts may still wait for other threads:
 //! 1. all signals are blocked until fork is over: a handler would run with the gate shut;
-//! 2. the lock of glibc's list of open files is taken, which fork takes too: a thread that holds it
-//!    may wait for a far page of a file, and with the gate shut it would wait for us;
-//! 3. only then the pager is brought to rest.
+//! 2. the lock of glibc's list of open files, which fork also takes, is taken: a thread that holds
+//!    it may wait for a far page of a file, and with the gate shut it would wait for us;
+//! 3. only then is the pager brought to rest.
 
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
@@ -25,7 +25,7 @@ use crate::{local, pager, set_errno};
 const FILE_CHAIN_OFFSET: usize = 104;
 const FILE_LOCK_OFFSET: usize = 136;
 const FILE_BYTES: usize = 216;
-/// Open files looked at; a chain longer than this is taken for damaged.
+/// The most open files that are visited; a longer chain is taken for damaged.
 const MAX_FILES: usize = 1 << 16;
 
 /// A fork that is under way.
@@ -49,7 +49,7 @@ unsafe extern "C" {
 }
 
 /// glibc's functions for the lock of its list of open files, which is recursive. Looked up by name,
-/// for other C libraries do not have them; null where there are none.
+/// because other C libraries do not have them; null if there are none.
 static LOCK_FILE_LIST: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static UNLOCK_FILE_LIST: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 static RESET_FILE_LIST_LOCK: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
@@ -67,7 +67,7 @@ pub fn register_fork_handlers() {
     if let Some(fork) = next::<ForkFunction>(c"fork") {
         FORK.store(fork as *mut c_void, Release);
     }
-    // All or none: what is locked must be unlocked.
+    // All or none: a lock that is taken must be released.
     if functions.iter().all(|(_, found)| !found.is_null()) {
         functions.iter().for_each(|(function, found)| function.store(*found, Release));
     }
@@ -85,11 +85,11 @@ fn call(function: &AtomicPtr<c_void>) {
 
 type ForkFunction = unsafe extern "C" fn() -> libc::pid_t;
 
-/// The C library's fork; null before it was looked up.
+/// The C library's fork; null until it is looked up.
 static FORK: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 /// # Safety
-/// As fork(2). Fails with ENOMEM where far memory cannot be shared with a child.
+/// As fork(2). Fails with ENOMEM if far memory cannot be shared with a child.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn fork() -> libc::pid_t {
     if let Some(Err(errno)) = pager().map(Pager::may_fork) {
@@ -100,7 +100,7 @@ pub unsafe extern "C" fn fork() -> libc::pid_t {
     let fork = if known.is_null() {
         next::<ForkFunction>(c"fork")
     } else {
-        // SAFETY: only stored as what `next` found.
+        // SAFETY: only a function that `next` found is stored.
         Some(unsafe { std::mem::transmute::<*mut c_void, ForkFunction>(known) })
     };
     let Some(fork) = fork else {
@@ -138,7 +138,7 @@ unsafe extern "C" fn in_child() {
     finish(current, Pager::after_fork_in_child, &RESET_FILE_LIST_LOCK);
 }
 
-/// Ends what [`before`] began, in the opposite order; signals come last.
+/// Undoes what [`before`] did, in the opposite order; signals come last.
 fn finish(current: Option<Forking>, end: fn(&'static Pager, Fork), list: &AtomicPtr<c_void>) {
     let Some(mut current) = current else { return };
     if let Some(fork) = current.fork.take() {

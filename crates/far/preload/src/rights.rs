@@ -1,4 +1,4 @@
-//! Calls by which a program gives rights up: the pager opens first what it needs them for, and its
+//! Calls by which a program gives rights up: the pager first opens what it needs them for, and its
 //! threads change their user with the program's. See [`farpool_pager::sys::rights`].
 
 use std::ffi::{CStr, c_char, c_int, c_ulong, c_void};
@@ -62,7 +62,7 @@ pub unsafe extern "C" fn chroot(path: *const c_char) -> c_int {
     status(unsafe { libc::syscall(libc::SYS_chroot, path) })
 }
 
-/// Variadic in C, but its arguments all come in registers, and the C library too passes on what it
+/// Variadic in C, but its arguments all come in registers, and the C library also passes on what it
 /// finds there.
 ///
 /// # Safety
@@ -75,7 +75,7 @@ pub unsafe extern "C" fn prctl(
     fourth: c_ulong,
     fifth: c_ulong,
 ) -> c_int {
-    // What cannot be dumped has files in /proc that are root's.
+    // The files in /proc of a process that cannot be dumped are root's.
     if option == libc::PR_SET_DUMPABLE {
         open_before_rights_go();
     }

@@ -1,4 +1,4 @@
-//! pthread_create: where a program can be kept from growing faster than its resident set can be
+//! pthread_create: the place to keep a program from growing faster than its resident set can be
 //! watched.
 
 use std::ffi::{c_int, c_void};
@@ -15,8 +15,9 @@ type Create = unsafe extern "C" fn(
     *mut c_void,
 ) -> c_int;
 
-/// The C library's function; null before its first use. Kept, for dlsym takes the dynamic linker's
-/// lock: a thread that holds it, in a constructor, may wait for one that starts a thread.
+/// The C library's function; null before its first use. It is stored, because dlsym takes the
+/// dynamic linker's lock: a thread that holds it, in a constructor, may wait for one that starts a
+/// thread.
 static CREATE: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 fn create() -> Option<Create> {
@@ -26,7 +27,7 @@ fn create() -> Option<Create> {
         CREATE.store(found as *mut c_void, Release);
         return Some(found);
     }
-    // SAFETY: only stored above.
+    // SAFETY: only the function found above is stored.
     Some(unsafe { std::mem::transmute::<*mut c_void, Create>(known) })
 }
 

@@ -1,11 +1,11 @@
 //! execl, execlp and execle: the members of the exec family with a variable number of arguments.
 //!
-//! Stable Rust defines no variadic functions. These few instructions put the arguments that came in
-//! registers right below those that came on the stack: then all of them are one array, which is
-//! what exec wants. Nothing is copied or allocated, so there can be any number of them, and a child
-//! of vfork may call.
+//! Stable Rust cannot define variadic functions. These few instructions put the arguments that came
+//! in registers right below those that came on the stack: then all of them are one array, as exec
+//! requires. Nothing is copied or allocated, so there can be any number of them, and a child of
+//! vfork may call.
 //!
-//! They are naked functions and not `global_asm!`, whose symbols a cdylib does not export.
+//! They are naked functions, not `global_asm!`, whose symbols a cdylib does not export.
 
 use std::ffi::{c_char, c_int};
 
@@ -17,8 +17,8 @@ type Words = *const *const c_char;
 #[cfg(target_arch = "x86_64")]
 macro_rules! gather {
     ($function:path) => {
-        // The return address lies between the two parts; it moves below them, and back at the end.
-        // The stack is aligned to 16 bytes at the call.
+        // The return address lies between the two parts; it is moved below them, and back at the
+        // end. The stack is aligned to 16 bytes at the call.
         std::arch::naked_asm!(
             ".cfi_startproc",
             "pop rax",
@@ -113,21 +113,21 @@ pub unsafe extern "C" fn execle() -> c_int {
 /// # Safety
 /// `words` are the arguments of execl: a path, and strings up to a null.
 unsafe extern "C" fn execl_words(words: Words) -> c_int {
-    // SAFETY: the arguments behind the path are an array that ends with null.
+    // SAFETY: the arguments after the path are an array that ends with null.
     unsafe { execv(words.read(), words.add(1)) }
 }
 
 /// # Safety
 /// `words` are the arguments of execlp: a file's name, and strings up to a null.
 unsafe extern "C" fn execlp_words(words: Words) -> c_int {
-    // SAFETY: the arguments behind the name are an array that ends with null.
+    // SAFETY: the arguments after the name are an array that ends with null.
     unsafe { execvp(words.read(), words.add(1)) }
 }
 
 /// # Safety
 /// `words` are the arguments of execle: a path, strings up to a null, and an environment.
 unsafe extern "C" fn execle_words(words: Words) -> c_int {
-    // SAFETY: the arguments behind the path are an array that ends with null; the environment
+    // SAFETY: the arguments after the path are an array that ends with null; the environment
     // follows the null.
     unsafe {
         let arguments = words.add(1);
