@@ -16,10 +16,10 @@ pub mod features {
     pub const WP_ASYNC: u64 = 1 << 15;
     pub const MOVE: u64 = 1 << 16;
 
-    /// What a pager needs that shares the program's address space.
+    /// The features that a pager in the program's address space needs.
     pub const PAGER: u64 = MOVE | POISON | THREAD_ID | PAGEFAULT_FLAG_WP;
-    /// The features needed besides to learn of the program's memory calls from the kernel. The
-    /// handshake on `EVENT_FORK` needs a privilege of the process that makes it (`CAP_SYS_PTRACE`).
+    /// The further features that it needs to learn of the program's memory calls from the kernel.
+    /// The handshake on `EVENT_FORK` needs a privilege (`CAP_SYS_PTRACE`).
     pub const EVENTS: u64 = EVENT_FORK | EVENT_REMAP | EVENT_REMOVE | EVENT_UNMAP;
 
     /// Every bit with the name the kernel gives it, for reports.
@@ -135,8 +135,8 @@ pub(crate) struct Fill {
     pub done: i64,
 }
 
-/// `struct uffd_msg`. The fields are named for a page fault; the other events have in the same
-/// three words: a descriptor (fork), from, to and length (remap), start and end (remove, unmap).
+/// `struct uffd_msg`. The fields are named for a page fault; the other events use the same three
+/// words for: a descriptor (fork), from, to and length (remap), start and end (remove, unmap).
 #[repr(C, packed)]
 #[derive(Clone, Copy, Default)]
 pub struct Message {

@@ -7,19 +7,19 @@ use farpool_units::{PAGE_BYTES, at_most, exactly};
 
 use crate::abi::{self, Api, Fill, Message, Range, Register, Transfer, WriteProtect};
 
-/// End of the addresses that a process can have on x86-64 unless it asks for more: 2^47, less a
+/// End of the addresses that a process can have on x86-64 unless it asks for more: 2^47 minus a
 /// page.
 const USER_END: usize = (1 << 47) - PAGE_BYTES;
 /// vm.mmap_min_addr is at most this (usually 64 KiB); beyond, [`Uffd::wake_all`] fails.
 const HIGHEST_MIN_ADDR: usize = 1 << 30;
 /// The lowest address that can be mapped: the default of vm.mmap_min_addr.
 const LOWEST_ADDRESS: usize = 1 << 16;
-/// Of what lies so high (the stack, where addresses are not random) nothing is registered. A lower
-/// address than vm.mmap_min_addr would not do: most kernels refuse it before they look whether the
-/// address space is there.
+/// Memory at this height (the stack, if addresses are not randomised) is never registered. An
+/// address below vm.mmap_min_addr would not do: most kernels refuse it before they check whether
+/// the address space exists.
 const PROBED_ADDRESS: usize = USER_END - 2 * PAGE_BYTES;
 
-/// Why a userfaultfd could not be had.
+/// Why a userfaultfd could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error(
@@ -36,7 +36,7 @@ pub enum OpenError {
     Handshake(Error),
 }
 
-/// How far a batch came: bytes done, and the errno at which it stopped (if it did).
+/// How far a batch got: bytes done, and the errno at which it stopped, if it did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
     pub done_bytes: usize,
@@ -49,29 +49,30 @@ pub struct Event {
     /// Address of the page (aligned down), or None for an event that is not a page fault.
     pub page_address: Option<usize>,
     pub is_write: bool,
-    /// The page is there, and protected by [`Uffd::write_protect`].
+    /// The page is present, and protected by [`Uffd::write_protect`].
     pub is_protected: bool,
     /// Kernel thread id of the faulting thread (0 without `THREAD_ID`).
     pub thread: u32,
 }
 
-/// What the program did to its address space. The thread that did it waits until the event is read,
-/// no longer.
+/// A change of the program's address space. The thread that made it waits until the event is read,
+/// and no longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// The process forked: the descriptor is the child's userfaultfd, and the reader's own from now
-    /// on.
+    /// The process forked: the descriptor is the child's userfaultfd, and from now on the reader's
+    /// own.
     Forked { descriptor: RawFd },
     /// A mapping has moved (mremap).
     Moved { from: usize, to: usize, bytes: usize },
-    /// The pages of the range are about to be dropped (madvise): they may be there for a while yet.
+    /// The pages of the range are about to be dropped (madvise), and may still be present for a
+    /// while.
     Removed { start: usize, end: usize },
     /// The range is not mapped any more.
     Unmapped { start: usize, end: usize },
 }
 
 impl Change {
-    /// Whether it brings another mapping to this address.
+    /// Whether it moves another mapping to this address.
     pub fn moves_to(&self, address: usize) -> bool {
         matches!(self, Change::Moved { to, bytes, .. } if (*to..to + bytes).contains(&address))
     }
@@ -92,12 +93,12 @@ pub fn probe_features() -> Result<u64, OpenError> {
 impl Uffd {
     /// Opens a userfaultfd that also serves faults from within system calls.
     ///
-    /// `/dev/userfaultfd` comes first: file permissions are a finer grant than `CAP_SYS_PTRACE`.
+    /// `/dev/userfaultfd` is tried first: file permissions are a finer grant than `CAP_SYS_PTRACE`.
     /// `USER_MODE_ONLY` is never used: read(2) into a far page would fail with EFAULT.
     pub fn open(wanted_features: u64, nonblocking: bool) -> Result<Uffd, OpenError> {
         let fd = open_descriptor(nonblocking)?;
         if wanted_features != 0 {
-            // The kernel takes the handshake once a descriptor, so a probe needs one of its own.
+            // The kernel accepts one handshake per descriptor, so a probe needs its own.
             let probe = Uffd::open(0, false)?;
             let missing = wanted_features & !probe.features;
             if missing != 0 {
@@ -108,28 +109,27 @@ impl Uffd {
     }
 
     /// Agrees with the kernel on the features of a descriptor that was just made, by this process
-    /// or by another. Whoever does it needs `CAP_SYS_PTRACE` for `EVENT_FORK`; the process whose
-    /// memory it is needs nothing.
+    /// or by another. The calling process needs `CAP_SYS_PTRACE` for `EVENT_FORK`; the process that
+    /// owns the memory needs nothing.
     pub fn shake_hands(fd: OwnedFd, features: u64) -> Result<Uffd, OpenError> {
         let mut api = Api { api: abi::UFFD_API, features, ioctls: 0 };
         ioctl(fd.as_raw_fd(), abi::UFFDIO_API, &mut api).map_err(OpenError::Handshake)?;
-        // The kernel answers with all that it has, asked for or not.
+        // The kernel answers with all features that it has, requested or not.
         Ok(Uffd { fd, features: if features == 0 { api.features } else { features } })
     }
 
-    /// Makes a userfaultfd for the calling process's memory from an open /dev/userfaultfd. The
-    /// handshake is yet to come.
+    /// Makes a userfaultfd for the calling process's memory from an open /dev/userfaultfd, before
+    /// the handshake.
     pub fn make(device: BorrowedFd<'_>, nonblocking: bool) -> Result<OwnedFd, Error> {
         make_from_device(device, libc::O_CLOEXEC | if nonblocking { libc::O_NONBLOCK } else { 0 })
     }
 
-    /// Takes over a descriptor that is a userfaultfd already past its handshake (its features are
-    /// not known any more).
+    /// Adopts a descriptor of a userfaultfd after its handshake. Its features are unknown.
     pub fn adopt(fd: OwnedFd) -> Uffd {
         Uffd { fd, features: 0 }
     }
 
-    /// As [`Uffd::adopt`]; another process has agreed on these features with the kernel.
+    /// As [`Uffd::adopt`], with the features on which another process has agreed with the kernel.
     pub fn adopt_with(fd: OwnedFd, features: u64) -> Uffd {
         Uffd { fd, features }
     }
@@ -139,7 +139,7 @@ impl Uffd {
         self.fd
     }
 
-    /// The features that were agreed with the kernel; all that it has, if none was asked for.
+    /// The features that were agreed with the kernel; all of the kernel's, if none were requested.
     pub fn features(&self) -> u64 {
         self.features
     }
@@ -153,15 +153,15 @@ impl Uffd {
         ioctl(self.fd.as_raw_fd(), abi::UFFDIO_UNREGISTER, &mut range(start, len))
     }
 
-    /// Lets every thread that waits for a page of the range try again.
+    /// Makes every thread that waits for a page of the range try again.
     pub fn wake(&self, start: usize, len: usize) -> Result<(), Error> {
         ioctl(self.fd.as_raw_fd(), abi::UFFDIO_WAKE, &mut range(start, len))
     }
 
-    /// Lets every thread that waits for any page try again, also those whose fault was read
-    /// already.
+    /// Makes every thread that waits for any page try again, including those whose fault was
+    /// already read.
     pub fn wake_all(&self) -> Result<(), Error> {
-        // The kernel takes no range that begins below vm.mmap_min_addr, and nothing is mapped
+        // The kernel accepts no range that begins below vm.mmap_min_addr, and nothing is mapped
         // there.
         let mut start = 0;
         loop {
@@ -181,8 +181,8 @@ impl Uffd {
         self.transfer(abi::UFFDIO_COPY, dst, src, len, wake_mode(wake))
     }
 
-    /// Moves whole pages within this process; nothing is copied. Missing source pages are skipped
-    /// when `holes` is set. Destination pages must be missing and registered.
+    /// Moves whole pages within this process without copying. Missing source pages are skipped when
+    /// `holes` is set. Destination pages must be missing and registered.
     pub fn move_pages(
         &self,
         dst: usize,
@@ -200,22 +200,22 @@ impl Uffd {
         self.probe() == Some(libc::ESRCH)
     }
 
-    /// Whether the process is changing its address space, and the event of that is not read yet.
+    /// Whether the process is changing its address space, and that event is not read yet.
     pub fn is_changing(&self) -> bool {
         self.probe() == Some(libc::EAGAIN)
     }
 
-    /// What the kernel says of an attempt to fill a page where none can be registered.
+    /// The kernel's answer to filling a page where none can be registered.
     fn probe(&self) -> Option<i32> {
         self.zero(PROBED_ADDRESS, PAGE_BYTES, false).errno
     }
 
-    /// Whether the userfaultfd is of the calling process's address space; None: the process that it
-    /// is of is just changing that, ask again. Nothing is changed.
+    /// Whether the userfaultfd belongs to the calling process's address space. None: the owning
+    /// process is changing its address space, ask again. Nothing is changed.
     pub fn is_of_caller(&self) -> Option<bool> {
-        // Of another address space the kernel says EINVAL before it looks at addresses, of this one
+        // For another address space the kernel says EINVAL before it checks addresses, for this one
         // ENOENT if nothing is mapped at one of the two. Hardly any program has mapped the lowest
-        // address that can be, and none of those the highest, too.
+        // possible address, and none of those the highest, too.
         let moved = self.move_pages(LOWEST_ADDRESS, PROBED_ADDRESS, PAGE_BYTES, false, false);
         match moved.errno {
             Some(libc::EAGAIN) => None,
@@ -228,8 +228,8 @@ impl Uffd {
         self.fill(abi::UFFDIO_ZEROPAGE, start, len, wake_mode(wake))
     }
 
-    /// Makes writing to the present pages of a range, which must be registered with mode `WP`, a
-    /// fault; or ends that and lets those try again who wait.
+    /// Makes writes to the present pages of a range, which must be registered with mode `WP`,
+    /// fault; or ends that and makes waiting threads try again.
     pub fn write_protect(&self, start: usize, len: usize, protected: bool) -> Result<(), Error> {
         let mode = if protected { abi::WRITEPROTECT_MODE_WP } else { 0 };
         let mut argument = WriteProtect { range: range(start, len), mode };
@@ -241,7 +241,8 @@ impl Uffd {
         self.fill(abi::UFFDIO_POISON, start, len, 0)
     }
 
-    /// Reads reported faults; blocks unless the descriptor was opened non-blocking.
+    /// Reads waiting messages (faults and changes). Blocks unless the descriptor was opened
+    /// non-blocking.
     pub fn read<'a>(&self, buffer: &'a mut [Message]) -> Result<&'a [Message], Error> {
         // SAFETY: the pointer and byte length describe `buffer`, and Message is plain data for
         // which any bit pattern is valid.
@@ -273,7 +274,7 @@ impl AsFd for Uffd {
 }
 
 impl Message {
-    /// What the kernel says happened.
+    /// The event that the message reports.
     pub fn event(&self) -> Event {
         let is_fault = self.event == abi::EVENT_PAGEFAULT;
         let address = exactly::<usize, _>(self.address) & !(PAGE_BYTES - 1);
@@ -288,7 +289,7 @@ impl Message {
 }
 
 impl Message {
-    /// What the program did to its address space, if that is what the message says.
+    /// The change of the address space that the message reports, if any.
     pub fn change(&self) -> Option<Change> {
         // Addresses: usize is 64 bits wide (asserted in `pagemap`).
         #[allow(clippy::cast_possible_truncation)]
@@ -327,7 +328,7 @@ fn range(start: usize, len: usize) -> Range {
 }
 
 fn outcome(result: Result<(), Error>, done: i64) -> Outcome {
-    // The kernel says so, too, that it did nothing: with a negative number, the error's.
+    // A failure without any progress is also reported here, as the error's negative number.
     let done_bytes = at_most(done);
     match result {
         Ok(()) => Outcome { done_bytes, errno: None },
@@ -346,7 +347,7 @@ fn open_descriptor(nonblocking: bool) -> Result<OwnedFd, OpenError> {
     // SAFETY: a system call that takes flags only; the result is checked.
     let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
     match RawFd::try_from(fd) {
-        // SAFETY: the kernel just gave us this descriptor and nothing else has it.
+        // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
         _ => Err(OpenError::Denied { device, call: Error::last_os_error() }),
     }
@@ -365,11 +366,11 @@ fn make_from_device(device: BorrowedFd<'_>, flags: i32) -> Result<OwnedFd, Error
     if fd < 0 {
         return Err(Error::last_os_error());
     }
-    // SAFETY: the kernel just gave us this descriptor and nothing else has it.
+    // SAFETY: the kernel has just returned this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// One ioctl on a struct whose layout the request number names.
+/// Makes one ioctl on a struct whose size is part of the request number.
 pub(crate) fn ioctl<T>(fd: RawFd, request: u64, argument: &mut T) -> Result<(), Error> {
     // SAFETY: every request of this crate carries the size of T in its number, and `argument` is a
     // live, exclusive reference to such a T.

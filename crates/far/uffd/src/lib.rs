@@ -1,13 +1,13 @@
-//! Thin bindings to the two kernel interfaces the pager stands on: userfaultfd(2) and the
+//! Thin bindings to the two kernel interfaces that the pager is built on: userfaultfd(2) and the
 //! `PAGEMAP_SCAN` ioctl.
 //!
 //! Written by hand because no crate has `UFFDIO_MOVE`, `UFFDIO_POISON` and `PAGEMAP_SCAN`. Nothing
 //! is decided here: each call is one system call, and each result keeps what the kernel reported
-//! (bytes done so far *and* the errno), because a batch that stopped half way is the normal case.
+//! (bytes done so far *and* the errno), because a batch that stops half way is the normal case.
 //!
 //! Invariants:
-//! * every ABI struct is checked for its size at compile time (`abi`);
-//! * no call allocates, so all of them are safe to use on the fault path.
+//! * the sizes of the ABI structs are checked at compile time ([`abi`]);
+//! * no call allocates unless it fails, so all of them are safe to use on the fault path.
 
 mod abi;
 mod handle;

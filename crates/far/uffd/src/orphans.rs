@@ -1,4 +1,4 @@
-//! Processes that wait for pages which no pager brings any more.
+//! Processes that wait for pages that no pager will bring any more.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 
@@ -7,12 +7,12 @@ use farpool_units::PAGE_BYTES;
 use crate::handle::Uffd;
 use crate::{Change, Message};
 
-/// Messages taken with one read.
+/// Messages read at a time.
 const MESSAGES: usize = 16;
 
 impl Uffd {
-    /// Ends the processes that wait for a page (SIGBUS); to be called now and then. `born` gets the
-    /// userfaultfds of the children that they have had since, which lack pages as they do. The
+    /// Ends the threads that wait for a page (SIGBUS), as long as this is called now and then.
+    /// `born` gets the userfaultfds of children born since, which lack the same pages. The
     /// descriptor must be non-blocking, and no other thread may serve it.
     pub fn end_waiting(&self, mut born: impl FnMut(OwnedFd)) {
         let mut messages = [Message::default(); MESSAGES];
@@ -27,7 +27,7 @@ impl Uffd {
                     born(unsafe { OwnedFd::from_raw_fd(descriptor) });
                 }
                 if let Some(address) = message.event().page_address {
-                    // One that fails is reported again by the fault that follows.
+                    // If it fails, the fault that follows reports the page again.
                     let _ = self.poison(address, PAGE_BYTES);
                     let _ = self.wake(address, PAGE_BYTES);
                 }

@@ -13,7 +13,7 @@ pub mod category {
     pub const PRESENT: u64 = 1 << 3;
     pub const SWAPPED: u64 = 1 << 4;
     pub const ZERO_PAGE: u64 = 1 << 5;
-    /// The program has a page there. `PRESENT` alone does not say so: while the kernel migrates a
+    /// The program has a page there. `PRESENT` alone is not enough: while the kernel migrates a
     /// page (compaction, NUMA balancing) its entry is a migration entry, which the map shows as
     /// swapped.
     pub const OCCUPIED: u64 = PRESENT | SWAPPED;
@@ -38,12 +38,12 @@ impl PageRange {
         self.start as usize
     }
 
-    /// Address behind the last page.
+    /// Address after the last page.
     pub fn last(&self) -> usize {
         self.end as usize
     }
 
-    /// Pages of the run.
+    /// The number of pages of the run.
     pub fn pages(&self) -> usize {
         (self.last() - self.first()) / PAGE_BYTES
     }
@@ -70,13 +70,13 @@ impl Pagemap {
         Ok(Pagemap { fd })
     }
 
-    /// One that another process has opened, of this process's memory.
+    /// Adopts a page map of this process's memory that another process has opened.
     pub fn adopt(fd: OwnedFd) -> Pagemap {
         Pagemap { fd }
     }
 
-    /// The pages of up to 64 from `start` on that are anonymous, present, and mapped by another
-    /// process too: bit n stands for page n.
+    /// Of up to 64 pages from `start` on, those that are anonymous, present, and also mapped by
+    /// another process: bit n stands for page n.
     pub fn shared_pages(&self, start: usize, pages: usize) -> Result<u64, Error> {
         const ENTRY_BYTES: usize = size_of::<u64>();
         let mut buffer = [0_u8; 64 * ENTRY_BYTES];
@@ -92,7 +92,7 @@ impl Pagemap {
         }))
     }
 
-    /// The pages of up to 64 from `start` on that are occupied ([`category::OCCUPIED`]): bit n
+    /// Of up to 64 pages from `start` on, those that are occupied ([`category::OCCUPIED`]): bit n
     /// stands for page n.
     pub fn occupied_pages(&self, start: usize, pages: usize) -> Result<u64, Error> {
         let mut ranges = [PageRange::default(); 64];
@@ -107,7 +107,7 @@ impl Pagemap {
         }))
     }
 
-    /// Lists runs of pages of `[start, end)` that are in any of the categories of `any_of`; returns
+    /// Lists runs of pages of `[start, end)` that are in any of the categories of `any_of`. Returns
     /// the runs and the address at which the walk ended (before `end` only if `buffer` was full).
     pub fn scan<'a>(
         &self,

@@ -107,8 +107,8 @@ fn a_batch_that_stops_says_how_far_it_came() {
     assert!(outcome.errno.is_some());
 }
 
-/// One fault was read before the wake, one was not: both threads try again, and both faults come
-/// anew.
+/// One fault was read before the wake, one was not: both threads try again, and both faults are
+/// reported anew.
 #[test]
 fn wake_all_reaches_faults_read_and_unread() {
     let Some(uffd) = open() else { return };
