@@ -50,7 +50,7 @@ pub const THREADS_MAX: usize = BROADCAST as usize;
 pub enum ServerError {
     #[error("cannot listen on {address}: {source}")]
     Listen { address: String, source: std::io::Error },
-    #[error("{path} exists and is not a socket nobody serves; remove it or choose another path")]
+    #[error("{path} exists and is not an unused socket; remove it or choose another path")]
     SocketInUse { path: String },
     #[error("no address to listen on: give a port or a socket")]
     NoAddress,
@@ -257,7 +257,7 @@ impl Server {
         let deadline = Instant::now() + self.shared.settings.drain;
         tracing::info!(
             clients = self.shared.connections.load(Ordering::Relaxed),
-            "draining: nobody new is served"
+            "draining: new clients are refused"
         );
         // The event that ended the accept loop is consumed, so that only a further request ends the
         // wait early.

@@ -159,7 +159,7 @@ fn register_commands(registry: &mut Registry, sum: &ShardReport) {
     ] {
         results.get_or_create(&vec![("command", command), ("result", result)]).inc_by(value);
     }
-    registry.register("commands", "Commands on keys, by what came of them", results);
+    registry.register("commands", "Commands on keys, by outcome", results);
     let thread = &sum.thread;
     register_counters(
         registry,
@@ -185,23 +185,23 @@ fn register_store(registry: &mut Registry, shared: &Shared, sum: &ShardReport) {
     register_counters(
         registry,
         &[
-            ("evictions", "Items that had to leave memory", store.evictions),
-            ("evicted_unfetched", "Of them, those that nobody had read", store.evicted_unfetched),
-            ("reclaimed", "Expired items whose room was taken back", store.reclaimed),
+            ("evictions", "Items evicted from memory", store.evictions),
+            ("evicted_unfetched", "Evicted items that were never read", store.evicted_unfetched),
+            ("reclaimed", "Expired items whose memory was reclaimed", store.reclaimed),
             (
                 "items_moved",
-                "Items that earned another round in memory, or closed holes",
+                "Items moved to keep them another round, or to close holes",
                 store.moved,
             ),
             ("items_stored", "Items ever stored", store.total_items),
             (
                 "connections_accepted",
-                "Clients ever accepted",
+                "Connections ever accepted",
                 shared.total_connections.load(Ordering::Relaxed),
             ),
             (
                 "connections_rejected",
-                "Clients beyond the limit",
+                "Connections refused beyond the limit",
                 shared.rejected_connections.load(Ordering::Relaxed),
             ),
         ],
@@ -220,10 +220,10 @@ fn register_store(registry: &mut Registry, shared: &Shared, sum: &ShardReport) {
         Some(Unit::Bytes),
         &[
             ("limit", "Memory it may take", shared.memory_bytes.load(Ordering::Relaxed)),
-            ("used", "Memory it takes: segments, index and what the policy knows", sum.used_bytes),
-            ("items", "Of that, items with their headers", sum.item_bytes),
-            ("index", "Of that, the index", sum.index_bytes),
-            ("policy", "Of that, what the policy knows beside", sum.policy_bytes),
+            ("used", "Memory in use: segments, index and policy", sum.used_bytes),
+            ("items", "Memory in use by items with their headers", sum.item_bytes),
+            ("index", "Memory in use by the index", sum.index_bytes),
+            ("policy", "Memory in use by the policy, if not S3-FIFO", sum.policy_bytes),
         ],
     );
     let policy = Info::new(vec![("policy", shared.settings.policy.name())]);
@@ -248,7 +248,7 @@ fn register_leases(registry: &mut Registry, shared: &Shared, sum: &ShardReport) 
         None,
         &[("leases_held", "Values that clients read now", sum.leases_held)],
     );
-    let help = "Memory that makes no room because clients read in it";
+    let help = "Memory that cannot be evicted as clients read in it";
     register_gauges(registry, Some(Unit::Bytes), &[("leased", help, sum.leased_bytes)]);
 }
 
@@ -266,12 +266,12 @@ fn register_far(registry: &mut Registry, shared: &Shared, sum: &ShardReport) {
             ("wanted", "Far memory that was asked for", far.wanted_bytes.load(Ordering::Relaxed)),
             (
                 "granted",
-                "Of that, what there is and is not to be given back",
+                "Far memory granted and not reclaimed",
                 far.granted_bytes.load(Ordering::Relaxed),
             ),
             (
                 "leaving",
-                "What has to be given back or is lost, and is not given back yet",
+                "Far memory reclaimed or lost, and not returned yet",
                 far.leaving_bytes.load(Ordering::Relaxed),
             ),
         ],
@@ -281,18 +281,30 @@ fn register_far(registry: &mut Registry, shared: &Shared, sum: &ShardReport) {
         &[
             (
                 "reclaims",
-                "Pieces of far memory that were asked back",
+                "Grants of far memory that were reclaimed",
                 far.reclaims.load(Ordering::Relaxed),
             ),
-            ("reclaimed_moved", "Items of them that moved to other pieces", sum.far.counts.moved),
-            ("reclaimed_spilled", "Items of them that went to flash", sum.reclaim.spilled),
-            ("reclaimed_dropped", "Items of them that were dropped", sum.reclaim.dropped),
+            (
+                "reclaimed_moved",
+                "Items of reclaimed grants that moved to other grants",
+                sum.far.counts.moved,
+            ),
+            (
+                "reclaimed_spilled",
+                "Items of reclaimed grants that went to flash",
+                sum.reclaim.spilled,
+            ),
+            (
+                "reclaimed_dropped",
+                "Items of reclaimed grants that were dropped",
+                sum.reclaim.dropped,
+            ),
             (
                 "grants_lost",
-                "Pieces of far memory that went without notice",
+                "Grants of far memory lost without notice",
                 far.lost_grants.load(Ordering::Relaxed),
             ),
-            ("items_lost", "Items that went with them", sum.reclaim.lost),
+            ("items_lost", "Items lost with these grants", sum.reclaim.lost),
         ],
     );
 }
@@ -315,7 +327,7 @@ fn register_tier(registry: &mut Registry, name: &str, items: u64, tier: &TierRep
     register_gauges(
         registry,
         Some(Unit::Bytes),
-        &[("limit", "What the tier can hold", tier.capacity_bytes)],
+        &[("limit", "Capacity of the tier", tier.capacity_bytes)],
     );
     register_counters(
         registry,
@@ -323,15 +335,15 @@ fn register_tier(registry: &mut Registry, name: &str, items: u64, tier: &TierRep
             ("reads", "Items read from the tier", counts.reads),
             ("reads_failed", "Reads that the tier did not answer", counts.reads_failed),
             ("reads_gone", "Reads whose item was not there any more", counts.reads_gone),
-            ("served", "Reads answered without bringing the item back", tier.served),
+            ("served", "Reads answered without promoting the item", tier.served),
             ("promoted", "Items brought back into memory", tier.promoted),
             ("written", "Items written to the tier", counts.records_written),
-            ("written_bytes", "Bytes of them", counts.bytes_written),
+            ("written_bytes", "Bytes of items written to the tier", counts.bytes_written),
             ("refused", "Items lost because the tier could not take them in time", counts.refused),
             ("over_budget", "Items lost to the limit on writing", counts.over_budget),
-            ("kept", "Items that were hit and got another round", counts.kept),
-            ("evictions", "Items that went with their zone", counts.dropped),
-            ("zones_lost", "Zones that did not arrive", counts.zones_lost),
+            ("kept", "Items that were hit and kept when their zone was reused", counts.kept),
+            ("evictions", "Items dropped when their zone was reused", counts.dropped),
+            ("zones_lost", "Zones that could not be written", counts.zones_lost),
         ],
     );
 }
@@ -343,7 +355,7 @@ fn register_curve(registry: &mut Registry, shared: &Shared) {
     for (times, ratio) in observe::TIMES.into_iter().zip(ratios) {
         gauges.get_or_create(&vec![("memory_times", times.to_string())]).set(ratio);
     }
-    let help = "Share of the reads that an LRU cache of so many times the memory would miss";
+    let help = "Share of the reads that an LRU cache of memory_times the memory would miss";
     registry.register("expected_miss_ratio", help, gauges);
 }
 
@@ -364,7 +376,7 @@ fn register_prefixes(registry: &mut Registry, shared: &Shared) {
             commands.get_or_create(&labels).inc_by(value);
         }
     }
-    let help = "Commands on keys by their prefix, and of the reads those that found something";
+    let help = "Commands by prefix of the key; hit counts the reads that found an item";
     registry.register("prefix_commands", help, commands);
 }
 
@@ -383,11 +395,7 @@ fn register_quotas(registry: &mut Registry, shared: &Shared) {
         }
         evictions.get_or_create(&vec![prefix]).inc_by(it.evictions);
     }
-    let help = "What the items of a prefix may take, and take";
+    let help = "Memory that the items of a prefix may take (limit) and take (used)";
     registry.register_with_unit("quota", help, Unit::Bytes, bytes);
-    registry.register(
-        "quota_evictions",
-        "Items that had to go for their prefix's quota",
-        evictions,
-    );
+    registry.register("quota_evictions", "Items evicted for their prefix's quota", evictions);
 }

@@ -83,7 +83,7 @@ pub enum Unclosed {
     #[error("the device did not take the book-keeping ({0}): the next start begins empty")]
     GivenUp(std::io::Error),
     #[error(
-        "the device took neither the book-keeping nor that it did not ({0}): begin with \
+        "the device took neither the book-keeping nor a note of that ({0}): begin with \
          --flash-reset"
     )]
     Unsure(std::io::Error),
