@@ -178,5 +178,6 @@ const _: () = assert!(size_of::<Range>() == 16);
 const _: () = assert!(size_of::<Register>() == 32);
 const _: () = assert!(size_of::<Transfer>() == 40);
 const _: () = assert!(size_of::<Fill>() == 32);
+const _: () = assert!(size_of::<WriteProtect>() == 24);
 const _: () = assert!(size_of::<Message>() == 32);
 const _: () = assert!(size_of::<ScanArg>() == 96);
