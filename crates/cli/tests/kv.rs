@@ -306,7 +306,7 @@ fn what_is_not_served_is_refused_with_what_to_write_instead() {
         (["-B", "binary"], "use -B ascii"),
         (["-I", "10g"], "write -I 4m"),
         // 2^44 + 1 MiB: without an overflow check this would become 1 MiB.
-        (["-m", "17592186044417"], "no machine has so much memory"),
+        (["-m", "17592186044417"], "no machine has that much memory"),
         (["-o", "ext_path=/nowhere/kv"], "write it as /data/kv:200GiB"),
         (["-o", "ext_compact_under=4"], "-o ext_compact_under"),
         (["--quota", "1GiB"], "write it as user:=1GiB"),

@@ -79,7 +79,7 @@ fn without_its_grant_a_pool_does_not_connect_and_says_why() {
     let refused = Pool::connect(config(&blades)).expect_err("no grant");
     assert!(refused.to_string().contains("no grant"), "{refused}");
     let refused = Pool::connect(config_under(&blades, 0)).expect_err("an old epoch");
-    assert!(refused.to_string().contains("given anew"), "{refused}");
+    assert!(refused.to_string().contains("issued again"), "{refused}");
     Pool::connect(config_under(&blades, 1)).expect("the right one").goodbye();
 }
 

@@ -226,8 +226,10 @@ fn a_kernel_thread_cannot_be_attached_to() {
 
 #[test]
 fn a_process_that_is_not_there_cannot_be_attached_to() {
-    for pid in [0, NO_PROCESS, u32::MAX] {
-        refused(Run::attach(pid, LIMIT), &[&pid.to_string(), "no process"]);
+    // The first and last cannot be the number of a process.
+    let not_one = "is not a process";
+    for (pid, why) in [(0, not_one), (NO_PROCESS, "no process"), (u32::MAX, not_one)] {
+        refused(Run::attach(pid, LIMIT), &[&pid.to_string(), why]);
     }
 }
 

@@ -77,7 +77,7 @@ fn a_tree_is_attached_to_and_left() {
     let root = shell.pid();
     let keeper = Run::attach(root, LIMIT).args(["--tree"]).patience(PATIENCE);
     let mut keeper = keeper.start();
-    keeper.wait_for_output("all below it", 1);
+    keeper.wait_for_output("its descendants", 1);
     let is_program = |pid: &u32| {
         std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|name| name == "verify\n")
     };
@@ -117,7 +117,7 @@ fn an_attachment_ends_with_its_tree() {
     let pids = programs(shell.pid(), 1);
     let keeper = Run::attach(shell.pid(), "32MiB").args(["--tree"]).patience(PATIENCE);
     let mut keeper = keeper.start();
-    keeper.wait_for_output("all below it", 1);
+    keeper.wait_for_output("its descendants", 1);
     tree::signal(pids[0], libc::SIGTERM);
     shell.finish().require_success();
     let outcome = keeper.finish();
@@ -289,7 +289,7 @@ fn programs_whose_first_threads_have_ended_are_attached_to() {
         let pids = programs(shell.pid(), 2);
         let keeper = Run::attach(shell.pid(), LIMIT).args(["--tree"]).patience(PATIENCE);
         let mut keeper = keeper.start();
-        keeper.wait_for_output("all below it", 1);
+        keeper.wait_for_output("its descendants", 1);
         await_fit(&pids);
         std::fs::write(&gate, b"").expect("a file");
         let passes = Passes::of(&shell.finish());
