@@ -264,7 +264,8 @@ fn a_file_that_does_not_fit_is_refused_with_the_remedy() {
     impossible.flash.as_mut().unwrap().bytes = u64::MAX;
     let error = refusal(impossible);
     assert!(matches!(error, ServerError::Flash(FlashError::TooLarge { .. })), "{error}");
-    let mut large = settings(&folder.path().join("large"), 1);
+    // One thread can use 1 TiB.
+    let mut large = settings(&folder.path().join("large"), 8);
     large.flash.as_mut().unwrap().bytes = 8 << 40;
     let error = refusal(large).to_string();
     assert!(error.contains("room for it cannot be made"), "{error}");

@@ -6,7 +6,7 @@
 //! (bytes done so far *and* the errno), because a batch that stops half way is the normal case.
 //!
 //! Invariants:
-//! * the sizes of the ABI structs are checked at compile time ([`abi`]);
+//! * the sizes of the ABI structs are checked at compile time (`abi`);
 //! * no call allocates unless it fails, so all of them are safe to use on the fault path.
 
 mod abi;

@@ -44,11 +44,15 @@ pub fn skip(reason: &str) {
     println!("SKIPPED: {reason}");
 }
 
+fn is_installed(program: &str) -> bool {
+    let search = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&search).any(|directory| directory.join(program).is_file())
+}
+
 /// True if a program is installed; if not, the test is skipped with that reason.
 #[must_use]
 pub fn have(program: &str) -> bool {
-    let search = std::env::var_os("PATH").unwrap_or_default();
-    let found = std::env::split_paths(&search).any(|directory| directory.join(program).is_file());
+    let found = is_installed(program);
     if !found {
         skip(&format!("{program} is not installed"));
     }
@@ -78,6 +82,6 @@ mod tests {
     #[test]
     fn programs_are_found_in_the_path() {
         assert!(have("sh"));
-        assert!(!have("a-program-of-no-package"));
+        assert!(!is_installed("a-program-of-no-package"));
     }
 }

@@ -1,5 +1,5 @@
 //! The resident pages of the superpage that the evictor is at, by the kernel's page map: one scan
-//! serves all its chunks. It may be out of date by [`MAP_LIFE`]; the page states decide what is
+//! serves all its chunks. It may be out of date by `MAP_LIFE`; the page states decide what is
 //! really taken.
 
 use std::time::{Duration, Instant};

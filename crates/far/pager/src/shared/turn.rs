@@ -7,7 +7,7 @@
 //! would have taken minutes.
 //!
 //! A process asks for a turn when it went over the limit because it had nothing to move out, which
-//! happens only then, or when it sees the tree thrash ([`crate::evict::thrash`]). Turns are noted
+//! happens only then, or when it sees the tree thrash (`evict::thrash`). Turns are noted
 //! on the board, in one word: the process whose turn it is, and until when.
 
 use std::sync::atomic::AtomicU64;

@@ -152,7 +152,7 @@ impl Layout {
         outcome
     }
 
-    /// A count that changes whenever pages were moved or filled, see [`crate::space::order::Owed`].
+    /// A count that changes whenever pages were moved or filled, see `space::order::Owed`.
     pub fn moves(&self) -> u64 {
         self.moves.load(SeqCst)
     }
@@ -286,7 +286,7 @@ impl Layout {
     // ---- the steward's side
     // ----------------------------------------------------------------------
 
-    /// The change that comes next, see [`crate::space::order`]. It counts as not applied until
+    /// The change that comes next, see `space::order`. It counts as not applied until
     /// [`Layout::has_applied`]. `look`: what is known of a range. None: there is no change, or it
     /// has to wait for one that was not read yet.
     pub fn next(&self, look: impl Fn(&Range<usize>) -> Place, uffd: &Uffd) -> Option<Change> {

@@ -48,7 +48,7 @@ pub fn fills() -> u64 {
 
 /// Where a child's pages come from.
 pub trait Source {
-    /// Fetches pages, at most [`FETCHED_AT_ONCE`]. Returns the bits of those that arrived.
+    /// Fetches pages, at most `FETCHED_AT_ONCE`. Returns the bits of those that arrived.
     fn fetch(&mut self, pages: &[Lacking]) -> u64;
     /// The address of the fetched page with this number.
     fn address(&self, number: usize) -> usize;

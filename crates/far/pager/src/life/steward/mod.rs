@@ -1,9 +1,9 @@
 //! The steward: the one thread that changes which memory is far, on behalf of the program.
 //!
 //! Until the limit is near it only watches the resident set, and everything is left to the kernel
-//! ([`crate::life::watch`]). Then it registers all memory that can be far
-//! ([`crate::life::activation`]), and from then on answers the program's requests
-//! ([`crate::life::requests`]).
+//! (`life::watch`). Then it registers all memory that can be far
+//! (`life::activation`), and from then on answers the program's requests
+//! (`life::requests`).
 
 mod carry;
 mod changes;

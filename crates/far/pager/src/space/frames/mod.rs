@@ -17,7 +17,7 @@
 //! * `kept`: the page may not be on the blade, so the frame is not free until the page goes back.
 //!
 //! A tray holds pages of one chunk, and a chunk has pages in one tray at most. The pages of a tray
-//! had the same rights as its frames ([`zones`]).
+//! had the same rights as its frames (`zones`).
 
 mod buffer;
 mod filling;
