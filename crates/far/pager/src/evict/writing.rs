@@ -31,8 +31,6 @@ impl Evictor {
                 continue;
             }
             let Some(at) = self.core.place(page, layer) else {
-                self.core.frames.end_write(slot);
-                self.put_back(slot);
                 continue;
             };
             let from = self.core.frames.address(slot) as *const u8;
