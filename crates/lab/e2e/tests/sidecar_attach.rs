@@ -226,9 +226,8 @@ fn a_kernel_thread_cannot_be_attached_to() {
 
 #[test]
 fn a_process_that_is_not_there_cannot_be_attached_to() {
-    // The first and last cannot be the number of a process.
-    let not_one = "is not a process";
-    for (pid, why) in [(0, not_one), (NO_PROCESS, "no process"), (u32::MAX, not_one)] {
+    let no_one = "no process";
+    for (pid, why) in [(0, "is not a process"), (NO_PROCESS, no_one), (u32::MAX, no_one)] {
         refused(Run::attach(pid, LIMIT), &[&pid.to_string(), why]);
     }
 }
