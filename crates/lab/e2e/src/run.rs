@@ -186,11 +186,17 @@ impl Running {
         self.child.id()
     }
 
-    /// Process id of the program itself.
+    /// Process id of the program itself, from the moment it has been executed: children that
+    /// `farpool` only forked, such as the one on which it tries to trace, are not the program.
     pub fn program_pid(&self) -> u32 {
         let pid = self.pid();
         wait_until("the program to start", self.patience, || {
-            tree::programs(pid).into_iter().min_by_key(|below| parent_distance(*below, pid))
+            let own = tree::command_line(pid);
+            let programs = tree::programs(pid).into_iter().filter(|below| {
+                let line = tree::command_line(*below);
+                line.is_some() && line != own
+            });
+            programs.min_by_key(|below| parent_distance(*below, pid))
         })
     }
 

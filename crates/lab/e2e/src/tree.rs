@@ -93,6 +93,11 @@ fn is_called(pid: u32, name: &str) -> bool {
     called.is_ok_and(|called| called.trim_end() == name)
 }
 
+/// The program and arguments that a process was executed with; none if it has ended.
+pub fn command_line(pid: u32) -> Option<Vec<u8>> {
+    std::fs::read(format!("/proc/{pid}/cmdline")).ok().filter(|line| !line.is_empty())
+}
+
 /// All processes there are.
 pub fn all() -> impl Iterator<Item = u32> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
