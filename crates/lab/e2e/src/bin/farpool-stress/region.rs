@@ -155,6 +155,11 @@ impl Region {
         true
     }
 
+    /// Notes that the kernel has moved the region.
+    pub fn has_moved(&mut self, to: usize) {
+        self.start = to;
+    }
+
     /// Unmaps the region.
     pub fn unmap(self) {
         sys::unmap(self.start, self.pages() * PAGE);

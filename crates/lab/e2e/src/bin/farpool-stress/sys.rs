@@ -57,11 +57,29 @@ pub fn remap(start: usize, old: usize, new: usize, flags: i32, to: usize) -> Opt
     if mapped != libc::MAP_FAILED {
         return Some(mapped as usize);
     }
-    // EFAULT: the range has become several mappings, which older kernels do not move together.
+    // EFAULT: the range has become several mappings, which older kernels do not move together, nor
+    // newer ones if a userfaultfd is registered with one of them.
     if !matches!(Error::last_os_error().raw_os_error(), Some(libc::ENOMEM | libc::EFAULT)) {
         unexpected("mremap");
     }
     None
+}
+
+/// How many pages from `start` on may be written to, of `pages` at most.
+pub fn writable_pages(start: usize, pages: usize) -> usize {
+    let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else {
+        unexpected("/proc/self/maps")
+    };
+    let mut end = start;
+    for line in maps.lines() {
+        let mut words = line.split([' ', '-']);
+        let mut address = || usize::from_str_radix(words.next().unwrap_or_default(), 16);
+        let (Ok(from), Ok(to)) = (address(), address()) else { unexpected("/proc/self/maps") };
+        if from <= end && end < to && words.next().is_some_and(|rights| rights.starts_with("rw")) {
+            end = to;
+        }
+    }
+    ((end - start) / PAGE).min(pages)
 }
 
 /// Advises the kernel on a range; a refusal of an advice that discards nothing is no finding.

@@ -302,9 +302,30 @@ impl Worker {
             // What stood at the target goes away.
             sys::protect(to, pages * PAGE, sys::READ_WRITE);
             sys::words(to, 8).fill(7);
+            sys::protect(to, pages * PAGE, libc::PROT_READ);
         }
         let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
-        self.regions[region].remap(pages, flags, to)
+        let is_moved = self.regions[region].remap(pages, flags, to);
+        if !is_moved {
+            self.keep_moved_part(region, to, pages);
+        }
+        is_moved
+    }
+
+    /// Makes what a refused move has moved all the same a region of its own. From 6.17 on, Linux
+    /// moves mapping by mapping and stops at the first that it does not move with others. No page
+    /// at the target could be written to before.
+    fn keep_moved_part(&mut self, region: usize, to: usize, pages: usize) {
+        let moved = sys::writable_pages(to, pages);
+        if moved > 0 {
+            assert!(moved < self.regions[region].pages(), "a refused move has moved everything");
+            let rest = self.regions[region].split_off(moved);
+            self.regions[region].has_moved(to);
+            self.regions[region].check_all("reading after mremap moved a part");
+            rest.check_all("reading what mremap left");
+            self.regions.push(rest);
+        }
+        sys::unmap(to + moved * PAGE, (pages - moved) * PAGE);
     }
 
     /// The child checks and changes all that this thread knows; its parent goes on meanwhile.
