@@ -338,7 +338,7 @@ impl Steward {
             sys::say(&format!(
                 "the program moves memory (mremap), and {splits} of its mappings lie beside others \
                  that they would be one with, were they not watched: to move or resize several of \
-                 them at once fails with EFAULT"
+                 them at once fails with EFAULT, and may leave some of them moved"
             ));
         }
     }
