@@ -21,8 +21,8 @@ pub fn program(name: &str) -> PathBuf {
     directory().join(name)
 }
 
-/// `cargo test -p farpool-e2e` builds neither the binary nor a library that nothing links: cargo
-/// brings both up to date here, in the profile of the test, which takes no time when they are.
+/// Builds the programs in the profile of the test, as `cargo test -p farpool-e2e` builds neither
+/// the binary nor a library that nothing links. Takes almost no time if they are up to date.
 fn build() -> PathBuf {
     let test = std::env::current_exe().expect("the test's own path");
     // target/PROFILE/deps/NAME

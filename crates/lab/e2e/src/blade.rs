@@ -24,19 +24,19 @@ pub struct Blade {
 }
 
 impl Blade {
-    /// A blade of this much memory (`512MiB`) that listens on a unix socket and on a port of
-    /// loopback.
+    /// Starts a blade with this much memory (`512MiB`) that listens on a unix socket and on a
+    /// loopback port.
     pub fn start(memory: &str) -> Blade {
         Blade::start_with(memory, &[])
     }
 
-    /// The same with further options.
+    /// Like [`Blade::start`], with further options.
     pub fn start_with(memory: &str, options: &[&str]) -> Blade {
         let command = Command::new(binaries::program("farpool"));
         Blade::start_command(command, memory, "tcp://127.0.0.1:0", options)
     }
 
-    /// The same by a command that runs `farpool` elsewhere, listening on `tcp`.
+    /// Like [`Blade::start_with`], by a command that runs `farpool` elsewhere, listening on `tcp`.
     pub fn start_command(mut command: Command, memory: &str, tcp: &str, options: &[&str]) -> Blade {
         let directory = tempfile::tempdir().expect("a directory for the socket");
         let socket = directory.path().join("blade.sock");
@@ -75,18 +75,18 @@ impl Blade {
         self.tcp.trim_start_matches("tcp://")
     }
 
-    /// kill -9.
+    /// Kills the blade with SIGKILL.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Stops it for a while (SIGSTOP), and lets it go on (SIGCONT).
+    /// Pauses the blade (SIGSTOP) or resumes it (SIGCONT).
     pub fn pause(&self, paused: bool) {
         tree::signal(self.pid(), if paused { libc::SIGSTOP } else { libc::SIGCONT });
     }
 
-    /// Superpages in use, as `farpool stat` has it.
+    /// The output of `farpool stat --json` for this blade.
     pub fn stat(&self) -> serde_json::Value {
         let output = Command::new(binaries::program("farpool"))
             .args(["stat", "--json", "--blade", &self.address(Transport::Unix)])

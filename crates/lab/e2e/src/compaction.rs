@@ -1,5 +1,5 @@
-//! Memory compaction as noise: the kernel migrates pages all the while, as kcompactd, huge pages
-//! and NUMA balancing do on a busy server.
+//! Memory compaction as noise: the kernel keeps migrating pages, as kcompactd, huge pages and NUMA
+//! balancing do on a busy server.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::skip;
 
 const COMPACT_MEMORY: &str = "/proc/sys/vm/compact_memory";
-/// Between two compactions of the whole machine. Each takes some milliseconds.
+/// Pause between two compactions of the whole machine. Each takes some milliseconds.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Compacts the machine's memory until it is dropped.
@@ -23,8 +23,8 @@ pub struct Compaction {
 }
 
 impl Compaction {
-    /// None, and the test is skipped with the reason, where this kernel or this user cannot compact
-    /// memory.
+    /// Starts compacting. Returns None, and skips the test with the reason, if this kernel or this
+    /// user cannot compact memory.
     pub fn start() -> Option<Compaction> {
         match OpenOptions::new().write(true).open(COMPACT_MEMORY) {
             Ok(file) => Some(Compaction::with(file)),
@@ -50,7 +50,7 @@ impl Compaction {
         Compaction { over, rounds, thread: Some(thread) }
     }
 
-    /// How often memory was compacted so far.
+    /// Number of compactions so far.
     pub fn rounds(&self) -> u32 {
         self.rounds.load(SeqCst)
     }

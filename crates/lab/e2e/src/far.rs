@@ -1,5 +1,5 @@
-//! A client of a rack and its far memory without a program: says when it has moved, writes pages
-//! and reads them back.
+//! A rack client and its far memory, without a program: reports when the memory has moved, writes
+//! pages and reads them back.
 
 use farpool_api::{
     Client, ClientAnswer, ClientId, ClientReport, ClientSegment, ClientSegmentUse, ClientSpec,
@@ -13,7 +13,7 @@ use farpool_units::PAGE_BYTES;
 
 use crate::PATIENCE;
 
-/// A client of the rack with one segment, which it never gives back.
+/// A client of the rack with one segment, which it never returns.
 #[derive(Debug)]
 pub struct User {
     id: ClientId,
@@ -24,10 +24,10 @@ pub struct User {
 }
 
 impl User {
-    /// Client `number` on this host; returns when its segment is ready.
+    /// Registers client `number` on this host and waits until its segment is ready.
     ///
     /// # Panics
-    /// When the rack does not grant it.
+    /// If the rack does not grant the segment.
     pub fn new(rest: Client, host: &str, number: u128, bytes: u64) -> Self {
         let (id, segment) = (ClientId::from_u128(number), SegmentId::from_u128(number << 64));
         let (host, name) = (host.to_owned(), "test".to_owned());
@@ -40,7 +40,7 @@ impl User {
         Self { id, segment, rest, sequence: 0 }
     }
 
-    /// Asks another controller from now on.
+    /// Uses another controller from now on.
     pub fn ask(&mut self, rest: Client) {
         self.rest = rest;
     }
@@ -51,26 +51,26 @@ impl User {
         self.rest.report_client(self.id, &report).expect("the report is taken")
     }
 
-    /// Its segment, as the controller tells it.
+    /// Its segment, as the controller reports it.
     ///
     /// # Panics
-    /// When the controller does not answer, or knows no such segment.
+    /// If the controller does not answer, or knows no such segment.
     pub fn told(&mut self) -> ClientSegment {
         let answer = self.answer(Vec::new());
         answer.segments.into_iter().find(|segment| segment.id == self.segment).expect("its segment")
     }
 
-    /// Tells that everything is at the target of this epoch.
+    /// Reports that everything has moved to the target of this epoch.
     ///
     /// # Panics
-    /// When the controller does not answer.
+    /// If the controller does not answer.
     pub fn evacuated(&mut self, epoch: u64) {
         let id = self.segment;
         self.answer(vec![ClientSegmentUse { id, epoch, used_bytes: 0, evacuated: true }]);
     }
 }
 
-/// Far memory at one place.
+/// Far memory on the blade of one place.
 #[derive(Debug)]
 pub struct Far {
     _pool: Pool,
@@ -85,7 +85,7 @@ impl Far {
     /// Connects with the place's grant.
     ///
     /// # Panics
-    /// When the blade does not let it in.
+    /// If the blade refuses the connection.
     pub fn open(place: &Place, epoch: u64) -> Self {
         let grant = Some(Grant { key: GrantKey(place.key.expect("a key").0), epoch });
         let address = place.addresses.first().expect("an address").parse().expect("an address");
@@ -104,7 +104,7 @@ impl Far {
         Self { lane: pool.lane().expect("a lane"), _pool: pool, segment }
     }
 
-    /// Writes a page. Returns whether it is there.
+    /// Writes a page. Returns whether the write succeeded.
     pub fn write(&mut self, page: u32, byte: u8) -> bool {
         let local = Page([byte; PAGE_BYTES]);
         let at = SegmentPage { segment: self.segment, page };
@@ -114,10 +114,11 @@ impl Far {
         submitted.is_ok() && self.finish()
     }
 
-    /// The first byte of a page that holds the same everywhere; none if it cannot be read.
+    /// Reads a page whose bytes are all equal. Returns the byte, or None if the page cannot be
+    /// read.
     ///
     /// # Panics
-    /// When it does not hold the same everywhere.
+    /// If the bytes differ.
     pub fn read(&mut self, page: u32) -> Option<u8> {
         let mut local = Page([0; PAGE_BYTES]);
         let at = SegmentPage { segment: self.segment, page };

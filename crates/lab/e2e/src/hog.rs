@@ -1,4 +1,4 @@
-//! A program that takes much memory of its host and keeps it.
+//! A program that takes much of its host's memory and keeps it.
 
 use std::process::{Child, Stdio};
 
@@ -6,7 +6,7 @@ use farpool_hosts::Host;
 
 use crate::tree;
 
-/// Ends with all it started when dropped.
+/// The program; it and its children end when it is dropped.
 #[derive(Debug)]
 pub struct Hog(Child);
 

@@ -1,4 +1,4 @@
-//! Real programs: made from their sources, run all-local and on far memory, compared, and held to
+//! Real programs: compiled from source, run all-local and on far memory, compared, and held to
 //! their limit.
 
 use std::path::{Path, PathBuf};
@@ -9,33 +9,36 @@ use crate::run::{Door, Outcome, Run};
 use crate::tree::Peak;
 use crate::turn;
 
-/// A program that runs for longer never ends.
+/// How long a program may run before it counts as hung.
 pub const PATIENCE: Duration = Duration::from_secs(150);
 
-/// The limit holds: at most a tenth and 32 MiB more, at any time.
+/// The most bytes that a program with this limit may have resident at any time: the limit, a tenth
+/// of it, and 32 MiB.
 pub fn allowed_bytes(limit_mib: u64) -> u64 {
     (limit_mib << 20) * 11 / 10 + (32 << 20)
 }
 
+/// Checks the peak of a run against [`allowed_bytes`].
+///
 /// # Panics
-/// If the limit was passed by more than is allowed.
+/// If the peak was above it.
 pub fn require_limit(outcome: &Outcome, peak_bytes: u64, limit_mib: u64) {
     let allowed = allowed_bytes(limit_mib);
     assert!(peak_bytes <= allowed, "peak {peak_bytes} bytes, allowed {allowed}: {}", outcome.stats);
 }
 
-/// A directory that goes with the test.
+/// Creates a directory that is deleted with the test.
 ///
 /// # Panics
-/// If there is no room for temporary files; so below.
+/// If it cannot be created.
 pub fn scratch() -> tempfile::TempDir {
     tempfile::tempdir().expect("directory")
 }
 
-/// Runs a compiler, which must succeed.
+/// Runs a compiler.
 ///
 /// # Panics
-/// If it does not.
+/// If the compiler is missing or fails.
 pub fn compile(compiler: &str, arguments: &[&str], directory: &Path) {
     let output = Command::new(compiler).args(arguments).current_dir(directory).output();
     let output = output.expect(compiler);
@@ -43,10 +46,10 @@ pub fn compile(compiler: &str, arguments: &[&str], directory: &Path) {
     assert!(output.status.success(), "{compiler}: {said}");
 }
 
-/// Makes a C program in a directory; `options` say how it is linked.
+/// Compiles a C program in a directory, with `options` for the linker. Returns the program's path.
 ///
 /// # Panics
-/// If there is no compiler, or it refuses.
+/// If the compiler is missing or fails.
 pub fn compile_c(name: &str, source: &str, options: &[&str], directory: &Path) -> PathBuf {
     let (file, program) = (format!("{name}.c"), directory.join(name));
     std::fs::write(directory.join(&file), source).expect("source");
@@ -64,18 +67,19 @@ pub struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Runs it all-local and at `limit_mib`; both must print the same, and the limit must hold.
+    /// Runs the program all-local and at `limit_mib`. Both runs must print the same, and the limit
+    /// must hold.
     ///
     /// # Panics
-    /// If that is not so.
+    /// If they do not, or if nothing was far.
     pub fn compare(self, door: Door, limit_mib: u64) -> Outcome {
         let (outcome, peak_bytes) = self.compare_results(door, limit_mib);
         require_limit(&outcome, peak_bytes, limit_mib);
         outcome
     }
 
-    /// Runs it all-local and at `limit_mib`; both must print the same. Returns the peak of the
-    /// tree's resident memory in bytes.
+    /// Runs the program all-local and at `limit_mib`. Both runs must print the same. Also returns
+    /// the peak of the tree's resident memory in bytes.
     ///
     /// # Panics
     /// If they do not, or if nothing was far.
@@ -89,7 +93,8 @@ impl Job<'_> {
         (outcome, peak_bytes)
     }
 
-    /// Runs it at `limit_mib`; returns the peak of the tree's resident memory in bytes besides.
+    /// Runs the program at `limit_mib`. Also returns the peak of the tree's resident memory in
+    /// bytes.
     pub fn run(self, door: Door, limit_mib: u64) -> (Outcome, u64) {
         let run = Run::through(door, &format!("{limit_mib}MiB")).program(self.program);
         let running = self.of(run).start();
@@ -111,14 +116,14 @@ impl Job<'_> {
     }
 }
 
-/// Gives everybody access to /dev/userfaultfd until dropped.
+/// Gives all users access to /dev/userfaultfd until dropped.
 #[derive(Debug)]
 pub struct OpenDevice(u32);
 
 impl OpenDevice {
     const PATH: &str = "/dev/userfaultfd";
 
-    /// None: this user may not.
+    /// Changes the permissions. Returns None if this user may not.
     pub fn make() -> Option<OpenDevice> {
         use std::os::unix::fs::PermissionsExt;
         let mode = std::fs::metadata(OpenDevice::PATH).ok()?.permissions().mode();

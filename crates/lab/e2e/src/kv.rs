@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::rack::Daemon;
 
-/// No reply takes this long: a server that hangs fails the test.
+/// How long a reply may take, so that a server that hangs fails the test.
 const REPLY_WAIT: Duration = Duration::from_secs(20);
 /// Requests sent before their replies are read.
 const BATCH: usize = 100;
@@ -16,10 +16,10 @@ const BATCH: usize = 100;
 trait Stream: Read + Write + Send {}
 impl<T: Read + Write + Send> Stream for T {}
 
-/// A client of one connection, for memcached's text protocol.
+/// A client with one connection, for memcached's text protocol.
 pub struct Client {
     stream: BufReader<Box<dyn Stream>>,
-    /// The longest that a batch of reads took.
+    /// The longest time that a batch of reads took.
     pub longest: Duration,
 }
 
@@ -29,7 +29,7 @@ impl std::fmt::Debug for Client {
     }
 }
 
-/// The stored value: the version is in it, and its length depends on both.
+/// The value of a key in a version: it contains both, and its length depends on both.
 pub fn value(key: usize, version: u32) -> Vec<u8> {
     let mut value = format!("{key}.{version}.").into_bytes();
     value.resize(600 + (key * 131 + version as usize * 17) % 800, b'v');
@@ -37,20 +37,20 @@ pub fn value(key: usize, version: u32) -> Vec<u8> {
 }
 
 impl Client {
-    /// Of a server that listens on TCP.
+    /// Connects to a server that listens on TCP.
     ///
     /// # Panics
-    /// If it does not; so for all that is asked of it.
+    /// If the connection fails.
     pub fn of(server: &Daemon) -> Client {
         let stream = TcpStream::connect(&server.address).expect("the server listens");
         stream.set_read_timeout(Some(REPLY_WAIT)).expect("sockets have timeouts");
         Client::over(Box::new(stream))
     }
 
-    /// Of a server on a Unix socket.
+    /// Connects to a server on a Unix socket.
     ///
     /// # Panics
-    /// Likewise.
+    /// If the connection fails.
     pub fn at(socket: &Path) -> Client {
         let stream = UnixStream::connect(socket).expect("the server listens");
         stream.set_read_timeout(Some(REPLY_WAIT)).expect("sockets have timeouts");
@@ -71,10 +71,10 @@ impl Client {
         line.trim_end().to_owned()
     }
 
-    /// Stores these keys in that version.
+    /// Stores these keys in this version.
     ///
     /// # Panics
-    /// If one is not stored.
+    /// If a key is not stored, or the connection fails.
     pub fn store(&mut self, keys: std::ops::Range<usize>, version: u32) {
         for first in keys.clone().step_by(BATCH) {
             let batch = first..keys.end.min(first + BATCH);
@@ -93,10 +93,11 @@ impl Client {
         }
     }
 
-    /// Reads these keys: how many were there, each of them in that version to the byte.
+    /// Reads these keys. Returns how many were found; each value must be the one of this version,
+    /// to the byte.
     ///
     /// # Panics
-    /// If a value is another one.
+    /// If a value is wrong, or the connection fails.
     pub fn check(&mut self, keys: std::ops::Range<usize>, version: u32) -> usize {
         let mut found = 0;
         for first in keys.clone().step_by(BATCH) {
@@ -123,10 +124,10 @@ impl Client {
         found
     }
 
-    /// One figure of `stats`; 0 if there is none of this name.
+    /// Returns one figure of `stats`, or 0 if there is none of this name.
     ///
     /// # Panics
-    /// If it is no number.
+    /// If it is not a number, or the connection fails.
     pub fn figure(&mut self, name: &str) -> u64 {
         self.send(b"stats\r\n");
         let mut found = 0;

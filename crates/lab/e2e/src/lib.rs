@@ -1,31 +1,31 @@
 //! The harness of the end-to-end tests: real processes of the real binary, held by guards.
 //!
-//! * [`binaries`]: finds `farpool` and its preload library, building both when they are missing or
+//! * [`binaries`]: finds `farpool` and its preload library, and builds both if they are missing or
 //!   stale;
 //! * [`run`]: `farpool run` of a program, with its output, its exit code and its statistics;
 //! * [`blade`]: a `farpool blade` of its own;
-//! * [`rack`]: a controller and nodes, and what people ask them;
-//! * [`far`]: a client of theirs and its far memory, without a program;
-//! * [`jobs`]: real programs, made from their sources, compared with all-local and held to their
+//! * [`rack`]: a controller and nodes, and users' commands to them;
+//! * [`far`]: a rack client and its far memory, without a program;
+//! * [`jobs`]: real programs, compiled from source, compared with all-local and held to their
 //!   limit;
-//! * [`sources`]: those of programs that go through both doors;
-//! * [`postgres`]: a PostgreSQL of its own user;
-//! * [`redis`] asks a redis-server that saves in the background;
+//! * [`sources`]: sources of programs that are run through both doors;
+//! * [`postgres`]: a PostgreSQL server that runs as its own user;
+//! * [`redis`]: a redis-server that saves in the background, checked by redis-cli;
 //! * [`kv`]: a client of a key-value server that checks every value;
-//! * [`compaction`]: the kernel migrates pages all the while;
-//! * [`hog`]: a program that takes much memory of its host;
+//! * [`compaction`]: memory compaction, so that the kernel keeps migrating pages;
+//! * [`hog`]: a program that takes much of its host's memory;
 //! * [`steps`]: a process that is killed at a chosen system call;
-//! * [`tree`]: the processes below one, to be counted, measured and ended;
-//! * [`proxy`]: a proxy between program and blade that cuts, repeats, or spoils what passes;
+//! * [`tree`]: the descendants of a process, to be counted, measured and ended;
+//! * [`proxy`]: a proxy between program and blade that cuts, repeats, or corrupts the answers;
 //! * [`network`]: two hosts back to back, each a network namespace;
 //! * [`stage`]: a controller, nodes and programs on hosts of their own.
 //!
-//! Every guard ends what it started when it is dropped, also while a test panics. Waits are for
-//! conditions and have a deadline; nothing sleeps for a fixed time and hopes.
+//! Every guard ends the processes it started when it is dropped, also while a test panics. Waits
+//! are for conditions and have a deadline; nothing relies on sleeping for a fixed time.
 //!
-//! The programs come from the directory of the test's own profile, where `cargo build --workspace`
-//! has put them, or from FARPOOL_E2E_DIR (a directory with `farpool`, `libfarpool_preload.so` and
-//! this crate's programs, such as target/release).
+//! The programs come from the target directory of the test's own profile, or from FARPOOL_E2E_DIR
+//! (a directory with `farpool`, `libfarpool_preload.so` and this crate's programs, such as
+//! target/release).
 
 pub mod binaries;
 pub mod blade;
@@ -52,11 +52,11 @@ use farpool_kernel::lock;
 pub use farpool_testkit::wait_for as wait_until;
 pub use farpool_testkit::{have, ports, skip};
 
-/// A condition that has not come true by then never will.
+/// How long to wait for a condition before the test fails.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 /// Pause between two checks where a value is needed that [`wait_until`] does not give.
 const STEP: Duration = Duration::from_millis(10);
-/// One test of a binary at a time: they share two cores, and some of them measure.
+/// Lets one test of a binary run at a time: tests share two cores, and some of them measure.
 pub fn turn() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     lock(&TURN)

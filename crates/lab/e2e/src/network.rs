@@ -8,14 +8,14 @@ use farpool_hosts::{Hosts, HostsBuilder, Wiring};
 /// The blade's address.
 pub const BLADE_IP: &str = "192.0.2.1";
 
-/// The two hosts; they and what runs on them end when dropped.
+/// The two hosts; they and the processes on them end when it is dropped.
 #[derive(Debug)]
 pub struct Network {
     hosts: Hosts,
 }
 
 impl Network {
-    /// Makes them. None, with a visible reason, where that cannot be done.
+    /// Creates the hosts. Returns None, with a visible reason, if that cannot be done.
     pub fn make() -> Option<Network> {
         let hosts = make(Hosts::builder(2, Wiring::Direct))?;
         assert_eq!(hosts[0].address().to_string(), BLADE_IP);
@@ -38,7 +38,7 @@ impl Network {
     }
 }
 
-/// Makes hosts. None, with a visible reason, where that cannot be done.
+/// Creates hosts. Returns None, with a visible reason, if that cannot be done.
 pub fn make(hosts: HostsBuilder) -> Option<Hosts> {
     hosts.make().map_err(|reason| crate::skip(&reason.to_string())).ok()
 }

@@ -1,4 +1,4 @@
-//! A PostgreSQL of its own user in a directory that goes with the test.
+//! A PostgreSQL server that runs as its own user, in a directory that is deleted with the test.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use crate::jobs::scratch;
 use crate::{skip, wait_until};
 
 const USER: &str = "postgres";
-/// The server is asked for its first answer this long.
+/// How long to wait for the server's first answer.
 const START_TIME: Duration = Duration::from_secs(40);
 
-/// Its files, its tools, and whom they belong to.
+/// Its files, its tools, and the user and group that it runs as.
 #[derive(Debug)]
 pub struct Cluster {
     tools: PathBuf,
@@ -22,7 +22,8 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// None, and the test is skipped with the reason, where there is none, or this is not root.
+    /// Runs initdb. Returns None, and skips the test with the reason, if PostgreSQL is not
+    /// installed, or this is not root.
     ///
     /// # Panics
     /// If initdb fails.
@@ -64,7 +65,7 @@ impl Cluster {
         self.path().to_string_lossy().into_owned()
     }
 
-    /// The server's command line: little shared memory, much for each connection.
+    /// The server's command line: little shared memory, much private memory per connection.
     pub fn server(&self) -> Vec<String> {
         let program = self.tool("postgres").to_string_lossy().into_owned();
         let (data, socket) = (self.data(), self.socket());
@@ -80,10 +81,10 @@ impl Cluster {
         std::iter::once(program).chain(words).collect()
     }
 
-    /// One of its clients, for which it waits.
+    /// Runs one of its client programs to the end.
     ///
     /// # Panics
-    /// If that fails; so below.
+    /// If the client fails.
     pub fn client(&self, name: &str, words: &[&str]) -> Output {
         let mut command = Command::new(self.tool(name));
         command.args(["-h", &self.socket(), "-U", USER]).args(words).stdin(Stdio::null());
@@ -92,7 +93,7 @@ impl Cluster {
         output
     }
 
-    /// psql with one statement.
+    /// A psql command that runs one statement.
     pub fn psql(&self, sql: &str) -> Command {
         let mut command = Command::new(self.tool("psql"));
         command.args(["-h", &self.socket(), "-U", USER, "-At", "-c", sql]);
@@ -108,7 +109,10 @@ impl Cluster {
         });
     }
 
-    /// So many connections sort at the same time; all must answer the same.
+    /// Runs the same sort on `connections` connections at the same time.
+    ///
+    /// # Panics
+    /// If a client fails or the answers differ.
     pub fn sort_with(&self, connections: usize) {
         let query = "select md5(string_agg(m, '')) from (select md5(i::text) m from \
                      generate_series(1, 60000) i order by md5((i * 7)::text)) s";
@@ -127,7 +131,7 @@ impl Cluster {
     }
 }
 
-/// The tools of the newest PostgreSQL that is installed.
+/// The directory with the tools of the newest installed PostgreSQL.
 fn tools() -> Option<PathBuf> {
     let versions = std::fs::read_dir("/usr/lib/postgresql").ok()?.flatten();
     let tools =

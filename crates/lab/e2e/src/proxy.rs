@@ -1,4 +1,4 @@
-//! A TCP proxy between a program and its blade that does to the blade's answers what a bad network
+//! A TCP proxy between a program and its blade that damages the blade's answers as a bad network
 //! could.
 
 use std::io::{Read, Result, Write};
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering::SeqCst};
 use farpool_units::PAGE_BYTES;
 
 const HEADER_BYTES: usize = 32;
-/// Place of the meta's length (u16) and the number of pages (u16) in a header.
+/// Offsets of the meta's length (u16) and the number of pages (u16) in a header.
 const META_AT: usize = 16;
 const PAGES_AT: usize = 18;
 
@@ -20,13 +20,13 @@ pub enum Fault {
     None = 0,
     /// Half of a page arrives, then the connection closes.
     CutMidPage = 1,
-    /// One bit of a page is another one.
+    /// One bit of a page is flipped.
     FlipBit = 2,
     /// The answer arrives twice.
     Repeat = 3,
-    /// Bytes that are no frame come before it.
+    /// Bytes that are no frame come before the answer.
     Garbage = 4,
-    /// The answer is held back until another one has passed it.
+    /// The answer is held back until after the next answer.
     Reorder = 5,
 }
 
@@ -36,7 +36,7 @@ struct Orders {
     done: AtomicUsize,
 }
 
-/// The proxy; its threads end with the connections.
+/// The proxy. Its threads for a connection end with the connection.
 #[derive(Debug)]
 pub struct Proxy {
     address: String,
@@ -76,12 +76,12 @@ impl Proxy {
         &self.address
     }
 
-    /// Does this to the next answer that carries pages.
+    /// Applies `fault` to the next answer that carries pages.
     pub fn order(&self, fault: Fault) {
         self.orders.fault.store(fault as u8, SeqCst);
     }
 
-    /// Orders carried out so far.
+    /// Number of faults applied so far.
     pub fn done(&self) -> usize {
         self.orders.done.load(SeqCst)
     }
@@ -122,7 +122,7 @@ fn answer(mut server: &TcpStream, mut client: &TcpStream, orders: &Orders) -> Re
     }
 }
 
-/// Reads one whole frame; returns how many pages it carries.
+/// Reads one complete frame. Returns the number of pages it carries.
 fn read_frame(server: &mut &TcpStream, frame: &mut Vec<u8>) -> Result<usize> {
     frame.resize(HEADER_BYTES, 0);
     server.read_exact(frame)?;

@@ -1,4 +1,4 @@
-//! A controller and nodes as processes of one test.
+//! The controller and nodes of one test, as processes.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -12,13 +12,13 @@ use crate::{PATIENCE, binaries, wait_until};
 /// The options of a node that shares its processors with its clients and the test itself.
 pub const UNHELD: [&str; 2] = ["--busy-rate", "unlimited"];
 
-/// A process that said that it is ready.
+/// A process that has reported that it is ready.
 #[derive(Debug)]
 pub struct Daemon {
     child: Child,
     /// Its ready line.
     pub ready: Value,
-    /// Where it listens; empty for a node that lends nothing.
+    /// The address that it listens on; empty for a node that lends nothing.
     pub address: String,
 }
 
@@ -27,7 +27,7 @@ impl Daemon {
         Daemon::start_command(Command::new(binaries::program("farpool")), arguments)
     }
 
-    /// By a command that runs `farpool` elsewhere.
+    /// Starts it with a command that runs `farpool` elsewhere.
     pub fn start_command(mut command: Command, arguments: &[&str]) -> Daemon {
         let mut child = command
             .args(arguments)
@@ -38,7 +38,7 @@ impl Daemon {
             .spawn()
             .expect("farpool");
         let stdout = child.stdout.take().expect("piped");
-        // Held from here on, so that it ends with a panic, too.
+        // Wrapped here, before anything can panic, so that the child is always ended.
         let mut daemon = Daemon { child, ready: Value::Null, address: String::new() };
         let mut line = String::new();
         let _ = BufReader::new(stdout).read_line(&mut line);
@@ -55,7 +55,7 @@ impl Daemon {
         Daemon::start(&["control", "--listen", listen, "--store", &store])
     }
 
-    /// A node that lends this much, whatever the processors do that it shares with the test.
+    /// A node that lends this much, however busy the processors are that it shares with the test.
     pub fn node(control: &str, name: &str, donate: &str) -> Daemon {
         let tcp = "tcp://127.0.0.1:0";
         let arguments =
@@ -63,7 +63,7 @@ impl Daemon {
         Daemon::start(&[&arguments[..], &UNHELD].concat())
     }
 
-    /// kill -9.
+    /// Kills it with SIGKILL.
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -72,18 +72,18 @@ impl Daemon {
     /// Sends it a signal.
     ///
     /// # Panics
-    /// If it is gone.
+    /// If it has ended and been waited for.
     pub fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         kill_process(pid.expect("a process id"), signal).expect("it takes the signal");
     }
 
-    /// Waits for its end; its exit code, if it ended by itself.
+    /// Waits until it ends. Returns its exit code, or None if a signal killed it.
     pub fn wait(mut self) -> Option<i32> {
         wait_until("the daemon ends", PATIENCE, || self.child.try_wait().expect("a child")).code()
     }
 
-    /// Sends SIGTERM and waits for its end. Returns whether it ended well.
+    /// Sends SIGTERM and waits until it ends. Returns whether its exit code is 0.
     pub fn end(self) -> bool {
         self.signal(Signal::TERM);
         self.wait() == Some(0)
@@ -96,17 +96,18 @@ impl Drop for Daemon {
     }
 }
 
-/// Asks the controller by a command of `farpool`.
+/// Runs a `farpool` command against the controller.
 pub fn ask(control: &str, arguments: &[&str]) -> Output {
     let mut command = Command::new(binaries::program("farpool"));
     command.args(arguments).args(["--control", control, "--json"]).stdin(Stdio::null());
     command.output().expect("farpool")
 }
 
-/// The answer, of a question that must succeed.
+/// Runs a `farpool` command against the controller. Returns its JSON output, or null if that is not
+/// JSON.
 ///
 /// # Panics
-/// If it does not.
+/// If the command fails.
 pub fn answer(control: &str, arguments: &[&str]) -> Value {
     let output = ask(control, arguments);
     let error = String::from_utf8_lossy(&output.stderr);

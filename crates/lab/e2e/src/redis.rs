@@ -1,4 +1,4 @@
-//! redis-server, asked by redis-cli.
+//! redis-server, driven by redis-cli.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,7 +9,7 @@ use crate::run::{Door, Run, Running};
 use crate::tree::Peak;
 use crate::wait_until;
 
-/// redis-server as a child that ends with the guard.
+/// redis-server as a child process that ends with this guard.
 struct Redis {
     running: Running,
     socket: String,
@@ -52,7 +52,7 @@ impl Redis {
         )
     }
 
-    /// Writes while a child saves, and checks every value; the save must end well.
+    /// Writes while a child saves, and checks every value. The save must succeed.
     fn save_while_writing(&self) {
         self.ask(&["BGSAVE"]);
         let change = "for i = 1, 90000, 9 do redis.call('SET', 'k' .. i, 'new' .. i) end";
@@ -68,7 +68,7 @@ impl Redis {
     }
 }
 
-/// Fills redis beyond its limit, writes while a child saves, and reads the dump with another redis.
+/// Fills redis beyond its limit, writes while a child saves, and loads the dump into another redis.
 /// Returns the peak of the tree's resident memory in bytes.
 ///
 /// # Panics

@@ -18,7 +18,7 @@ const WRONG_DATA: i32 = 9;
 /// How the pager gets into a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Door {
-    /// As `farpool run` chooses; where the tests run as root, the sidecar.
+    /// The default of `farpool run`: the sidecar if the tests run as root.
     Usual,
     Preload,
     Sidecar,
@@ -44,7 +44,7 @@ pub struct Outcome {
     pub stats: serde_json::Value,
 }
 
-/// A program that runs.
+/// A running program.
 #[derive(Debug)]
 pub struct Running {
     child: Child,
@@ -62,7 +62,7 @@ impl Run {
         Run::farpool(&["run", "--local", limit])
     }
 
-    /// The same through this door.
+    /// Like [`Run::far`], through this door.
     pub fn through(door: Door, limit: &str) -> Run {
         let run = Run::far(limit);
         match door {
@@ -72,7 +72,8 @@ impl Run {
         }
     }
 
-    /// `farpool attach PID --local LIMIT`: a run that ends when the process ends or is left.
+    /// `farpool attach PID --local LIMIT`: a run that ends when the process ends or is detached
+    /// from.
     pub fn attach(pid: u32, limit: &str) -> Run {
         Run::farpool(&["attach", &pid.to_string(), "--local", limit])
     }
@@ -85,7 +86,7 @@ impl Run {
         Run::with(command, Some(stats), Some(directory))
     }
 
-    /// The same program without Farpool.
+    /// A program without Farpool.
     pub fn local(program: impl AsRef<OsStr>) -> Run {
         Run::with(Command::new(program), None, None)
     }
@@ -152,7 +153,7 @@ impl Run {
         self
     }
 
-    /// Starts it.
+    /// Starts the command.
     pub fn start(mut self) -> Running {
         let mut child = self
             .command
@@ -174,7 +175,7 @@ impl Run {
         }
     }
 
-    /// Runs it to its end.
+    /// Starts the command and waits until it ends.
     pub fn finish(self) -> Outcome {
         self.start().finish()
     }
@@ -200,17 +201,17 @@ impl Running {
         })
     }
 
-    /// What it has written to standard output so far.
+    /// Standard output of the program and farpool so far.
     pub fn stdout(&self) -> String {
         text(&self.stdout)
     }
 
-    /// What it has written to standard error so far.
+    /// Standard error of the program and farpool so far.
     pub fn stderr(&self) -> String {
         text(&self.stderr)
     }
 
-    /// Waits until it has written `text` to standard output `times` times.
+    /// Waits until `text` is in standard output `times` times.
     pub fn wait_for_output(&mut self, text: &str, times: usize) {
         let deadline = std::time::Instant::now() + self.patience;
         while self.stdout().matches(text).count() < times {
@@ -225,34 +226,36 @@ impl Running {
         }
     }
 
-    /// Waits until it, or farpool, has written a line with `text` to standard error; returns the
-    /// line.
+    /// Waits until the program or farpool has written a line with `text` to standard error. Returns
+    /// the line.
     pub fn wait_for_line(&self, text: &str) -> String {
         wait_until(&format!("a line with {text:?}"), self.patience, || {
             self.stderr().lines().find(|line| line.contains(text)).map(str::to_owned)
         })
     }
 
-    /// Waits until pages of it went out and came back: only then can a blade's end concern it.
+    /// Waits until the program has fetched pages from a blade: only then can the end of a blade
+    /// affect it.
     pub fn wait_until_far(&self) {
         wait_until("pages to go out and come back", self.patience, || {
             (self.fetched()? > 0).then_some(())
         });
     }
 
-    /// Waits until pages of it are far.
+    /// Waits until pages of the program are far.
     pub fn wait_until_far_pages(&self) {
         wait_until("pages to go out", self.patience, || {
             (self.told()?["total"]["far_pages"].as_u64()? > 0).then_some(())
         });
     }
 
-    /// Pages it has fetched so far because it needed them; none if `farpool stat` does not know it.
+    /// Pages that the program has fetched on demand so far. Returns None if `farpool stat` does not
+    /// list it.
     pub fn fetched(&self) -> Option<u64> {
         self.told()?["total"]["demand_fetches"].as_u64()
     }
 
-    /// What `farpool stat --json` tells of it, if it knows it.
+    /// The program's entry in `farpool stat --json`. Returns None if it is not listed.
     pub fn told(&self) -> Option<serde_json::Value> {
         let mut farpool = Command::new(binaries::program("farpool"));
         let told = farpool.args(["stat", "--json"]).output().ok()?;
@@ -261,14 +264,14 @@ impl Running {
         told["programs"].as_array()?.iter().find(is_ours).cloned()
     }
 
-    /// Waits until it has fetched more than this many pages.
+    /// Waits until the program has fetched more than this many pages.
     pub fn wait_until_fetched(&self, pages: u64) {
         let what = format!("more than {pages} pages to be fetched");
         wait_until(&what, self.patience, || (self.fetched()? > pages).then_some(()));
     }
 
-    /// Stops the program and all it started, so that it cannot move its memory, or lets it go on;
-    /// with its keeper or without.
+    /// Pauses the program and all its descendants, so that its memory is not moved, or resumes
+    /// them. The keeper is included if `with_keeper`.
     pub fn pause(&self, paused: bool, with_keeper: bool) {
         tree::pause_below(self.pid(), paused);
         if with_keeper {
@@ -276,12 +279,12 @@ impl Running {
         }
     }
 
-    /// Whether it still runs.
+    /// Whether the process is still running.
     pub fn is_running(&mut self) -> bool {
         self.child.try_wait().expect("wait").is_none()
     }
 
-    /// Waits for its end.
+    /// Waits until the process ends.
     pub fn finish(mut self) -> Outcome {
         let deadline = std::time::Instant::now() + self.patience;
         let status = loop {
@@ -328,15 +331,20 @@ impl Outcome {
         self.stats[name].as_u64().unwrap_or(0)
     }
 
+    /// Checks the exit code.
+    ///
     /// # Panics
-    /// Unless the program ended with 0.
+    /// Unless the exit code is 0.
     pub fn require_success(&self) -> &Outcome {
         assert_eq!(self.code, 0, "stdout: {} stderr: {}", self.stdout, self.stderr);
         self
     }
 
+    /// Checks a program that lost far memory.
+    ///
     /// # Panics
-    /// Unless it ended because far memory on this blade is lost, said so, and read nothing wrong.
+    /// Unless it ended because far memory on this blade is lost, with a message that says so, and
+    /// read no wrong data.
     pub fn require_lost(&self, blade: &str) -> &Outcome {
         let said = format!("{}: stdout: {} stderr: {}", self.code, self.stdout, self.stderr);
         assert!(self.code != 0 && !said.contains("WRONG") && self.code != WRONG_DATA, "{said}");
@@ -346,8 +354,11 @@ impl Outcome {
         self
     }
 
+    /// Checks that far memory was used and none was lost.
+    ///
     /// # Panics
-    /// Unless pages really went out and came back: a test on memory that fits proves nothing.
+    /// Unless pages were written and fetched, and none was lost: a test on memory that fits proves
+    /// nothing.
     pub fn require_far(&self) -> &Outcome {
         let (out, back) = (self.counter("pages_written"), self.counter("demand_fetches"));
         assert!(out > 0 && back > 0, "{out} pages written, {back} fetched: nothing was far");

@@ -1,10 +1,11 @@
-//! Sources of the programs that are run through both doors, each as large as the caller asks for.
+//! Sources of the programs that are run through both doors. The caller chooses the size of their
+//! data.
 
 use std::path::Path;
 
 use crate::jobs::compile;
 
-/// For sqlite3: fills a table in memory with this many rows, indexes it, deletes, sums up.
+/// For sqlite3: fills a table in memory with this many rows, indexes it, deletes some and sums up.
 pub fn sql(rows: u32) -> String {
     format!(
         "create table t(id integer primary key, k text, v blob);
@@ -20,11 +21,11 @@ pub fn sql(rows: u32) -> String {
     )
 }
 
-/// A sorted map of byte arrays, under the garbage collector: the class Main, whose argument is how
-/// many are put in.
+/// Compiles the class Main: a sorted map of byte arrays, under the garbage collector. Its argument
+/// is the number of insertions.
 ///
 /// # Panics
-/// If javac does not compile it; so below.
+/// If javac is missing or fails.
 pub fn java(directory: &Path) {
     let source = r#"
 import java.util.*;
@@ -48,8 +49,8 @@ public class Main {
     compile("javac", &["Main.java"], directory);
 }
 
-/// mp.py: forked workers that read what their parent holds; its arguments are how many items and
-/// how many workers.
+/// Writes mp.py: forked workers that read their parent's data. Its arguments are the number of
+/// items and the number of workers.
 ///
 /// # Panics
 /// If it cannot be written.

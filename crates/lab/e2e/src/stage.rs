@@ -1,5 +1,5 @@
-//! A rack on hosts of its own: a controller on one of them, behind a token, and nodes and programs
-//! on any.
+//! A rack on hosts of its own: a controller on one of them, protected by a token, and nodes and
+//! programs on any.
 
 use std::net::Ipv4Addr;
 use std::process::{Command, Stdio};
@@ -13,13 +13,14 @@ use crate::rack::{Daemon, UNHELD};
 use crate::run::{Run, Running};
 use crate::{binaries, wait_until};
 
-/// Hosts are slower than processes side by side, and a machine under load slower still.
+/// How long to wait for a condition: separate hosts are slower than processes on one host, and a
+/// machine under load is slower still.
 pub const PATIENCE: Duration = Duration::from_secs(90);
 const CONTROL_PORT: u16 = 7080;
 const BLADE_PORT: u16 = 7070;
 const TOKEN: &str = "a-token-of-this-test";
 
-/// The hosts and their controller. What else runs on them is to be dropped before.
+/// The hosts and their controller. Anything else that runs on them must be dropped before.
 #[derive(Debug)]
 pub struct Stage {
     control: Option<Daemon>,
@@ -29,7 +30,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// Hosts whose controller is to be on that of them.
+    /// Prepares the hosts; the controller will be on host `at`.
     pub fn new(hosts: Hosts, at: usize) -> Stage {
         let folder = tempfile::tempdir().expect("folder");
         std::fs::write(folder.path().join("token"), TOKEN).expect("token");
@@ -40,17 +41,17 @@ impl Stage {
         &self.hosts
     }
 
-    /// For what the test keeps.
+    /// A directory for the test's files.
     pub fn folder(&self) -> &std::path::Path {
         self.folder.path()
     }
 
-    /// Where the controller is, or will be.
+    /// The controller's URL, also before it is started.
     pub fn url(&self) -> String {
         format!("http://{}:{CONTROL_PORT}", self.hosts[self.at].address())
     }
 
-    /// Starts the controller, or starts it again.
+    /// Starts or restarts the controller.
     pub fn start_control(&mut self, more: &[&str]) {
         let listen = format!("{}:{CONTROL_PORT}", self.hosts[self.at].address());
         let store = format!("redb:{}", self.folder().join("control.redb").display());
@@ -59,20 +60,20 @@ impl Stage {
         self.control = Some(Daemon::start_command(command, &[]));
     }
 
-    /// kill -9.
+    /// Kills the controller with SIGKILL.
     pub fn kill_control(&mut self) {
         self.control = None;
     }
 
-    /// `farpool` on a host, with the token.
+    /// A `farpool` command on a host, with the token.
     pub fn command(&self, host: usize, arguments: &[&str]) -> Command {
         let mut command = self.hosts[host].command(binaries::program("farpool"));
         command.args(arguments).arg("--token-file").arg(self.folder().join("token"));
         command
     }
 
-    /// A node on a host that lends this much at one of its addresses; returns when all of it is
-    /// offered.
+    /// Starts a node on a host that lends this much at one of the host's addresses. Returns when
+    /// all of it is offered.
     pub fn node(&self, host: usize, address: Ipv4Addr, donate: &str) -> Daemon {
         let (url, name) = (self.url(), self.hosts[host].name());
         let listen = format!("tcp://{address}:{BLADE_PORT}");
@@ -88,10 +89,11 @@ impl Stage {
         node
     }
 
-    /// What the controller answers to a command of `farpool`, asked on its host.
+    /// Runs a `farpool` command against the controller, on the controller's host. Returns its JSON
+    /// output.
     ///
     /// # Panics
-    /// If it refuses.
+    /// If the command fails.
     pub fn ask(&self, arguments: &[&str]) -> Value {
         let control = ["--control", &self.url(), "--json"];
         let mut command = self.command(self.at, &[arguments, &control].concat());
@@ -101,10 +103,10 @@ impl Stage {
         serde_json::from_slice(&output.stdout).expect("JSON")
     }
 
-    /// What the controller remembers of what happened, oldest first.
+    /// The controller's events, oldest first.
     ///
     /// # Panics
-    /// If it does not answer.
+    /// If the command fails.
     pub fn events(&self) -> Vec<Value> {
         let words = ["events", "--control", &self.url(), "--json"];
         let output = self.command(self.at, &words).stdin(Stdio::null()).output().expect("farpool");
@@ -113,12 +115,12 @@ impl Stage {
         text.lines().map(|line| serde_json::from_str(line).expect("an event")).collect()
     }
 
-    /// Segments there are.
+    /// All segments.
     pub fn segments(&self) -> Vec<Value> {
         self.ask(&["segment", "list"])["segments"].as_array().cloned().expect("a list")
     }
 
-    /// Nodes and states of the segments there are, in their order.
+    /// Node and state of every segment, sorted.
     pub fn places(&self) -> Vec<(String, String)> {
         let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let segments = self.segments();
@@ -128,14 +130,14 @@ impl Stage {
         places
     }
 
-    /// A node that lends nothing: without a topology the rack knows a host by it.
+    /// Starts a node that lends nothing. Without a topology the rack knows a host by its node.
     pub fn borrower(&self, host: usize) -> Daemon {
         let (url, name) = (self.url(), self.hosts[host].name());
         let words = ["node", "--control", &url, "--name", name];
         Daemon::start_command(self.command(host, &words), &[])
     }
 
-    /// Ends the programs, well, as if their time were over.
+    /// Ends the programs normally, as if their time were over.
     pub fn end_programs(&self) {
         std::fs::write(self.over(), "").expect("a file");
     }
@@ -144,7 +146,8 @@ impl Stage {
         self.folder().join("over")
     }
 
-    /// A program on a host that checks every page it reads, 96 MiB of which 24 MiB are local.
+    /// Starts a program on a host that checks every page it reads. It has 96 MiB, of which 24 MiB
+    /// are local.
     pub fn program(&self, host: usize, seconds: &str) -> Running {
         let directory = tempfile::tempdir().expect("directory");
         let stats = directory.path().join("stats.json");

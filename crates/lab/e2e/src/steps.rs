@@ -1,8 +1,8 @@
-//! A process that is followed from one system call to the next, by ptrace, and killed at a chosen
+//! A process that is traced from one system call to the next, by ptrace, and killed at a chosen
 //! one.
 //!
-//! All of it is done in one thread: the kernel tells of a process's stops only that thread which
-//! traces it.
+//! One thread does all of this: the kernel reports a process's stops only to the thread that traces
+//! it.
 
 use std::collections::BTreeSet;
 use std::io::Error;
@@ -10,19 +10,19 @@ use std::time::{Duration, Instant};
 
 use crate::tree;
 
-/// What ptrace calls a stop at a system call when PTRACE_O_TRACESYSGOOD is on.
+/// The signal that ptrace reports for a stop at a system call if PTRACE_O_TRACESYSGOOD is set.
 const SYSTEM_CALL: i32 = libc::SIGTRAP | 0x80;
-/// Between two looks for stops.
+/// Pause between two checks for stops.
 const PAUSE: Duration = Duration::from_micros(20);
-/// A thread stops within this, also on a busy machine.
+/// How long a thread may take to stop, also on a busy machine.
 const STOP_TIME: Duration = Duration::from_secs(20);
 
-/// Where a process was when it was killed.
+/// The stop at which a process was killed.
 #[derive(Clone, Debug)]
 pub struct Step {
     pub thread: String,
     pub call: u64,
-    /// Before the call; otherwise after it.
+    /// True before the call, false after it.
     pub is_entry: bool,
 }
 
@@ -31,12 +31,12 @@ pub struct Step {
 pub struct Steps {
     pid: u32,
     threads: BTreeSet<i32>,
-    /// Those that stand still.
+    /// The threads that are stopped.
     stopped: BTreeSet<i32>,
 }
 
 impl Steps {
-    /// Stops all threads of a process. Those that it starts later are followed, too.
+    /// Stops all threads of a process. Threads that it starts later are traced, too.
     pub fn stop(pid: u32) -> Result<Steps, Error> {
         let mut steps = Steps { pid, threads: BTreeSet::new(), stopped: BTreeSet::new() };
         let until = Instant::now() + STOP_TIME;
@@ -63,9 +63,10 @@ impl Steps {
         }
     }
 
-    /// To be called by a thread that ends then. Lets the process go on and kills it (SIGKILL) when
-    /// its threads have come to `wanted` stops at system calls. None: within `patience` they did
-    /// not, or `is_over` said so, or it has ended; then it goes on untraced.
+    /// Resumes the process and kills it (SIGKILL) at its threads' system-call stop number `wanted`,
+    /// counted from 0. Returns None if there was no such stop within `patience`, or `is_over`
+    /// returned true, or the process has ended. If it has not ended, it then continues untraced.
+    /// The calling thread must end after this call.
     pub fn kill_at(
         mut self,
         wanted: usize,
@@ -85,7 +86,7 @@ impl Steps {
             if is_call && seen == wanted {
                 let step = self.look(tid);
                 tree::signal(self.pid, libc::SIGKILL);
-                // Its end is reported to the process that started it, once the calling thread has
+                // The kernel reports its end to its parent process once the calling thread has
                 // ended.
                 return Ok(Some(step));
             }
@@ -94,11 +95,12 @@ impl Steps {
             let is_signal = !is_call && status >> 16 == 0;
             go_on(tid, if is_signal { libc::WSTOPSIG(status) } else { 0 });
         }
-        // A traced task goes on when its tracing thread ends, wherever it is stopped.
+        // A traced task continues when its tracing thread ends, wherever it is stopped.
         Ok(None)
     }
 
-    /// The next thread that has stopped, and how. One that has ended is forgotten.
+    /// Returns the next thread that has stopped and its wait status, or None if there is none yet.
+    /// A thread that has ended is forgotten.
     fn next_stop(&mut self) -> Result<Option<(i32, i32)>, Error> {
         let mut status = 0;
         let flags = libc::__WALL | libc::__WNOTHREAD | libc::WNOHANG;
@@ -127,8 +129,8 @@ impl Steps {
     }
 
     fn look(&self, tid: i32) -> Step {
-        // Zeros are a value of it, and the kernel fills in what it knows.
-        // SAFETY: plain data of the C library's.
+        // The kernel fills in the fields that apply to the stop.
+        // SAFETY: plain data of the C library, for which zeros are valid.
         let mut known: libc::ptrace_syscall_info = unsafe { std::mem::zeroed() };
         let bytes = size_of_val(&known);
         // SAFETY: the kernel writes at most `bytes` to it.
@@ -147,7 +149,8 @@ fn threads(pid: u32) -> Vec<i32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// To the next system call. A thread that was killed meanwhile is reported by the next wait.
+/// Resumes a thread until its next system call. A thread that was killed meanwhile is reported by
+/// the next wait.
 fn go_on(tid: i32, signal: i32) {
     let _ = request(libc::PTRACE_SYSCALL, tid, signal);
 }

@@ -1,16 +1,16 @@
-//! The processes below one.
+//! The descendants of a process.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Ended, and not waited for yet.
+/// State of a process that has ended and has not been waited for.
 const ZOMBIE: &str = "Z";
-/// What a sidecar calls itself.
+/// The process name of a sidecar.
 const SIDECAR_NAME: &str = "farpool-sidecar";
-/// And what the process calls itself that outlives it when it is killed.
+/// The process name of a warden.
 const WARDEN_NAME: &str = "farpool-warden";
 
-/// Process ids of all living descendants of a process, not itself.
+/// Process ids of all living descendants of a process, without the process itself.
 pub fn descendants(root: u32) -> Vec<u32> {
     let mut children: HashMap<u32, Vec<u32>> = HashMap::new();
     for pid in all() {
@@ -32,18 +32,19 @@ pub fn children(parent: u32) -> Vec<u32> {
     all().filter(|pid| state_and_parent(*pid).is_some_and(|(_, of)| of == parent)).collect()
 }
 
-/// The same as [`descendants`] without sidecars and their wardens: the programs.
+/// The programs: [`descendants`] without sidecars and their wardens.
 pub fn programs(root: u32) -> Vec<u32> {
     descendants(root).into_iter().filter(|pid| !is_sidecar(*pid) && !is_warden(*pid)).collect()
 }
 
-/// The programs below a process that have memory of their own, and other memory than that process.
+/// The programs below a process that have their own memory, without the process itself.
 pub fn forked(program: u32) -> Vec<u32> {
     owners(vec![program], program).split_off(1)
 }
 
-/// `owners`, and the programs below `root` that share memory with none of those before: not a
-/// sidecar that is just being put in, and is not called so yet, nor a child of vfork.
+/// `owners`, and the programs below `root` that share memory with none of the processes before
+/// them. This excludes a sidecar that is being injected and does not have its name yet, and a child
+/// of vfork.
 fn owners(mut owners: Vec<u32>, root: u32) -> Vec<u32> {
     for pid in programs(root) {
         if !owners.iter().any(|owner| share_memory(*owner, pid)) {
@@ -53,12 +54,12 @@ fn owners(mut owners: Vec<u32>, root: u32) -> Vec<u32> {
     owners
 }
 
-/// The sidecars in a program. They are not its descendants: what they share with it is the memory.
+/// The sidecars of a program. They are not its descendants, but share its memory.
 pub fn sidecars_in(program: u32) -> Vec<u32> {
     all().filter(|pid| is_sidecar(*pid) && share_memory(program, *pid)).collect()
 }
 
-/// The wardens of these.
+/// The wardens of a program's sidecars.
 pub fn wardens_in(program: u32) -> Vec<u32> {
     all().filter(|pid| is_warden(*pid) && share_memory(program, *pid)).collect()
 }
@@ -70,7 +71,7 @@ fn share_memory(one: u32, other: u32) -> bool {
     unsafe { libc::syscall(libc::SYS_kcmp, one, other, KCMP_VM, 0, 0) == 0 }
 }
 
-/// The thread of a process that has its memory: not the first one if that has ended.
+/// A thread of a process that has its memory: not the first thread if that has ended.
 fn holder(pid: u32) -> Option<u32> {
     let has_memory = |task: &u32| {
         let statm = std::fs::read_to_string(format!("/proc/{pid}/task/{task}/statm"));
@@ -93,18 +94,18 @@ fn is_called(pid: u32, name: &str) -> bool {
     called.is_ok_and(|called| called.trim_end() == name)
 }
 
-/// The program and arguments that a process was executed with; none if it has ended.
+/// The program and arguments that a process was executed with. Returns None if it has ended.
 pub fn command_line(pid: u32) -> Option<Vec<u8>> {
     std::fs::read(format!("/proc/{pid}/cmdline")).ok().filter(|line| !line.is_empty())
 }
 
-/// All processes there are.
+/// The ids of all processes.
 pub fn all() -> impl Iterator<Item = u32> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
-/// Whether a process is there and not only waiting to be asked for its status.
+/// Whether a process exists and is not a zombie.
 pub fn is_alive(pid: u32) -> bool {
     state_and_parent(pid).is_some_and(|(state, _)| state != ZOMBIE)
 }
@@ -115,7 +116,7 @@ fn state_and_parent(pid: u32) -> Option<(String, u32)> {
     Some((fields.next()?.to_owned(), fields.next()?.parse().ok()?))
 }
 
-/// Sends a signal to one process; one that is gone is no error.
+/// Sends a signal to a process. It is no error if the process has ended.
 pub fn signal(pid: u32, signal: i32) {
     if let Ok(pid) = i32::try_from(pid)
         && pid > 1
@@ -125,21 +126,21 @@ pub fn signal(pid: u32, signal: i32) {
     }
 }
 
-/// Stops all descendants of a process for a while (SIGSTOP), or lets them go on (SIGCONT).
+/// Pauses all descendants of a process (SIGSTOP) or resumes them (SIGCONT).
 pub fn pause_below(root: u32, paused: bool) {
     let all = descendants(root);
     all.iter().for_each(|pid| signal(*pid, if paused { libc::SIGSTOP } else { libc::SIGCONT }));
 }
 
-/// Ends a process and all its descendants, whatever sessions they moved to.
+/// Kills a process and all its descendants, whatever sessions they have moved to.
 pub fn end(root: u32) {
     let below = descendants(root);
     signal(root, libc::SIGKILL);
     below.iter().for_each(|pid| signal(*pid, libc::SIGKILL));
 }
 
-/// What a process and its descendants are at, thread by thread: name, state and where the kernel
-/// has it wait.
+/// Describes a process and its descendants, thread by thread: name, state and the kernel function
+/// that it waits in.
 pub fn describe(root: u32) -> String {
     let mut lines = String::new();
     for pid in std::iter::once(root).chain(descendants(root)) {
@@ -155,7 +156,7 @@ pub fn describe(root: u32) -> String {
     lines
 }
 
-/// What a process has in memory, of any kind, in bytes; none if there is no such process.
+/// Resident memory of a process, of any kind, in bytes. Returns None if there is no such process.
 pub fn resident_bytes(pid: u32) -> Option<u64> {
     let task = holder(pid)?;
     let text = std::fs::read_to_string(format!("/proc/{pid}/task/{task}/status")).ok()?;
@@ -163,8 +164,8 @@ pub fn resident_bytes(pid: u32) -> Option<u64> {
     Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024)
 }
 
-/// The memory that a process has mapped, as text: ranges with rights and names, joined where these
-/// are the same.
+/// The mappings of a process, as text: ranges with access rights, inodes and names. Neighbours are
+/// joined if these are equal.
 pub fn mappings(pid: u32) -> Vec<String> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
     let mut joined: Vec<(u64, u64, String)> = Vec::new();
@@ -185,7 +186,7 @@ pub fn mappings(pid: u32) -> Vec<String> {
     joined.iter().map(|(start, end, kind)| format!("{start:x}-{end:x} {kind}")).collect()
 }
 
-/// Processor time that a process has used, in its own name and the kernel's.
+/// Processor time that a process has used, in user and kernel mode.
 pub fn processor_time(pid: u32) -> Option<Duration> {
     const TICKS_PER_SECOND: u64 = 100;
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
@@ -194,8 +195,8 @@ pub fn processor_time(pid: u32) -> Option<Duration> {
     Some(Duration::from_millis((ticks()? + ticks()?) * 1000 / TICKS_PER_SECOND))
 }
 
-/// Proportional set size of all programs below a process together, in bytes. A sidecar's memory is
-/// its program's.
+/// Sum of the proportional set sizes of all programs below a process, in bytes. A sidecar's memory
+/// is its program's.
 pub fn proportional_set_bytes(root: u32) -> u64 {
     let of = |pid: u32| {
         let text = std::fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
@@ -205,7 +206,7 @@ pub fn proportional_set_bytes(root: u32) -> u64 {
     owners(Vec::new(), root).into_iter().filter_map(of).sum::<u64>() * 1024
 }
 
-/// What a process tree held at its peak, looked at again and again.
+/// The peak memory of a process tree, sampled by a thread.
 #[derive(Debug)]
 pub struct Peak {
     stop: std::sync::Arc<std::sync::atomic::AtomicBool>,
@@ -213,8 +214,8 @@ pub struct Peak {
 }
 
 impl Peak {
-    /// Between two looks. Each costs the kernel a walk over the page tables, so the real pause is
-    /// longer.
+    /// Interval of the samples. Each makes the kernel walk the page tables, so the real interval
+    /// can be longer.
     const STEP: Duration = Duration::from_millis(20);
 
     /// Watches the descendants of `root`.
@@ -235,7 +236,7 @@ impl Peak {
         Peak { stop, thread: Some(thread) }
     }
 
-    /// Ends the watch; the peak in bytes and how often it was looked.
+    /// Stops sampling. Returns the peak in bytes and the number of samples.
     pub fn end(mut self) -> (u64, u32) {
         self.stop.store(true, std::sync::atomic::Ordering::Relaxed);
         self.thread.take().and_then(|thread| thread.join().ok()).unwrap_or_default()
