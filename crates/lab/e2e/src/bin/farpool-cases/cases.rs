@@ -42,7 +42,7 @@ pub const ALL: &[(&str, fn())] = &[
 
 const MIB: usize = 1 << 20;
 
-/// What a move leaves resident must be known to the next move.
+/// Pages that a move leaves resident must be known to the next move.
 fn mremap_resident_twice() {
     let _ballast = ballast();
     let mut region = Filled::new(4 * MIB, 1);
@@ -64,7 +64,7 @@ fn mremap_protected(protection: i32) {
         let to = map(0, bytes, libc::PROT_NONE, 0);
         let moved = region.moved_to(remap(region.start, region.bytes, bytes, flags, to));
         if protection == libc::PROT_NONE {
-            // SAFETY: a plain system call; the address is only looked at by the kernel.
+            // SAFETY: a plain system call; only the kernel uses the address.
             let result = unsafe { libc::write(1, moved.start as *const _, 1) };
             require(
                 result == -1 && errno() == libc::EFAULT,
@@ -85,7 +85,7 @@ fn mremap_no_access() {
     mremap_protected(libc::PROT_NONE);
 }
 
-/// Several neighbouring mappings, a small local one first, move together or not at all.
+/// Several adjacent mappings, a small local one first, move together or not at all.
 fn mremap_several() {
     let region = Filled::new(16 * MIB, 1);
     let small = map(region.start, 2 * PAGE, READ_WRITE, libc::MAP_FIXED);
@@ -114,14 +114,14 @@ fn mremap_several() {
     );
 }
 
-/// A munmap that fails takes nothing away.
+/// A munmap that fails discards nothing.
 fn munmap_refused() {
     let (far, _ballast) = (Filled::new(16 * MIB, 1), ballast());
     require(unmap(far.start + 1, far.bytes) == libc::EINVAL, "munmap of an odd address");
     far.check();
 }
 
-/// Nor does a mapping that could not be made.
+/// An mmap that fails discards nothing.
 fn mmap_fixed_refused() {
     let (far, _ballast) = (Filled::new(16 * MIB, 1), ballast());
     let flags = libc::MAP_PRIVATE | libc::MAP_FIXED;
@@ -131,7 +131,7 @@ fn mmap_fixed_refused() {
     far.check();
 }
 
-/// Nor an advice that the kernel refuses.
+/// A madvise that fails discards nothing.
 fn madvise_refused() {
     let (far, _ballast) = (Filled::new(16 * MIB, 1), ballast());
     require(advise(far.start + 1, PAGE, libc::MADV_DONTNEED) == libc::EINVAL, "an odd address");
@@ -146,8 +146,8 @@ fn discard_locked() {
     check_zeros(far.start, far.bytes);
 }
 
-/// MADV_FREE discards at once, before the pager is active and after: the kernel must not be left to
-/// drop pages that can be moved out. Memory beside it keeps its contents.
+/// MADV_FREE discards at once, before the pager is active and after: the kernel must not drop pages
+/// later that may have been moved out. Memory beside the range keeps its contents.
 fn free_at_once() {
     let native = Filled::new(2 * MIB, 1);
     require(advise(native.start + MIB, MIB, libc::MADV_FREE) == 0, "MADV_FREE");
@@ -170,7 +170,7 @@ fn resident_bytes() -> usize {
     kib.unwrap_or(usize::MAX / 1024) * 1024
 }
 
-/// Waits until the process is held to the tests' limit; it is not to be found above it for long.
+/// Waits until the process's resident memory is within the tests' limit, for at most 5 s.
 fn require_limit(what: &str) {
     const LIMIT_BYTES: usize = 48 << 20;
     for _ in 0..100 {
@@ -182,7 +182,8 @@ fn require_limit(what: &str) {
     different(&format!("{} bytes are resident: {what}", resident_bytes()));
 }
 
-/// Many small mappings, neighbours with different rights: no stretch of memory is one mapping.
+/// Many small mappings, adjacent ones with different access rights, so that no large range is one
+/// mapping.
 fn many_mappings() {
     let _ballast = ballast();
     let regions: Vec<Filled> = (0..1500)
@@ -197,7 +198,7 @@ fn many_mappings() {
     require_limit("many small mappings that were read");
 }
 
-/// Each process forks the next one: a page may be many layers deep.
+/// Each process forks the next one, so that a page may be many layers deep.
 fn fork_chain() {
     let regions = [Filled::new(8 * MIB, 1), ballast()];
     descend(&regions, 1);
@@ -232,7 +233,7 @@ fn descend(regions: &[Filled], depth: usize) {
     }
 }
 
-/// Pages in a pipe stay what they were when they were put there.
+/// Pages in a pipe keep the contents they had when they were spliced.
 fn vmsplice() {
     use std::io::Read;
     use std::os::fd::AsRawFd;

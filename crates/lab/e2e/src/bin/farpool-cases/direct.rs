@@ -1,4 +1,4 @@
-//! Reads past the page cache, which the kernel makes straight into a program's pages.
+//! Reads without the page cache, for which the kernel transfers directly into a program's pages.
 
 use std::fs::File;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -9,12 +9,12 @@ use crate::forks::fork_while;
 use crate::memory::*;
 
 const MIB: usize = 1 << 20;
-/// Pages read at once.
+/// Pages per read.
 const READ_PAGES: usize = 16;
-/// Each has a child of its own.
+/// The number of rounds. Each has its own child.
 const ROUNDS: u8 = 20;
 
-/// A file whose round `n` is `bytes` of the value `n`.
+/// A file that holds `bytes` bytes of the value `n` for each round `n`.
 fn rounds_file(bytes: usize) -> File {
     let path = std::env::temp_dir().join(format!("farpool-cases-{}", std::process::id()));
     let mut options = File::options();

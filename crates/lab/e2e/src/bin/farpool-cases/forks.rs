@@ -1,4 +1,4 @@
-//! Forks beside what other threads and signal handlers are doing.
+//! Forks while other threads and signal handlers are active.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::SeqCst;
@@ -7,7 +7,7 @@ use crate::memory::*;
 
 const MIB: usize = 1 << 20;
 
-/// Forks; the child does `work` and ends, the parent waits for it.
+/// Forks. The child does `work` and ends, and the parent waits for it.
 pub fn fork_once(work: impl FnOnce()) {
     // SAFETY: the child calls nothing that another thread could have left locked, and ends with
     // _exit.
@@ -29,8 +29,9 @@ pub fn fork_once(work: impl FnOnce()) {
     }
 }
 
-/// A fork fails when the blade has died that could share far memory with the child, and what is
-/// there stays right. The file that FARPOOL_CASE_GATE names tells that it has.
+/// After the blade has died, a fork fails, as far memory cannot be shared with the child, and
+/// existing memory stays right. The test creates the file named by FARPOOL_CASE_GATE once the blade
+/// is dead.
 pub fn fork_without_blade() {
     const MOST: std::time::Duration = std::time::Duration::from_secs(60);
     let far = ballast();
@@ -53,9 +54,9 @@ pub fn fork_without_blade() {
     }
 }
 
-/// Memory that children do not get (MADV_DONTFORK: a JIT's heap, a guest's RAM) is far like any
-/// other; a child has nothing there, and what it maps there is its own. After MADV_DOFORK children
-/// have it again.
+/// Memory that children do not inherit (MADV_DONTFORK: a JIT's heap, a guest's RAM) can be far like
+/// any other. In a child nothing is mapped there, and what the child maps there is its own. After
+/// MADV_DOFORK children inherit it again.
 pub fn fork_unshared() {
     const BYTES: usize = 64 * MIB;
     let hidden = Filled::new(BYTES, 7);
@@ -74,7 +75,7 @@ pub fn fork_unshared() {
         fork_once(|| {
             let mut there = 0_u8;
             let at = (moved.start + MIB) as *mut _;
-            // SAFETY: asks whether a page is mapped; a place for one answer.
+            // SAFETY: asks whether a page is mapped, with room for one answer.
             let found = unsafe { libc::mincore(at, PAGE, &raw mut there) };
             require(found == -1 && errno() == libc::ENOMEM, "a child has nothing there");
             map(moved.start, BYTES, READ_WRITE, libc::MAP_FIXED);
@@ -90,13 +91,13 @@ pub fn fork_unshared() {
     far.check();
 }
 
-/// Pages of this process that are resident, as the kernel counts them.
+/// The number of resident pages of this process, by the kernel's count.
 fn resident_pages() -> usize {
     let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
     statm.split(' ').nth(1).and_then(|pages| pages.parse().ok()).unwrap_or(usize::MAX)
 }
 
-/// Does `work` while there is a child, which does nothing.
+/// Does `work` while there is a child that does nothing.
 pub fn fork_while(work: impl FnOnce()) {
     let Ok((mut end, begin)) = std::io::pipe() else { different("pipe") };
     // SAFETY: the child only reads and ends.
@@ -119,8 +120,8 @@ pub fn fork_while(work: impl FnOnce()) {
     }
 }
 
-/// Pages shared by a fork are moved out although they may not be read, or stay; they are never
-/// touched.
+/// Pages that a fork shares while they are inaccessible (PROT_NONE) are moved out or stay, but are
+/// never touched.
 pub fn fork_no_access() {
     let far = ballast();
     let hidden = Filled::new(12 * MIB, 5);
@@ -134,13 +135,13 @@ pub fn fork_no_access() {
     hidden.check();
 }
 
-/// glibc clears the data of the parent's other threads in the child before any handler runs. That
-/// lies among ordinary blocks of the heap, which must keep what they hold.
+/// glibc clears the data of the parent's other threads in the child before any handler runs. The
+/// data are among ordinary blocks of the heap, which must keep their contents.
 pub fn fork_thread_data() {
     const BLOCK_WORDS: usize = 64;
     let (tell, told) = std::sync::mpsc::channel();
     let holder = std::thread::spawn(move || {
-        // Beyond 32 keys the data of a thread is in a block of 512 bytes from calloc.
+        // Beyond 32 keys a thread's data are in blocks of 512 bytes from calloc.
         let keys: Vec<libc::pthread_key_t> = (0..100)
             .map(|_| {
                 let mut key = 0;
@@ -175,8 +176,8 @@ pub fn fork_thread_data() {
     require(!holder.is_finished(), "the other thread is there all the while");
 }
 
-/// One thread holds glibc's lock of open files most of the time, and waits for a far buffer of one,
-/// while another forks.
+/// One thread holds glibc's lock of open files most of the time, and waits for a file's far buffer,
+/// while another thread forks.
 pub fn fork_stdio() {
     const FILES: usize = 200;
     static OVER: AtomicBool = AtomicBool::new(false);
@@ -217,7 +218,7 @@ pub fn fork_stdio() {
     require(flusher.join().is_ok() && retirer.join().is_ok(), "a thread");
 }
 
-/// A handler that maps and unmaps memory is not run while the pager rests for a fork.
+/// A signal handler that maps and unmaps memory does not run while the pager is stopped for a fork.
 pub fn fork_signals() {
     extern "C" fn handle(_: libc::c_int) {
         let start = map(0, MIB, READ_WRITE, 0);

@@ -1,4 +1,4 @@
-//! Far memory that is full, where allocations are to fail then.
+//! Full far memory, with allocations set to fail then.
 
 use std::time::{Duration, Instant};
 
@@ -8,11 +8,11 @@ const MIB: usize = 1 << 20;
 const REGION_BYTES: usize = 4 * MIB;
 /// More regions than the blades of the tests have room for.
 const MOST_REGIONS: usize = 64;
-/// So long the keeper and the evictor may take to find out.
+/// Pause between two steps, so that the keeper and the evictor can react.
 const STEP: Duration = Duration::from_millis(30);
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Fills memory until no more is given, as it should be.
+/// Fills memory until allocations fail, as they should.
 pub fn fill_until_refused() {
     let regions = fill();
     // SAFETY: a plain allocation; the block is hidden from the optimizer and not used.
@@ -22,9 +22,9 @@ pub fn fill_until_refused() {
     println!("refused after {}", regions.len());
 }
 
-/// The same, and then memory is given again: when the file that FARPOOL_CASE_GATE names is there,
-/// far memory has room. A child that was born while there was none gets memory, too, and both may
-/// take as much as before.
+/// Fills memory until allocations fail, then expects them to succeed again: far memory has room
+/// once the file named by FARPOOL_CASE_GATE exists. A child that was forked while far memory was
+/// full gets memory, too, and both have the same limit as before.
 pub fn fill_until_given_back() {
     let before = data_limit();
     let regions = fill();
@@ -70,7 +70,7 @@ fn region() -> Option<usize> {
     (at != libc::MAP_FAILED).then_some(at as usize)
 }
 
-/// Waits until memory is given, by the same limit as before.
+/// Waits until an allocation succeeds and the limit is the same as before.
 fn await_memory(limit: libc::rlim_t) {
     wait_until("memory is given", || region().is_some() && data_limit() == limit);
 }

@@ -1,9 +1,8 @@
-//! Small programs, each of which does one thing to its far memory that once went wrong or easily
-//! could.
+//! Small programs, each of which does one thing to its far memory that once failed or easily could.
 //!
-//! `farpool-cases NAME`: first more memory than the limit is touched (see `ballast`), so that the
-//! pager is active and older pages are on the blade; then the case runs. Exit code 0 means that all
-//! was as without Farpool, 9 wrong data, 8 another difference.
+//! `farpool-cases NAME` runs a case. Most cases first touch more memory than the limit (see
+//! `ballast`), so that the pager is active and older pages are on the blade. Exit code 0 means that
+//! everything was as without Farpool, 9 wrong data, 8 another difference.
 
 #![allow(unreachable_pub, reason = "a program: nothing leaves the crate")]
 

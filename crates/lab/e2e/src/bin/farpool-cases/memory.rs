@@ -1,16 +1,16 @@
-//! Mappings filled with a pattern, and the comparison with it.
+//! Mappings filled with a pattern, and checks against it.
 
 use std::ffi::c_void;
 
 /// Bytes of a page.
 pub const PAGE: usize = 4096;
-/// Usual protection.
+/// Protection of ordinary memory.
 pub const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
-/// Exit code of wrong data.
+/// Exit code after wrong data was read.
 const WRONG_DATA: i32 = 9;
-/// Exit code of any other difference.
+/// Exit code after any other difference.
 const DIFFERENT: i32 = 8;
-/// Touched first, so that what was there before is far: well above the limit of the tests.
+/// Memory touched so that older memory becomes far: well above the limit of the tests.
 const BALLAST_BYTES: usize = 96 << 20;
 
 /// A mapping, filled with a pattern of its own.
@@ -21,13 +21,13 @@ pub struct Filled {
     pub seed: usize,
 }
 
-/// Ends the program: something is not as it is without Farpool.
+/// Ends the program: something differs from a run without Farpool.
 pub fn different(what: &str) -> ! {
     eprintln!("DIFFERENT: {what} ({})", std::io::Error::last_os_error());
     std::process::exit(DIFFERENT)
 }
 
-/// Ends the program: it read what it did not write.
+/// Ends the program: it read data that it did not write.
 pub fn wrong_data(what: &str) -> ! {
     eprintln!("WRONG DATA: {what}");
     std::process::exit(WRONG_DATA)
@@ -62,28 +62,28 @@ pub fn remap(start: usize, old: usize, new: usize, flags: i32, to: usize) -> usi
     mapped as usize
 }
 
-/// madvise(2); the errno, or 0.
+/// Calls madvise(2). Returns the errno, or 0.
 pub fn advise(start: usize, bytes: usize, advice: i32) -> i32 {
     // SAFETY: a range of the case's own.
     let result = unsafe { libc::madvise(start as *mut c_void, bytes, advice) };
     if result == 0 { 0 } else { errno() }
 }
 
-/// munmap(2); the errno, or 0.
+/// Calls munmap(2). Returns the errno, or 0.
 pub fn unmap(start: usize, bytes: usize) -> i32 {
     // SAFETY: a range of the case's own.
     let result = unsafe { libc::munmap(start as *mut c_void, bytes) };
     if result == 0 { 0 } else { errno() }
 }
 
-/// mprotect(2), which must succeed.
+/// Calls mprotect(2), which must succeed.
 pub fn protect(start: usize, bytes: usize, protection: i32) {
     // SAFETY: a range of the case's own.
     let result = unsafe { libc::mprotect(start as *mut c_void, bytes, protection) };
     require(result == 0, "mprotect");
 }
 
-/// Bytes of a mapping.
+/// The bytes of a mapping.
 pub fn slice(start: usize, bytes: usize) -> &'static mut [u8] {
     // SAFETY: a mapped range of the case's own; cases are careful not to keep two.
     unsafe { std::slice::from_raw_parts_mut(start as *mut u8, bytes) }
@@ -95,12 +95,12 @@ fn word(seed: usize, index: usize) -> u64 {
 }
 
 impl Filled {
-    /// Maps and fills.
+    /// Maps and fills memory.
     pub fn new(bytes: usize, seed: usize) -> Filled {
         Filled::at(map(0, bytes, READ_WRITE, 0), bytes, seed)
     }
 
-    /// Fills what is mapped at `start`.
+    /// Fills memory that is mapped at `start`.
     pub fn at(start: usize, bytes: usize, seed: usize) -> Filled {
         for (index, bytes) in slice(start, bytes).chunks_exact_mut(8).enumerate() {
             bytes.copy_from_slice(&word(seed, index).to_ne_bytes());
@@ -108,12 +108,12 @@ impl Filled {
         Filled { start, bytes, seed }
     }
 
-    /// The same contents at another address.
+    /// Describes the same contents at another address.
     pub fn moved_to(self, start: usize) -> Filled {
         Filled { start, ..self }
     }
 
-    /// Ends the program unless `bytes` of other memory begin like the filled range.
+    /// Ends the program unless `copy` equals the beginning of the pattern.
     pub fn check_copy(&self, copy: &[u8]) {
         for (index, bytes) in copy.chunks_exact(8).enumerate() {
             if bytes != word(self.seed, index).to_ne_bytes() {
@@ -128,7 +128,7 @@ impl Filled {
         }
     }
 
-    /// Ends the program unless everything is still there.
+    /// Ends the program unless the range still holds the pattern.
     pub fn check(&self) {
         self.check_copy(slice(self.start, self.bytes));
     }
@@ -142,7 +142,7 @@ pub fn check_zeros(start: usize, bytes: usize) {
     }
 }
 
-/// Touches more memory than the limit, so that what was filled before is far now.
+/// Touches more memory than the limit, so that memory filled before becomes far.
 pub fn ballast() -> Filled {
     let filled = Filled::new(BALLAST_BYTES, 999);
     filled.check();

@@ -1,4 +1,4 @@
-//! New programs with an environment of the program's making.
+//! New programs, started with an environment that the program chose.
 
 use std::ffi::{CString, c_char};
 use std::os::unix::ffi::OsStringExt;
@@ -11,7 +11,7 @@ pub const IS_HELD: &str = "is-held";
 type Words = *const *const c_char;
 type Start = fn(&CString, Words, Words) -> libc::pid_t;
 
-/// Whatever starts a program, the program is held to the limit and has its own variables too.
+/// However a program is started, it is held to the limit and also has its own variables.
 pub fn environments() {
     let region = Filled::new(4 << 20, 1);
     let ballast = ballast();
@@ -36,7 +36,7 @@ pub fn environments() {
     ballast.check();
 }
 
-/// What a program started with `A=b` as its only variable finds.
+/// Checks the environment of a program that was started with `A=b` as its own variable.
 pub fn is_held() {
     let has = |name: &str, part: &str| std::env::var(name).is_ok_and(|value| value.contains(part));
     require(has("LD_PRELOAD", "farpool"), "LD_PRELOAD");
@@ -70,7 +70,7 @@ const STARTS: [(&str, Start); 5] = [
     }),
 ];
 
-/// Forks; the child becomes another program.
+/// Forks. The child executes another program.
 fn in_child(become_another: impl Fn() -> i32) -> libc::pid_t {
     // SAFETY: the process has one thread; the child only calls exec or ends.
     match unsafe { libc::fork() } {

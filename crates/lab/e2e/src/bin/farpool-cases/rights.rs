@@ -1,5 +1,4 @@
-//! Programs that give up root's rights. Run by anybody else, nothing is given up and nothing is
-//! tested.
+//! Programs that drop root's privileges. Run by another user, they drop nothing and test nothing.
 
 use crate::memory::*;
 
@@ -8,8 +7,8 @@ const SOMEBODY: libc::uid_t = 65534;
 /// `struct __user_cap_header_struct` of the calling thread.
 const CAPABILITY_HEADER: [u32; 2] = [0x2008_0522, 0];
 
-/// Only the thread that asked to keep its capabilities keeps them; the C library then has all
-/// threads do what needs one, and aborts unless all can.
+/// Only the thread that asked to keep its capabilities keeps them. The C library then makes all
+/// threads do a call that needs one, and aborts unless it succeeds in all.
 pub fn rights_kept() {
     let (far, _ballast) = (Filled::new(16 << 20, 1), ballast());
     // SAFETY: plain calls; the structs have the kernel's layout.
@@ -19,7 +18,7 @@ pub fn rights_kept() {
         require(libc::setresuid(SOMEBODY, SOMEBODY, SOMEBODY) == 0, "setresuid");
         let header = CAPABILITY_HEADER.as_ptr();
         require(libc::syscall(libc::SYS_capget, header, words.as_mut_ptr()) == 0, "capget");
-        // The permitted ones become effective.
+        // Makes the permitted capabilities effective.
         (words[0], words[3]) = (words[1], words[4]);
         require(libc::syscall(libc::SYS_capset, header, words.as_ptr()) == 0, "capset");
         require(libc::setgroups(0, std::ptr::null()) == 0, "setgroups");
@@ -28,7 +27,7 @@ pub fn rights_kept() {
     far.check();
 }
 
-/// A process that is too small for a pager gives up root's rights; then it grows and needs one.
+/// A process that is too small for a pager drops root's privileges, then grows and needs a pager.
 pub fn rights_early() {
     // SAFETY: plain calls.
     let changed = unsafe {
@@ -42,7 +41,8 @@ pub fn rights_early() {
     far.check();
 }
 
-/// All threads of the process have the same user, groups and capabilities.
+/// Checks that all threads of the process have the same user, groups and capabilities, and that
+/// there are threads of the pager.
 fn require_like_threads() {
     let rights = |status: String| -> Vec<String> {
         let names = ["Uid:", "Gid:", "Groups:", "CapInh:", "CapPrm:", "CapEff:"];

@@ -1,4 +1,4 @@
-//! Pages that leave unchanged, changed, and changed back to what they once were.
+//! Pages that are moved out unchanged, changed, and changed back to earlier contents.
 
 use farpool_units::exactly;
 
@@ -7,12 +7,13 @@ use crate::memory::*;
 
 const PAGES: usize = (48 << 20) / PAGE;
 const WORDS: usize = PAGE / 8;
-/// So few that a page often becomes again what the blade has, or once had.
+/// The number of contents of a page: so few that a page often returns to contents that the blade
+/// has, or once had.
 const VERSIONS: u64 = 3;
 const STEPS: usize = 120_000;
 const STEPS_TO_FORK: usize = 30_000;
 
-/// Memory of which every page holds one of a few contents, and a note of which.
+/// Memory in which every page has one of a few versions, and the version of each page.
 struct Versioned {
     memory: &'static mut [u64],
     versions: Vec<u8>,
@@ -48,7 +49,7 @@ impl Versioned {
         }
     }
 
-    /// Reads most pages, writes some, some with what they hold already.
+    /// Reads pages at random, and writes some of them, some with the contents they have already.
     fn work(&mut self, steps: usize, random: &mut u64) {
         for _ in 0..steps {
             *random = random
@@ -65,7 +66,7 @@ impl Versioned {
     }
 }
 
-/// Far more memory than the limit, visited at random, also by children of a fork.
+/// Uses more memory than the limit, at random, also in forked children.
 pub fn unchanged_pages() {
     let (mut memory, mut random) = (Versioned::new(), 17);
     for _ in 0..STEPS / STEPS_TO_FORK {

@@ -1,9 +1,9 @@
-//! Copies between pages through pipes, files, O_DIRECT and io_uring: the kernel touches far
-//! buffers.
+//! Copies between pages through pipes, files, O_DIRECT and io_uring, so that the kernel accesses
+//! far buffers.
 //!
-//! Where memory is lost the kernel cannot raise SIGBUS: it refuses the call with EFAULT, or stops
-//! before the page. The program then touches the buffers itself, as any program does that goes on
-//! with them.
+//! If memory is lost, the kernel does not raise SIGBUS: the call fails with EFAULT, or stops before
+//! the page. The program then reads the buffers itself, as any program does that continues to use
+//! them.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -18,12 +18,12 @@ use crate::sys::{self, PAGE};
 
 const URING_ENTRIES: u32 = 64;
 
-/// What one thread copies through.
+/// The pipe, files and ring that one thread copies through.
 #[derive(Debug)]
 pub struct Files {
     pipe: (std::io::PipeReader, std::io::PipeWriter),
     plain: File,
-    /// None where the file system knows no O_DIRECT.
+    /// None if the file system does not support O_DIRECT.
     direct: Option<File>,
     ring: Option<Ring>,
 }
@@ -37,7 +37,7 @@ impl std::fmt::Debug for Ring {
 }
 
 impl Files {
-    /// Opens everything; the files have no names once it is done.
+    /// Opens everything. The files are unlinked at once.
     pub fn open(directory: &Path, seed: u64) -> Files {
         let Ok(pipe) = std::io::pipe() else { sys::unexpected("pipe") };
         let open = |kind: &str, flags: i32| {
@@ -53,10 +53,10 @@ impl Files {
         Files { pipe, plain, direct: open("direct", libc::O_DIRECT), ring }
     }
 
-    /// write(2) and read(2); the pages must fit the pipe.
+    /// Copies by write(2) and read(2). The pages must fit into the pipe.
     pub fn through_pipe(&mut self, from: usize, to: usize, pages: usize) {
-        // The length is checked before anything is read: reading bytes that were not written would
-        // wait for ever.
+        // The length is checked before anything is read: a read of bytes that were not written
+        // would never return.
         let written = self.pipe.1.write(sys::bytes(from, pages));
         if !written.is_ok_and(|bytes| bytes == pages * PAGE) {
             refused("writing to a pipe", from, pages);
@@ -66,17 +66,18 @@ impl Files {
         }
     }
 
-    /// pwrite(2) and pread(2).
+    /// Copies by pwrite(2) and pread(2).
     pub fn through_file(&mut self, from: usize, to: usize, pages: usize) {
         copy_through(&self.plain, from, to, pages);
     }
 
-    /// The same past the page cache: the kernel pins the pages for the time of the transfer.
+    /// Copies by pwrite(2) and pread(2) without the page cache: the kernel pins the pages during
+    /// the transfer.
     pub fn through_direct(&mut self, from: usize, to: usize, pages: usize) {
         copy_through(self.direct.as_ref().unwrap_or(&self.plain), from, to, pages);
     }
 
-    /// One request for each page, all at once, past the page cache.
+    /// Copies with one io_uring request for each page, all at once, without the page cache.
     pub fn through_uring(&mut self, from: usize, to: usize, pages: usize) {
         let file = self.direct.as_ref().unwrap_or(&self.plain).as_raw_fd();
         let Some(Ring(ring)) = &mut self.ring else {
@@ -105,7 +106,8 @@ fn copy_through(file: &File, from: usize, to: usize, pages: usize) {
     }
 }
 
-/// Ends the process: by SIGBUS if the buffer is lost, else because the call must not have failed.
+/// Ends the process: by SIGBUS if the buffer is lost, otherwise with a message, as the call must
+/// not fail.
 #[cold]
 fn refused(what: &str, buffer: usize, pages: usize) -> ! {
     sys::bytes(buffer, pages).chunks(PAGE).for_each(|page| {

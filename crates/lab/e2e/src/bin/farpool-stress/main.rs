@@ -1,9 +1,9 @@
-//! A program that does with its memory all that programs do, and checks every page it reads.
+//! A program that uses its memory in all the ways that programs do, and checks every page it reads.
 //!
-//! Each thread owns regions of its own and knows what every page must hold ([`region`]). It picks
-//! operations at random ([`work`]) until the time is over, or a file is there, then checks
-//! everything once more. Exit codes: 0 all was right; 8 a system call failed unexpectedly; 9 wrong
-//! data. `farpool-stress --mib 256 --threads 4 --seconds 5 --seed 1 --ops fork,mremap --until FILE`
+//! Each thread has its own regions and knows what every page must hold ([`region`]). It picks
+//! operations at random ([`work`]) until the time is over or a file exists, then checks everything
+//! once more. Exit codes: 0 all was right; 8 a system call failed unexpectedly; 9 wrong data.
+//! `farpool-stress --mib 256 --threads 4 --seconds 5 --seed 1 --ops fork,mremap --until FILE`
 
 #![allow(unreachable_pub, reason = "a program: nothing leaves the crate")]
 
@@ -21,10 +21,10 @@ use std::time::{Duration, Instant};
 use crate::rng::mix;
 use crate::work::{Kind, Worker};
 
-/// How often the time and the file are looked at.
+/// How often the time and the file are checked.
 const LOOK_STEP: Duration = Duration::from_millis(20);
 
-/// Workers begin nothing new.
+/// Set when workers are to stop.
 static OVER: AtomicBool = AtomicBool::new(false);
 
 #[derive(Debug)]
@@ -36,7 +36,7 @@ struct Options {
     kinds: Vec<Kind>,
     directory: std::path::PathBuf,
     progress: bool,
-    /// The time is over too when this is there.
+    /// The run also ends when this file exists.
     until: Option<std::path::PathBuf>,
 }
 
@@ -79,7 +79,7 @@ fn main() {
     println!("ok {steps} operations");
 }
 
-/// Returns when the time is over or the file is there.
+/// Returns when the time is over or the file exists.
 fn wait(duration: Duration, until: Option<&Path>) {
     let deadline = Instant::now() + duration;
     while Instant::now() < deadline && !until.is_some_and(Path::exists) {

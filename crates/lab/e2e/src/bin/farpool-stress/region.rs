@@ -1,7 +1,7 @@
-//! A mapping of the program and the shadow that says what each of its pages must hold.
+//! A mapping of the program, and a shadow that records what each of its pages must hold.
 //!
-//! A page holds either zeros (stamp 0) or 512 words made of its stamp, and no two writes use the
-//! same stamp: a page that is old, another one, torn, or made up is told apart from the right one.
+//! A page holds either zeros (stamp 0) or 512 words made from its stamp, and no two writes use the
+//! same stamp: so a page that is stale, misplaced, torn, or invented differs from the right one.
 //! The shadow is mapped with MAP_STACK, so it is local and cannot be wrong for the same reason as
 //! the page.
 
@@ -11,19 +11,19 @@ use crate::sys::{self, PAGE};
 const WORDS: usize = PAGE / 8;
 /// Spreads the stamp over the words of a page.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-/// Exit code of a program that read wrong data.
+/// Exit code after wrong data was read.
 pub const WRONG_DATA: i32 = 9;
 
 /// What a page must hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Expected {
-    /// 0: zeros.
+    /// The stamp of the last write, or 0 for zeros.
     pub stamp: u64,
-    /// The page was given up with MADV_FREE and not written since: zeros are right too.
+    /// The page was freed with MADV_FREE and not written since: zeros are right, too.
     pub or_zero: bool,
 }
 
-/// See the module's description.
+/// A mapping and its shadow.
 #[derive(Debug)]
 pub struct Region {
     start: usize,
@@ -39,7 +39,7 @@ impl Region {
         Region { start, shadow }
     }
 
-    /// Pages of the region.
+    /// The number of pages.
     pub fn pages(&self) -> usize {
         self.shadow.len()
     }
@@ -64,13 +64,13 @@ impl Region {
         self.shadow.as_mut_slice()[first..first + count].fill(Expected::default());
     }
 
-    /// Notes that pages may turn to zeros until they are written.
+    /// Notes that pages may become zeros until they are written.
     pub fn expect_zeros_too(&mut self, first: usize, count: usize) {
         let pages = &mut self.shadow.as_mut_slice()[first..first + count];
         pages.iter_mut().for_each(|page| page.or_zero = true);
     }
 
-    /// Writes a page full of a stamp.
+    /// Fills a page with the words of a stamp.
     pub fn write(&mut self, page: usize, stamp: u64) {
         let words = sys::words(self.address(page), WORDS);
         let mut value = stamp;
@@ -81,7 +81,7 @@ impl Region {
         self.expect(page, Expected { stamp, or_zero: false });
     }
 
-    /// Ends the process with [`WRONG_DATA`] and a report unless the page is what it must be.
+    /// Ends the process with [`WRONG_DATA`] and a report if the page does not hold what it must.
     pub fn check(&self, page: usize, what: &str) {
         let expected = self.expected(page);
         let words = sys::words(self.address(page), WORDS);
@@ -113,7 +113,7 @@ impl Region {
         let wrong = words.iter().enumerate().filter(|(index, word)| **word != right(*index));
         let (first, count) = (wrong.clone().next().map_or(0, |(index, _)| index), wrong.count());
         let zeros = words.iter().filter(|word| **word == 0).count();
-        // The copy that a second look finds tells a race from a lost page.
+        // Reading the word again distinguishes a race from a lost page.
         let again = words[first];
         sys::say(&format!(
             "WRONG DATA while {what}: pid {} page {page} of {} at {:#x}: {count} of {WORDS} words \
@@ -130,7 +130,7 @@ impl Region {
         sys::exit(WRONG_DATA)
     }
 
-    /// Takes the pages from `page` on away as a region of their own.
+    /// Splits off the pages from `page` on. Returns them as a region.
     pub fn split_off(&mut self, page: usize) -> Region {
         let shadow = sys::LocalVec::from_slice(&self.shadow.as_slice()[page..]);
         self.shadow.truncate(page);
@@ -144,7 +144,8 @@ impl Region {
         self.shadow.truncate(keep);
     }
 
-    /// Resizes and perhaps moves the region with mremap(2). False: the kernel found no place.
+    /// Resizes and perhaps moves the region with mremap(2). Returns false if the kernel found no
+    /// place for it.
     pub fn remap(&mut self, pages: usize, flags: i32, to: usize) -> bool {
         let (old, new) = (self.pages() * PAGE, pages * PAGE);
         let Some(start) = sys::remap(self.start, old, new, flags, to) else {
@@ -166,7 +167,7 @@ impl Region {
     }
 }
 
-/// A stamp that no other write uses, and never 0.
+/// A stamp that no other write uses and that is never 0.
 pub fn fresh_stamp(seed: u64, counter: &mut u64) -> u64 {
     *counter += 1;
     mix(seed ^ mix(*counter)) | 1

@@ -18,7 +18,7 @@ impl Rng {
         mix(self.0)
     }
 
-    /// A number below `limit`; 0 if the limit is 0.
+    /// A number below `limit`, or 0 if `limit` is 0.
     pub fn below(&mut self, limit: usize) -> usize {
         let word: usize = exactly(self.next() >> 1);
         word.checked_rem(limit).unwrap_or(0)
@@ -29,7 +29,7 @@ impl Rng {
         low + self.below(high - low + 1)
     }
 
-    /// True once in `times`.
+    /// True with probability 1 / `times`.
     pub fn one_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }

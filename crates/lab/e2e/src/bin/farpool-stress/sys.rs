@@ -1,12 +1,12 @@
-//! System calls of the stress program, made through the C library as any program makes them.
+//! System calls of the stress program, made through the C library as in any program.
 //!
-//! All `unsafe` of the program is here. A call that fails in a way that no program would expect
-//! ends the process with a message: that is a finding too.
+//! Almost all `unsafe` of the program is here. A call that fails in a way that no program would
+//! expect ends the process with a message: that is a finding, too.
 
 use std::ffi::{CString, c_void};
 use std::io::Error;
 
-/// Protection of usual memory.
+/// Protection of ordinary memory.
 pub const READ_WRITE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 /// Exit code after a system call that must not fail.
 const UNEXPECTED: i32 = 8;
@@ -23,7 +23,7 @@ pub fn say(text: &str) {
     unsafe { libc::write(2, text.as_ptr().cast(), text.len()) };
 }
 
-/// Ends the process: `what` failed, which it must not.
+/// Ends the process: `what` failed and must not fail.
 #[cold]
 pub fn unexpected(what: &str) -> ! {
     let error = Error::last_os_error();
@@ -42,7 +42,7 @@ pub fn map(at: usize, bytes: usize, protection: i32, flags: i32) -> usize {
     mapped as usize
 }
 
-/// Unmaps a range that has no references any more.
+/// Unmaps a range that is no longer referenced.
 pub fn unmap(start: usize, bytes: usize) {
     // SAFETY: the caller owns the range and gives it up.
     if unsafe { libc::munmap(start as *mut c_void, bytes) } != 0 {
@@ -50,7 +50,7 @@ pub fn unmap(start: usize, bytes: usize) {
     }
 }
 
-/// Resizes or moves a mapping; None when the kernel has no room for it there.
+/// Resizes or moves a mapping. Returns None if the kernel has no room for it there.
 pub fn remap(start: usize, old: usize, new: usize, flags: i32, to: usize) -> Option<usize> {
     // SAFETY: the caller owns the range and uses only the result from now on.
     let mapped = unsafe { libc::mremap(start as *mut c_void, old, new, flags, to as *mut c_void) };
@@ -65,7 +65,7 @@ pub fn remap(start: usize, old: usize, new: usize, flags: i32, to: usize) -> Opt
     None
 }
 
-/// How many pages from `start` on may be written to, of `pages` at most.
+/// Returns how many pages from `start` on may be written to, at most `pages`.
 pub fn writable_pages(start: usize, pages: usize) -> usize {
     let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else {
         unexpected("/proc/self/maps")
@@ -82,7 +82,7 @@ pub fn writable_pages(start: usize, pages: usize) -> usize {
     ((end - start) / PAGE).min(pages)
 }
 
-/// Advises the kernel on a range; a refusal of an advice that discards nothing is no finding.
+/// Advises the kernel on a range. A refused advice is a finding only if it discards pages.
 pub fn advise(start: usize, bytes: usize, advice: i32) {
     // SAFETY: the caller owns the range and has noted what the advice does to it.
     let result = unsafe { libc::madvise(start as *mut c_void, bytes, advice) };
@@ -112,7 +112,7 @@ pub fn bytes(address: usize, pages: usize) -> &'static mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(address as *mut u8, pages * PAGE) }
 }
 
-/// Forks; `child` runs in the child, which then ends. Returns the child's process id.
+/// Forks. `child` runs in the child, which then ends. Returns the child's process id.
 pub fn fork(child: impl FnOnce()) -> i32 {
     // SAFETY: the child runs `child`, which uses only what belongs to the forking thread, and
     // exits.
@@ -126,7 +126,7 @@ pub fn fork(child: impl FnOnce()) -> i32 {
     }
 }
 
-/// Waits for a child and ends this process as well unless the child found everything right.
+/// Waits for a child. Ends this process, too, if the child failed.
 pub fn wait_for(pid: i32, what: &str) {
     let mut status = 0;
     loop {

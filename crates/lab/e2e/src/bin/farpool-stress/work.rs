@@ -7,7 +7,7 @@ use crate::region::{Expected, Region, fresh_stamp};
 use crate::rng::Rng;
 use crate::sys::{self, PAGE};
 
-/// Kinds of operation that can be switched on one by one; touching is always on.
+/// Kinds of operation that can be selected one by one. Reads and writes are always included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Discard,
@@ -25,15 +25,16 @@ pub enum Kind {
     Uring,
 }
 
-/// Most pages that one operation touches.
+/// The most pages that one operation uses.
 const SPAN: usize = 200;
-/// Regions that a thread starts with.
+/// The number of regions that a thread starts with.
 const REGIONS: usize = 4;
-/// A region that has shrunk below this is replaced.
+/// The least pages that a region keeps when its tail is unmapped. Regions of less than four times
+/// as many are replaced.
 const LEAST_PAGES: usize = 32;
-/// Regions of a thread at most; beyond, splitting stops.
+/// The most regions of a thread. With this many, none is split any more.
 const MOST_REGIONS: usize = 24;
-/// Levels of children that fork themselves.
+/// The number of levels of children that fork themselves.
 const FORK_DEPTH: usize = 2;
 
 impl Kind {
@@ -54,7 +55,7 @@ impl Kind {
         ("uring", Kind::Uring),
     ];
 
-    /// Parses names with commas between; "touch" alone stands for none.
+    /// Parses names separated by commas. "touch" alone selects none.
     pub fn parse_list(text: &str) -> Result<Vec<Kind>, String> {
         let names = text.split(',').filter(|name| *name != "touch" && !name.is_empty());
         let find =
@@ -63,7 +64,7 @@ impl Kind {
     }
 }
 
-/// A thread's regions and what it is to do with them.
+/// A thread's regions and its settings.
 #[derive(Debug)]
 pub struct Worker {
     rng: Rng,
@@ -79,7 +80,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Maps the thread's regions, `pages` pages together, and fills two thirds of them.
+    /// Maps the thread's regions, `pages` pages in total, and fills two thirds of each.
     pub fn new(seed: u64, pages: usize, kinds: Vec<Kind>, directory: &Path) -> Worker {
         let regions = (0..REGIONS).map(|_| Region::map(pages / REGIONS)).collect();
         let mut worker = Worker {
@@ -101,7 +102,7 @@ impl Worker {
         worker
     }
 
-    /// One operation.
+    /// Performs one operation.
     pub fn step(&mut self) {
         self.steps += 1;
         if self.kinds.is_empty() || !self.rng.one_in(4) {
@@ -126,7 +127,7 @@ impl Worker {
         }
     }
 
-    /// Checks everything once more; returns the number of operations.
+    /// Checks everything once more. Returns the number of operations.
     pub fn finish(self) -> u64 {
         self.check_all("checking at the end");
         for (values, stamp) in &self.heap {
@@ -143,7 +144,8 @@ impl Worker {
         fresh_stamp(self.seed, &mut self.stamps)
     }
 
-    /// A region and a range of its pages.
+    /// Picks a region and a range of at most `most` pages in it: region, first page, number of
+    /// pages.
     fn pick(&mut self, most: usize) -> (usize, usize, usize) {
         let region = self.rng.below(self.regions.len());
         let pages = self.regions[region].pages();
@@ -162,7 +164,7 @@ impl Worker {
         (first..first + count).for_each(|page| self.regions[region].check(page, what));
     }
 
-    /// Reads and writes: single pages, runs forward, runs backward.
+    /// Reads and writes single pages and runs, forward and backward.
     fn touch(&mut self) {
         let (region, first, count) = self.pick(SPAN);
         match self.rng.below(5) {
@@ -210,14 +212,14 @@ impl Worker {
         let advice = advices[self.rng.below(advices.len())];
         let (region, first, count) = self.pick(SPAN);
         let target = &self.regions[region];
-        // Advices that stay with the mapping would cut it in two, and mremap refuses such ranges.
+        // An advice that the mapping keeps would split it, and mremap refuses split ranges.
         let whole = advice == libc::MADV_HUGEPAGE;
         let (at, pages) = if whole { (0, target.pages()) } else { (first, count) };
         sys::advise(target.address(at), pages * PAGE, advice);
         self.check_range(region, first, count, "reading after an advice");
     }
 
-    /// Takes rights from a range, goes on elsewhere, and gives them back.
+    /// Removes access rights of a range, reads elsewhere, and restores them.
     fn protect(&mut self) {
         let (region, first, count) = self.pick(SPAN);
         let (start, bytes) = (self.regions[region].address(first), count * PAGE);
@@ -237,7 +239,8 @@ impl Worker {
         self.check_range(region, first, count, "reading unprotected memory");
     }
 
-    /// Unmaps the tail of a region, maps anew over a range of it, cuts it in two, or replaces it.
+    /// Unmaps the tail of a region, maps new memory over a range of it, splits it in two, or
+    /// replaces a small region.
     fn unmap(&mut self) {
         let (region, first, count) = self.pick(SPAN);
         let pages = self.regions[region].pages();
@@ -259,7 +262,7 @@ impl Worker {
         }
     }
 
-    /// Replaces regions that have become small, keeping the thread's size about the same.
+    /// Replaces a region that has become small, so that the thread's size stays about the same.
     fn replace_small(&mut self) {
         let Some(small) = self.regions.iter().position(|region| region.pages() < LEAST_PAGES * 4)
         else {
@@ -299,7 +302,7 @@ impl Worker {
     fn remap_fixed(&mut self, region: usize, pages: usize) -> bool {
         let to = sys::map(0, pages * PAGE, libc::PROT_NONE, 0);
         if self.rng.one_in(2) {
-            // What stood at the target goes away.
+            // The move must discard what was at the target.
             sys::protect(to, pages * PAGE, sys::READ_WRITE);
             sys::words(to, 8).fill(7);
             sys::protect(to, pages * PAGE, libc::PROT_READ);
@@ -328,7 +331,8 @@ impl Worker {
         sys::unmap(to + moved * PAGE, (pages - moved) * PAGE);
     }
 
-    /// The child checks and changes all that this thread knows; its parent goes on meanwhile.
+    /// Forks a child that checks and changes everything this thread has, while the parent
+    /// continues.
     fn fork(&mut self) {
         if self.depth > FORK_DEPTH {
             return;
@@ -390,7 +394,7 @@ impl Worker {
             return;
         }
         for page in first..first + count {
-            // A page that may turn to zeros must not change between the two looks at it.
+            // A page that may become zeros must not change between its copy and the check.
             if self.regions[from].expected(page).or_zero {
                 let stamp = self.stamp();
                 self.regions[from].write(page, stamp);
