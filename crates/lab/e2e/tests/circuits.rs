@@ -1,6 +1,6 @@
-//! A rack as dReDBox has it: far memory goes over circuits of a switch that the controller sets,
-//! while controller, nodes and programs talk over a network apart. A's program gets its memory from
-//! C and D; B is a bystander, which has the controller.
+//! A rack like dReDBox's: far memory uses circuits of a switch that the controller sets, while
+//! controller, nodes and programs communicate over a separate network. A's program gets its memory
+//! from C and D; B is a bystander, on which the controller runs.
 
 use std::fmt::Write;
 
@@ -16,12 +16,12 @@ const A: usize = 0;
 const B: usize = 1;
 const C: usize = 2;
 const D: usize = 3;
-/// Of each host: A needs two circuits while its data moves.
+/// Links of each host: A needs two circuits while its data moves.
 const LINKS: usize = 2;
-/// More than all of what is far once: pages go and come.
+/// More than all far memory once: pages are moved out and fetched repeatedly.
 const FAR_BYTES: u64 = 64 << 20;
 
-/// The switch of a rack, and what the controller drives it by.
+/// The switch of a rack, and the control server that the controller drives it by.
 struct Switch {
     _control: ControlServer,
     emulated: EmulatedSwitch,
@@ -53,7 +53,7 @@ fn socket(stage: &Stage) -> std::path::PathBuf {
     stage.folder().join("s0.sock")
 }
 
-/// Bytes to the host with the higher port: what A's program sent away, as all others come after A.
+/// Bytes to the host with the higher port: what A's program sent, as A has the lowest ports.
 fn sent_away(counters: Option<CircuitCounters>) -> u64 {
     counters.map_or(0, |counters| counters.from_low.bytes)
 }
@@ -85,7 +85,7 @@ fn topology() -> String {
     text
 }
 
-/// With a controller that drives the switch.
+/// Starts the hosts, the switch and a controller that drives it.
 fn start() -> Option<(Stage, Switch)> {
     let wiring = Wiring::BridgeAndSwitch { links: LINKS };
     let mut stage = Stage::new(network::make(Hosts::builder(4, wiring))?, B);
@@ -111,7 +111,7 @@ fn circuits(stage: &Stage) -> Vec<Value> {
     stage.ask(&["circuit", "list"])["circuits"].as_array().cloned().expect("a list")
 }
 
-/// Frames that a host was sent by the switch.
+/// Frames that the switch has sent to a host.
 fn frames_to(stage: &Stage, host: usize) -> u64 {
     let side = stage.hosts().switch().expect("wired for a switch");
     let ports = side.ports_of(host);
@@ -160,7 +160,7 @@ fn a_circuit_is_set_up_for_a_program_and_moves_with_its_data() {
     assert_eq!(frames_to(&stage, B), 0, "a bystander sees none of it");
 }
 
-/// Since the move began these events came, one of a kind, in this order.
+/// Waits until the events of these kinds since the move began are exactly these, in this order.
 fn require_order(stage: &Stage, kinds: &[&str]) {
     let what = format!("since the move began: {kinds:?}");
     wait_until(&what, PATIENCE, || {
@@ -177,7 +177,7 @@ fn without_its_switch_no_memory_gets_ready_and_the_program_says_why() {
     let Some((mut stage, switch)) = start() else { return };
     let _c = lend(&stage, C);
     drop(switch);
-    // A controller that is started meanwhile serves all the same.
+    // A controller that is started meanwhile serves as usual.
     stage.kill_control();
     start_control(&mut stage);
     let mut running = stage.program(A, "2");
@@ -194,7 +194,7 @@ fn without_its_switch_no_memory_gets_ready_and_the_program_says_why() {
     assert!(circuits(&stage).iter().all(|circuit| circuit["standing"] == false));
     assert_eq!(running.stdout(), "", "it has not begun");
     assert!(running.is_running(), "{}", running.stderr());
-    // When the switch is back, what was waited for comes.
+    // When the switch is back, the program gets its memory.
     let switch = Switch::start(&stage);
     let outcome = running.finish();
     outcome.require_success().require_far();

@@ -1,4 +1,4 @@
-//! `farpool core`: a core with the memory that is far, read by gdb.
+//! `farpool core`: a core dump that includes far memory, read by gdb.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -9,13 +9,13 @@ use farpool_e2e::jobs::{allowed_bytes, compile_c, scratch};
 use farpool_e2e::run::{Door, Run, Running};
 use farpool_e2e::{binaries, have, tree, turn, wait_until};
 
-/// What the program holds, and the local memory that it has.
+/// The memory of the program, and its limit of local memory.
 const HELD_MIB: u64 = 128;
 const LIMIT_MIB: u64 = 32;
 const LIMIT: &str = "32MiB";
-/// Nothing here takes more than some seconds.
+/// How long to wait for a step; each takes some seconds at most.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Its own, besides those of a preloaded pager.
+/// Threads of the program, without those of a preloaded pager.
 const THREADS: u64 = 4;
 
 /// A program with most of its memory far.
@@ -49,7 +49,7 @@ impl Held {
         self.directory.path().join(name)
     }
 
-    /// It goes on, and has all its data.
+    /// Checks that the program continues and has all its data.
     fn checks(&mut self) {
         tree::signal(self.pid(), libc::SIGUSR1);
         self.checks += 1;
@@ -61,7 +61,7 @@ impl Held {
         self.running.finish().require_success();
     }
 
-    /// gdb has the stacks of all threads, and every byte.
+    /// Checks that gdb finds the stacks of all threads and every byte in the core.
     fn require_whole(&self, core: &Path) {
         let words = self.path("words");
         let _ = std::fs::remove_file(&words);
@@ -95,7 +95,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// A core of a program that runs, or that SIGSTOP has stopped.
+/// Checks a core of a program that runs, or that SIGSTOP has stopped.
 fn core_through(door: Door, is_stopped: bool) {
     if !have("gcc") || !have("gdb") {
         return;
@@ -165,7 +165,7 @@ fn a_core_while_the_program_runs() {
     held.ends_well();
 }
 
-/// Whatever stops it, no part of a core is left, and the program goes on.
+/// If the core is not completed, no part of it is left, and the program continues.
 #[test]
 fn a_core_that_is_not_written_leaves_nothing() {
     if !have("gcc") {
@@ -188,7 +188,7 @@ fn a_core_that_is_not_written_leaves_nothing() {
     let there = || std::fs::read_dir(&folder).expect("a folder").count();
     assert_eq!(there(), 0, "nothing is left");
     held.checks();
-    // Not over a file that is there.
+    // An existing file is not overwritten.
     std::fs::write(&core, b"precious").expect("a file");
     let output = core_command(held.pid(), &core).output().expect("farpool core");
     assert!(
@@ -204,7 +204,7 @@ fn a_core_that_is_not_written_leaves_nothing() {
 #[test]
 fn a_core_of_nothing() {
     let directory = scratch();
-    // Larger than any process id there can be.
+    // Larger than any possible process id.
     let output = core_command(1 << 22, &directory.path().join("core")).output();
     let output = output.expect("farpool core");
     assert!(!output.status.success() && said(&output).contains("no process"), "{}", said(&output));

@@ -1,6 +1,7 @@
-//! A node of a rack whose network goes away: its programs wait a while; if it stays away, exactly
-//! those end that need it, and the node takes part again when its network is back. With drains and
-//! the controller's death, which rack.rs has, it is what `make rack-demo` lets fail.
+//! A node of a rack loses its network. Programs that use its memory wait for a while. If the
+//! network stays down, exactly these programs end, and the node rejoins when the network is back.
+//! Together with drains and the controller's death, which rack.rs tests, these are the failures
+//! that `make rack-demo` shows.
 
 use farpool_e2e::stage::{PATIENCE, Stage};
 use farpool_e2e::{network, turn, wait_until};
@@ -18,7 +19,7 @@ fn a_node_that_is_cut_off_concerns_its_programs_only_and_comes_back() {
     let mut stage = Stage::new(hosts, B);
     stage.start_control(&[]);
     let _borrower = stage.borrower(B);
-    // Room for one program each.
+    // Each node has room for one program.
     let _a = stage.node(A, addresses[A], "256MiB");
     let mut victim = stage.program(B, "600");
     victim.wait_for_output("filled", 2);

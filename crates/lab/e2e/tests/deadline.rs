@@ -1,6 +1,6 @@
-//! A program that does not move its data by the time that a donor needs its memory, as it is
-//! stopped: the donor has its memory back in any case, others go on, and when the program runs
-//! again it ends and says what it lost. Without a controller: collaborate.rs.
+//! A stopped program does not move its data by the time that a donor needs its memory. The donor
+//! gets its memory back in any case, other programs continue, and when the stopped program runs
+//! again it ends and reports what it lost. collaborate.rs tests this without a controller.
 
 use std::time::Duration;
 
@@ -15,15 +15,15 @@ const B: usize = 1;
 const C: usize = 2;
 /// Each host's memory.
 const HOST_BYTES: u64 = 1 << 30;
-/// With this much of it in use a host lends less than is granted to either program, and still has
-/// room for what both have there.
+/// Memory in use on a host so that it lends less than is granted to either program, and still has
+/// room for both programs' data.
 const HOG_BYTES: u64 = 620 << 20;
-/// How long the controller gives a program to leave memory that a donor needs.
+/// How long the controller gives a program to move out of memory that a donor needs.
 const RECLAIM_DEADLINE: Duration = Duration::from_secs(30);
-/// By which a busy machine may be late.
+/// How late a busy machine may be.
 const SLACK: Duration = Duration::from_secs(5);
 
-/// When the first event of a kind happened, in the controller's uptime.
+/// The controller's uptime at the first event of a kind.
 fn time_of(events: &[Value], kind: &str) -> Option<Duration> {
     let event = events.iter().find(|event| event["kind"] == kind)?;
     event["uptime_ms"].as_u64().map(Duration::from_millis)
@@ -45,7 +45,7 @@ fn a_donor_has_its_memory_back_from_a_program_that_is_stopped() {
     let _c = stage.node(C, addresses[C], "512MiB");
     assert_eq!(stage.places(), [("A".into(), "ready".into()), ("A".into(), "ready".into())]);
 
-    // Its keeper hears that it shall move, and has no process to do it.
+    // Its keeper is asked to move the data, but no process can do it.
     stuck.pause(true, false);
     let _hog = Hog::start(&stage.hosts()[A], HOG_BYTES);
     wait_until("A has its memory back", PATIENCE, || {

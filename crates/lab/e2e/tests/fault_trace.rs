@@ -1,4 +1,4 @@
-//! `farpool trace --via fault`: what the pager sees of real programs, as a trace.
+//! `farpool trace --via fault`: the pager's faults of real programs, as a trace.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -9,7 +9,7 @@ use farpool_e2e::{binaries, tree, turn};
 use farpool_trace::{Batch, Columns, Record, TraceInfo, TraceReader};
 use farpool_units::{MIB, PAGE_BYTES_U64};
 
-/// Where a process's number stands in a block's.
+/// The position of the process's number in a block number.
 const PROCESS_SHIFT: u32 = 44;
 
 fn capture(out: &Path, local: &str, program: &[&str]) -> Run {
@@ -38,7 +38,7 @@ fn the_faults_of_a_program_are_its_uses_of_what_is_not_local() {
     let folder = tempfile::tempdir().expect("a folder");
     let out = folder.path().join("faults.parquet");
     let farpool = farpool();
-    // Each page is written once, and then touched once in random order.
+    // Each page is written once, then used once in random order.
     let program = [&farpool, "workload", "faults", "--bytes", "64MiB", "--write-percent", "40"];
     let local = Run::local(&farpool).args(&program[1..]).finish();
     let outcome = capture(&out, "16MiB", &program).finish();
@@ -52,8 +52,8 @@ fn the_faults_of_a_program_are_its_uses_of_what_is_not_local() {
     let (info, records) = read(&out);
     assert_eq!((info.source.as_str(), info.block_bytes), ("pager faults", PAGE_BYTES_U64));
     assert!(info.notes.iter().all(|note| !note.contains("missing")), "{:?}", info.notes);
-    // Three quarters of the pages are far when their turn comes; some are fetched ahead or taken
-    // for first touches in runs.
+    // Three quarters of the pages are far when they are used. Some are prefetched, or taken for
+    // first touches in runs.
     let pages = 64 * MIB / PAGE_BYTES_U64;
     let touched: HashSet<u64> = records.iter().map(|record| record.block).collect();
     assert!(touched.len() as u64 > pages / 2, "{} of {pages} pages", touched.len());

@@ -36,7 +36,7 @@ fn pages_travel_between_hosts_and_a_short_cut_is_survived() {
     let blade = blade(&network);
     let running = started(&network, &blade, 6);
     network.link(false);
-    // The time is what is tested: less than the deadline of 10 s.
+    // The length of the cut is what is tested: less than the deadline of 10 s.
     std::thread::sleep(Duration::from_secs(2));
     network.link(true);
     running.finish().require_success().require_far();

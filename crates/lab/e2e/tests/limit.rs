@@ -1,4 +1,4 @@
-//! `farpool limit`: the local memory of a program that runs is made smaller and larger.
+//! `farpool limit`: the local memory of a running program is made smaller and larger.
 
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -7,11 +7,11 @@ use farpool_e2e::jobs::{allowed_bytes, compile_c, scratch};
 use farpool_e2e::run::{Door, Run};
 use farpool_e2e::{binaries, have, tree, turn, wait_until};
 
-/// What the program holds, all of which it reads again and again.
+/// The memory of the program, all of which it reads repeatedly.
 const HELD_MIB: u64 = 192;
-/// Nothing here takes more than some seconds.
+/// How long to wait for a step; each takes some seconds at most.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Larger than any process id there can be.
+/// Larger than any possible process id.
 const NO_PROCESS: u32 = 1 << 22;
 
 fn limit(pid: u32, local: &str) -> Output {
@@ -23,8 +23,8 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The limit is lowered to a quarter, raised to more than the program has, and lowered again; the
-/// program finds each byte right all the while.
+/// The limit is lowered to a quarter, raised to more than the program has, and lowered again. The
+/// program finds each byte right all the time.
 #[test]
 fn the_limit_of_a_running_program_is_lowered_and_raised() {
     if !have("gcc") {
@@ -56,7 +56,7 @@ fn the_limit_of_a_running_program_is_lowered_and_raised() {
                 0..HELD_MIB => resident <= allowed_bytes(mib),
                 _ => resident >= HELD_MIB << 20,
             };
-            // Each check reads all, which brings in what there is room for.
+            // Each check reads all memory, which brings in as much as there is room for.
             wait_until("the resident set to follow the limit", PATIENCE, || {
                 checks();
                 is_right(tree::resident_bytes(pid)?).then_some(())

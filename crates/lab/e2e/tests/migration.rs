@@ -1,8 +1,8 @@
-//! The kernel migrates pages while they are moved out and back: no program notices.
+//! The kernel migrates pages while they are moved out and back. No program may be affected.
 //!
-//! On Linux 6.18 UFFDIO_MOVE moves pages under migration that it does not count
-//! (`pager::space::moves`). Before the pager asked the page map, one run in three of the first test
-//! ended with "a frame of the victim buffer is missing".
+//! On Linux 6.18 UFFDIO_MOVE moves pages under migration without counting them
+//! (`pager::space::moves`). Before the pager checked the page map, one run in three of the first
+//! test ended with "a frame of the victim buffer is missing".
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use farpool_e2e::{have, turn};
 
 const PATIENCE: Duration = Duration::from_secs(150);
 const RUNS: u64 = 3;
-/// Rounds of compaction below which the noise was none.
+/// The least rounds of compaction with which the test counts as done under compaction.
 const LEAST_ROUNDS: u32 = 10;
 
 #[test]
@@ -50,14 +50,14 @@ fn stress(ops: &str, limit: &str, threads: &str) {
     assert!(compaction.rounds() >= LEAST_ROUNDS, "{} rounds", compaction.rounds());
 }
 
-/// Every page is checked by the program, with every kind of memory call beside it.
+/// The program checks every page while it makes memory calls of every kind except forks.
 #[test]
 fn every_memory_call_under_compaction() {
     let _turn = turn();
     stress("discard,free,advise,protect,unmap,mremap,heap,pipe,file,direct,uring", "10MiB", "4");
 }
 
-/// A page under migration at the moment of a fork is the child's like any other.
+/// A child inherits a page that is under migration during the fork like any other.
 #[test]
 fn forks_under_compaction() {
     let _turn = turn();

@@ -1,5 +1,5 @@
-//! `farpool sim predict` beside the pager: what it counts beforehand is what happens. Times are for
-//! `farpool bench predict`; counts are the same on a slow machine.
+//! `farpool sim predict` compared with the pager: the events that it predicts are the events that
+//! happen. Times are left to `farpool bench predict`; counts are the same on a slow machine.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,7 +8,7 @@ use farpool_e2e::run::Run;
 use farpool_e2e::{binaries, have, skip, turn};
 use farpool_units::MIB;
 
-/// Of events, how far the count may be off.
+/// How far a predicted count of events may be off, in percent.
 const APART_PERCENT: u64 = 25;
 
 /// Costs that any machine could have; the counts do not depend on them.
@@ -24,7 +24,7 @@ fn farpool(words: &[&str]) -> Run {
     Run::with(command, None, None)
 }
 
-/// What `farpool sim predict` counts for a program at a limit, by name.
+/// The events that `farpool sim predict` counts for a program at a limit, by name.
 fn predicted(folder: &Path, program: &[&str], limit_bytes: u64) -> serde_json::Value {
     let path = |name: &str| folder.join(name).to_str().expect("a plain path").to_owned();
     let (trace, costs) = (path("pages.parquet"), path("costs.toml"));
@@ -42,7 +42,7 @@ fn predicted(folder: &Path, program: &[&str], limit_bytes: u64) -> serde_json::V
     prediction["events"].clone()
 }
 
-/// Of the events with these names as many are foretold as are counted.
+/// Checks that the predicted and the counted events of these names agree.
 fn require_alike(program: &[&str], limit_bytes: u64, names: &[&str]) {
     if !have("qemu-x86_64") {
         return skip("qemu-user is not installed (apt-get install qemu-user)");

@@ -1,5 +1,4 @@
-//! A rack of processes: controller, nodes, and programs that take their far memory from wherever it
-//! is.
+//! A rack of processes: controller, nodes, and programs that get far memory from any node.
 
 use std::time::Duration;
 
@@ -11,8 +10,8 @@ use farpool_e2e::{turn, wait_until};
 const PATIENCE: Duration = Duration::from_secs(60);
 const OPS: &str = "discard,free,advise,protect,unmap,mremap,spawn,heap,pipe,file,direct,uring";
 
-/// A controller with nodes A, B and C, each lending 1 GiB once its own programs have been looked
-/// at.
+/// A controller with nodes A, B and C, each of which lends 1 GiB once it has measured its own
+/// programs.
 struct Rack {
     control: Daemon,
     nodes: Vec<(&'static str, Daemon)>,
@@ -102,7 +101,7 @@ fn programs_go_on_while_nodes_are_drained_and_the_controller_is_killed() {
     wait_until("the controller finds the truth again", PATIENCE, || {
         rack.ready_on().iter().any(|node| second.contains(node)).then_some(())
     });
-    // A node that is asked to end is drained first, and has left when it ends.
+    // A node that is asked to end is drained first, and has left the rack when it ends.
     rack.answer(&["node", "drain", &first[0], "--undo"]);
     let lender = rack.ready_on();
     let at = rack.nodes.iter().position(|(name, _)| lender.iter().any(|it| it == name));
@@ -137,7 +136,7 @@ fn a_node_that_dies_ends_exactly_the_programs_that_used_it() {
     assert_ne!(outcome.code, 0, "its memory is gone: {}", outcome.stdout);
     assert!(outcome.stderr.contains("far memory is lost"), "{}", outcome.stderr);
     assert!(!outcome.stdout.contains("WRONG"), "{}", outcome.stdout);
-    // The others serve on: a new program gets its memory from them.
+    // The other nodes continue to serve: a new program gets its memory from them.
     wait_until("the node is missed", PATIENCE, || {
         let node = rack.answer(&["node", "show", &used[0]]);
         (node["state"] != "up").then_some(())

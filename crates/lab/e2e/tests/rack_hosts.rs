@@ -1,7 +1,7 @@
-//! The story of the collaborating rack (ACMS, Samih 2011, figure 6): five hosts with memory and
-//! addresses of their own. A serves B's program; a big program starts on A; A takes its memory
-//! back, B's data moves to another host, and A's program borrows in its turn. It is the story that
-//! `farpool demo rack` plays, with further programs beside its own.
+//! The scenario of the collaborating rack (ACMS, Samih 2011, figure 6): five hosts with their own
+//! memory and addresses. A serves B's program; a big program starts on A; A takes its memory back,
+//! B's data moves to another host, and A's program becomes a borrower itself. It is the scenario of
+//! `farpool demo rack`, with further programs beside the demo's.
 
 use std::io::Write;
 use std::path::Path;
@@ -15,12 +15,12 @@ use farpool_e2e::{binaries, skip, turn};
 use farpool_kernel::lock;
 
 const OPS: &str = "discard,pipe,heap,file";
-/// What a companion may have in local memory, and elsewhere: blades give memory out in superpages
-/// of 16 MiB, and glibc's arenas and the threads' stacks lie in other ones than its regions.
+/// The memory of a companion, its local memory, and its quota: blades lend memory in superpages of
+/// 16 MiB, and glibc's arenas and the threads' stacks are in other superpages than its regions.
 const COMPANION: Program =
     Program { bytes: 64 << 20, local_bytes: 24 << 20, quota_bytes: 240 << 20 };
 
-/// Collects what is shown, for the case that the test fails.
+/// Collects the demo's output, to print it if the test fails.
 #[derive(Clone, Default)]
 struct Shown(Arc<Mutex<Vec<u8>>>);
 
@@ -41,7 +41,7 @@ impl Shown {
     }
 }
 
-/// A program that does with its memory all that programs do, and checks every page.
+/// A program that uses its memory in many ways, and checks every page.
 fn stress(host: usize, seed: &str, seconds: &str) -> Companion {
     let words = ["--mib", "64", "--threads", "2", "--seconds", seconds, "--seed", seed];
     let program = binaries::program("farpool-stress").into_os_string();
@@ -49,7 +49,8 @@ fn stress(host: usize, seed: &str, seconds: &str) -> Companion {
     Companion { host, words: std::iter::once(program).chain(words).collect(), limits: COMPANION }
 }
 
-/// Plays it up to the end of the figure. None, with a visible reason, where it cannot be played.
+/// Plays the scenario up to the end of the figure. Returns None, with a visible reason, if it
+/// cannot be played.
 fn play(variant: Variant, plan: Plan, companions: Vec<Companion>) -> Option<Outcome> {
     let folder = tempfile::tempdir().expect("folder");
     let options = Options {
@@ -86,7 +87,7 @@ fn groups_left() -> usize {
     entries.flatten().filter(|entry| entry.file_name().to_str().is_some_and(is_ours)).count()
 }
 
-/// Whether a check of that name was made; that all passed is known already.
+/// Requires that checks with these names were made. [`play`] has already required that all passed.
 fn require(outcome: &Outcome, names: &[&str]) {
     for name in names {
         let made = outcome.checks.list().iter().any(|check| check.name.starts_with(name));
@@ -97,7 +98,7 @@ fn require(outcome: &Outcome, names: &[&str]) {
 #[test]
 fn a_server_takes_its_memory_back_and_becomes_a_client() {
     let _turn = turn();
-    // Smaller than the demo's, so that what the companions ask for fits, too; A must need all that
+    // Smaller than the demo's, so that the companions' memory fits, too. A must need all the memory
     // it lends.
     let plan = Plan {
         of_b: Program::of_mib(48, 24),

@@ -1,5 +1,5 @@
-//! The sidecar door under other allocators and other C libraries than the usual one: their memory
-//! calls are seen by the kernel alone.
+//! The sidecar door with allocators and C libraries other than glibc's: only the kernel sees their
+//! memory calls.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,12 +12,13 @@ use farpool_e2e::{have, skip, turn};
 const LIMIT_MIB: u64 = 24;
 const SOURCE: &str = include_str!("sidecar/churn.c");
 
-/// Where the compiler finds a library; None, and the test is skipped, where it does not.
+/// The path at which the compiler finds a library. Returns None, and skips the test, if it does not
+/// find it.
 fn library(name: &str) -> Option<PathBuf> {
     let mut gcc = Command::new("gcc");
     let said = gcc.arg(format!("-print-file-name={name}")).output().ok()?;
     let path = PathBuf::from(String::from_utf8_lossy(&said.stdout).trim());
-    // A name that is not found comes back as it is.
+    // gcc prints a name that it does not find unchanged.
     if path.is_absolute() && path.exists() {
         return Some(path);
     }
@@ -25,7 +26,7 @@ fn library(name: &str) -> Option<PathBuf> {
     None
 }
 
-/// Runs the program; every block must hold what was written to it, and the limit must hold.
+/// Runs the program. Every block must keep its contents, and the limit must hold.
 fn churns(program: &Path, preload: Option<&Path>) {
     let _turn = turn();
     let mut run = Run::through(Door::Sidecar, &format!("{LIMIT_MIB}MiB"));

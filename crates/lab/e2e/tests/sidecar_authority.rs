@@ -1,4 +1,4 @@
-//! Programs that give up rights when they have a sidecar: it must not keep them.
+//! Programs that drop privileges while they have a sidecar: the sidecar must not keep them.
 
 use std::os::unix::fs::MetadataExt;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use farpool_e2e::{have, skip, tree, turn, wait_until};
 const HELD_MIB: &str = "64";
 const LIMIT: &str = "32MiB";
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What the program becomes.
+/// The Uid and Gid fields of the program's status after it has dropped its privileges.
 const NOBODY: &str = "65534\t65534\t65534\t65534";
 
 fn field(pid: u32, name: &str) -> Option<String> {
@@ -19,7 +19,7 @@ fn field(pid: u32, name: &str) -> Option<String> {
     Some(line.trim_start_matches(':').trim().to_owned())
 }
 
-/// A program with far memory, ready to give up something.
+/// Starts a program with far memory that will drop `what` when signalled.
 fn far_program(what: &str) -> Option<(tempfile::TempDir, Running)> {
     if !have("gcc") {
         return None;
@@ -38,7 +38,8 @@ fn far_program(what: &str) -> Option<(tempfile::TempDir, Running)> {
     Some((directory, running))
 }
 
-/// Waits until the only sidecar is one that `is_right`, and the memory is far again and as it was.
+/// Waits until the only sidecar satisfies `is_right` and memory is far again, and checks the
+/// memory.
 fn await_another(running: &mut Running, is_right: impl Fn(u32) -> bool) {
     let pid = running.program_pid();
     wait_until("another sidecar", PATIENCE, || match tree::sidecars_in(pid)[..] {
@@ -54,8 +55,8 @@ fn await_another(running: &mut Running, is_right: impl Fn(u32) -> bool) {
     assert!(!told.contains("more than its limit"), "{told}");
 }
 
-/// Gives up what is asked for; the sidecar's status has `before` in a field, that of another one
-/// `after`.
+/// Makes a program drop `what`. The field `name` of the sidecar's status must be `before`, and that
+/// of its replacement `after`.
 fn is_followed(what: &str, name: &str, before: &str, after: &str) {
     let _turn = turn();
     let Some((_directory, mut running)) = far_program(what) else { return };
@@ -91,7 +92,7 @@ fn a_sidecar_does_not_stay_outside_of_a_root_directory() {
     let pid = running.program_pid();
     tree::signal(pid, libc::SIGUSR1);
     running.wait_for_output("given up", 1);
-    // That directory has no /proc, so that no other one can page.
+    // That directory has no /proc, so that no other sidecar can page.
     running.wait_for_line("is not held to the limit");
     let root = |pid: u32| std::fs::metadata(format!("/proc/{pid}/root")).map(|root| root.ino());
     let is_outside = |sidecar: &u32| root(*sidecar).is_ok_and(|own| Some(own) != root(pid).ok());
@@ -100,7 +101,7 @@ fn a_sidecar_does_not_stay_outside_of_a_root_directory() {
     running.finish();
 }
 
-/// The same of a process that was attached to.
+/// A sidecar of an attached process does not keep the process's former user, either.
 #[test]
 fn the_sidecar_of_an_attached_process_follows_it() {
     let _turn = turn();

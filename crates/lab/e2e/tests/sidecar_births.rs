@@ -1,10 +1,11 @@
-//! kill -9 at every step of a fork, one after the other: of the sidecar that reads of it, and of
-//! the keeper that hands the child over to a sidecar of its own. No child may read zeros where its
-//! pages were, nor wait for ever.
+//! kill -9 at every step of a fork, one step per trial: of the sidecar that reads the fork's event,
+//! and of the keeper that hands the child over to its own sidecar. No child may read zeros in place
+//! of its pages, or wait for ever.
 //!
-//! The process to be killed is followed from system call to system call from the moment at which
-//! the program is told to fork, and killed at the k-th stop. FARPOOL_BIRTH_STEPS says how many k
-//! are tried, FARPOOL_BIRTH_FROM where they begin, FARPOOL_BIRTH_STRIDE how far they are apart.
+//! The process to be killed is traced from system call to system call from the moment at which the
+//! program is told to fork, and killed at stop k, counted from 0. FARPOOL_BIRTH_STEPS is the number
+//! of values of k that are tried, FARPOOL_BIRTH_FROM the first value, FARPOOL_BIRTH_STRIDE the
+//! distance between them.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,23 +18,25 @@ use farpool_e2e::{have, tree, turn, wait_until};
 const STEPS: &str = "FARPOOL_BIRTH_STEPS";
 const FROM: &str = "FARPOOL_BIRTH_FROM";
 const STRIDE: &str = "FARPOOL_BIRTH_STRIDE";
-/// From the event of a fork until the keeper has the child's userfaultfd there are some dozen.
+/// Steps tried by default on the sidecar. From the event of a fork until the keeper has the child's
+/// userfaultfd there are some dozen.
 const FEW_STEPS: usize = 40;
-/// From a fork until the child has a sidecar of its own the keeper makes some hundred calls.
+/// Distance of the steps tried by default on the keeper, which makes some hundred calls from a fork
+/// until the child has its own sidecar.
 const KEEPERS_STRIDE: usize = 41;
 const FEW_KEEPERS_STEPS: usize = 24;
 const LIMIT: &str = "8MiB";
 const HELD_MIB: &str = "20";
-/// Of the program, when most of it is far: the limit, and what the kernel and the sidecar hold
-/// besides.
+/// Resident memory of the program below which most of its memory is far: the limit, and the memory
+/// of the kernel and the sidecar.
 const RESIDENT_BYTES: u64 = 14 << 20;
-/// Everything of a trial ends within this, also on a busy machine.
+/// How long a trial may take, also on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 const KILLED: i32 = 128 + libc::SIGKILL;
-/// What a keeper says of a sidecar that does not end with its program.
+/// The keeper's message about a sidecar that does not end with its program.
 const HANGS: &str = "says nothing for";
 
-/// What a trial was.
+/// The result of a trial.
 struct Trial {
     step: Option<Step>,
     code: i32,
@@ -49,7 +52,8 @@ fn compile(directory: &Path) -> PathBuf {
     compile_c("births", include_str!("sidecar/births.c"), &[], directory)
 }
 
-/// The program, most of whose memory is far, and its sidecar.
+/// Starts the program and waits until most of its memory is far. Also returns the process ids of
+/// the program and its sidecar.
 fn far_program(births: &Path) -> (Running, u32, u32) {
     let run = Run::through(Door::Sidecar, LIMIT).program(births).arg(HELD_MIB);
     let mut running = run.patience(PATIENCE).start();
@@ -59,7 +63,7 @@ fn far_program(births: &Path) -> (Running, u32, u32) {
     (running, program, sidecar)
 }
 
-/// The sidecar of a program, once most of its memory is far.
+/// Waits until most of a program's memory is far. Returns its sidecar.
 fn await_far(program: u32) -> u32 {
     wait_until("a sidecar, and little that is resident", PATIENCE, || {
         let is_small = tree::resident_bytes(program)? < RESIDENT_BYTES;
@@ -67,7 +71,7 @@ fn await_far(program: u32) -> u32 {
     })
 }
 
-/// Kills the sidecar at a step of a fork; there may be fewer.
+/// Kills the sidecar at step `wanted` of a fork. There may be fewer steps; then nothing is killed.
 fn trial(births: &Path, wanted: usize) -> Trial {
     let (running, program, sidecar) = far_program(births);
     let follow = move || {
@@ -75,14 +79,14 @@ fn trial(births: &Path, wanted: usize) -> Trial {
         tree::signal(program, libc::SIGUSR1);
         steps.kill_at(wanted, PATIENCE, || !tree::is_alive(program)).expect("it is followed")
     };
-    // A thread of its own: what it traces goes on when it ends.
+    // A separate thread, as traced threads continue when the tracing thread ends.
     let step = std::thread::spawn(follow).join().expect("no panic");
     let outcome = running.finish();
     Trial { step, code: outcome.code, said: format!("{}{}", outcome.stdout, outcome.stderr) }
 }
 
-/// Kills the keeper of an attached tree at a step of a fork. Says how the program ended, which must
-/// be by itself.
+/// Kills the keeper of an attached tree at step `wanted` of a fork. Returns how the program ended;
+/// it must end by itself.
 fn keepers_trial(births: &Path, wanted: usize) -> Trial {
     let run = Run::local(births).args([HELD_MIB, "waits"]);
     let mut running = run.patience(PATIENCE).start();
@@ -99,7 +103,7 @@ fn keepers_trial(births: &Path, wanted: usize) -> Trial {
     let step = std::thread::spawn(follow).join().expect("no panic");
     attach.finish();
     let child = || tree::programs(program).into_iter().next();
-    // It may have been ended with the program, in whose name the keeper just made a call.
+    // The kill may have ended the child, too, if the keeper was just making a call on its behalf.
     wait_until("the child", PATIENCE, || {
         (child().is_some() || !running.is_running()).then_some(())
     });
@@ -149,8 +153,8 @@ fn a_keeper_that_is_killed_while_a_child_is_handed_over_leaves_none_that_waits_f
     for wanted in (from..).step_by(stride).take(steps) {
         let Trial { step, code, said } = keepers_trial(&births, wanted);
         println!("step {wanted}: {step:?}: {code}: {}", said.replace('\n', " "));
-        // Ended by the kill, or with all its pages; a child may have ended with the keeper's call
-        // in its name.
+        // The program was ended by the kill, or ended with all its pages. A child may have been
+        // ended by the kill during a call that the keeper made on its behalf.
         let is_right = code == KILLED
             || (code == 0 && said.contains("ended 0"))
             || (code == 1 && said.contains("ended 9"));
@@ -161,7 +165,8 @@ fn a_keeper_that_is_killed_while_a_child_is_handed_over_leaves_none_that_waits_f
     assert!(wrong.is_empty(), "wrong at the steps {wrong:?}");
 }
 
-/// Whoever ends the warden ends nothing else, and the next kill of the sidecar finds another one.
+/// Killing the warden ends nothing else, and another warden is there for the next kill of the
+/// sidecar.
 #[test]
 fn a_warden_that_was_killed_is_replaced() {
     if !have("gcc") {
@@ -172,7 +177,7 @@ fn a_warden_that_was_killed_is_replaced() {
     let (running, program, sidecar) = far_program(&compile(directory.path()));
     let warden = || tree::wardens_in(program).pop();
     let first = warden().expect("a warden");
-    // Nothing but a kill reaches it.
+    // It ignores every signal but SIGKILL.
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP] {
         tree::signal(first, signal);
     }
@@ -185,7 +190,7 @@ fn a_warden_that_was_killed_is_replaced() {
     assert_eq!(outcome.code, KILLED, "{}", outcome.stderr);
 }
 
-/// The sidecar stands still when its program ends: the keeper ends it, and says so.
+/// The sidecar is stopped when its program ends: the keeper ends it, and says so.
 #[test]
 fn a_sidecar_that_hangs_after_its_program_is_not_waited_for() {
     if !have("gcc") {

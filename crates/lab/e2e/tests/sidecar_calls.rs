@@ -1,7 +1,7 @@
 //! Random memory calls against a plain model, with half of the memory far.
 //!
-//! FARPOOL_CALLS_RUNS says how many runs, FARPOOL_CALLS_SEED the first one's seed, and
-//! FARPOOL_CALLS_THREADS how many threads the program has.
+//! FARPOOL_CALLS_RUNS is the number of runs, FARPOOL_CALLS_SEED the seed of the first run, and
+//! FARPOOL_CALLS_THREADS the number of threads of the program.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use farpool_e2e::run::{Door, Run};
 use farpool_e2e::{have, turn};
 
 const LIMIT: &str = "24MiB";
-/// Steps of each thread: some 2 s in all.
+/// Steps of each thread: about 2 s in all.
 const STEPS: &str = "4000";
 const RUNS: u64 = 10;
 const FIRST_SEED: u64 = 101;

@@ -1,6 +1,6 @@
-//! The sidecar door under programs that give memory up and take it again all the time. What they do
-//! that with rests from being registered (`pager::life::rest`), is registered again later, and
-//! moved out. Every page is checked.
+//! The sidecar door with programs that keep discarding memory and using it again. The pager
+//! unregisters such memory for a while (`pager::life::rest`), then registers it again and moves it
+//! out. Every page is checked.
 
 use std::path::PathBuf;
 
@@ -11,8 +11,7 @@ use farpool_e2e::{have, tree, turn};
 const LIMIT_MIB: u64 = 32;
 const HELD_MIB: &str = "96";
 const ROUNDS: &str = "12";
-/// So many rounds are seen of a program that is attached to before it is left: memory rests by
-/// then.
+/// Rounds of an attached program before it is detached from: memory rests by then.
 const SEEN: usize = 4;
 const ENDLESS: &str = "1000000";
 
@@ -56,7 +55,7 @@ fn children_have_what_is_given_up_all_the_time() {
     runs(&["1", "2"], &["fork"], |_, _| {});
 }
 
-/// Nothing rests any more once memory is moved.
+/// Memory rests no more once the program has moved memory.
 #[test]
 fn memory_that_is_given_up_all_the_time_can_be_moved() {
     runs(&["1"], &["far", "fork", "move"], |_, _| {});

@@ -1,4 +1,4 @@
-//! Servers through the sidecar door: what was given to them comes back, and the limit holds
+//! Servers through the sidecar door: they return the data that was stored, and the limit holds
 //! meanwhile.
 
 use std::io::{Read, Write};
@@ -13,7 +13,7 @@ use farpool_e2e::run::{Door, Outcome, Run, Running};
 use farpool_e2e::tree::Peak;
 use farpool_e2e::{have, redis, tree, turn, wait_until};
 
-/// Sends a request over HTTP; None unless the answer is that it went well.
+/// Sends a request over HTTP. Returns the body of the answer, or None unless its status is 200.
 fn ask(port: u16, what: &str, body: &str) -> Option<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(20))).ok()?;
@@ -25,7 +25,7 @@ fn ask(port: u16, what: &str, body: &str) -> Option<String> {
     head.contains(" 200 ").then(|| body.to_owned())
 }
 
-/// Ends a server in the way that it likes, and says what it held at its peak.
+/// Ends a server by its usual signal. Also returns the peak of its resident memory in bytes.
 fn end(running: Running, signal: i32, peak: Peak, limit_mib: u64) -> (Outcome, u64) {
     tree::signal(running.program_pid(), signal);
     let outcome = running.finish();
@@ -46,7 +46,7 @@ fn redis_with_a_background_save() {
     }
 }
 
-/// An etcd that is asked over HTTP. Keys and values are words that are their own base64.
+/// An etcd server, used over HTTP. Keys and values are valid base64 as they are.
 struct Etcd {
     running: Running,
     port: u16,
@@ -104,7 +104,7 @@ fn etcd_gives_back_what_was_put() {
     assert!(peak_bytes <= allowed_bytes(LIMIT_MIB), "peak {peak_bytes} bytes: {}", outcome.stats);
 }
 
-/// It collects its own measurements every second, and must tell them.
+/// Prometheus scrapes itself every second, and must return the samples.
 #[test]
 fn prometheus_measures_itself() {
     const LIMIT_MIB: u64 = 48;
@@ -138,7 +138,7 @@ fn prometheus_measures_itself() {
     require_limit(outcome.require_success(), peak_bytes, LIMIT_MIB);
 }
 
-/// The server runs as a user that may not even open the device; the keeper is root's.
+/// The server runs as a user that may not even open /dev/userfaultfd, while the keeper is root.
 #[test]
 fn postgres_under_transactions_of_many_clients() {
     const LIMIT_MIB: u64 = 96;

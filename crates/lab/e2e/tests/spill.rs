@@ -1,6 +1,6 @@
 //! The last resort: a donor needs its memory back, and no other host has any. The program's data
-//! goes into its own host's memory, or a file where that is short, and back to the rack when that
-//! has room again.
+//! goes into its own host's memory, or into a file if that is short, and back to the rack when the
+//! rack has room again.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -14,14 +14,15 @@ use farpool_hosts::{Host, Hosts, Wiring};
 const PATIENCE: Duration = Duration::from_secs(90);
 /// Each host's memory.
 const HOST_BYTES: u64 = 1 << 30;
-/// With this much of it in use a host lends nothing any more, and takes no spill into its memory.
+/// Memory in use on a host so that it lends nothing any more, and takes no spill into its memory.
 const HOG_BYTES: u64 = 760 << 20;
 const OPS: &str = "discard,pipe,heap,file";
 
-/// A lends to the program on B; the controller is on B, too. In the order in which they end.
+/// A lends to the program on B; the controller is on B, too. The fields are in the order in which
+/// they must be dropped.
 struct Two {
     node: Daemon,
-    /// Lends nothing: the rack knows B by it.
+    /// The node of B, which lends nothing. The rack knows B by it.
     _borrower: Daemon,
     url: String,
     _control: Daemon,
@@ -72,7 +73,7 @@ impl Two {
         serde_json::from_slice(&output.stdout).expect("JSON")
     }
 
-    /// States of the segments there are.
+    /// States of all segments.
     fn segments(&self) -> Vec<String> {
         let segments = self.ask(&["segment", "list"]);
         let segments = segments["segments"].as_array().expect("a list").clone();

@@ -1,4 +1,4 @@
-//! Five hosts on an emulated circuit switch: far memory needs a circuit, and needs nothing else.
+//! Five hosts on an emulated circuit switch: far memory needs a circuit and nothing else.
 
 use std::time::Duration;
 
@@ -26,7 +26,7 @@ fn blade(host: &Host) -> Blade {
     Blade::start_command(command, "512MiB", &tcp, &["--allow-remote-tcp"])
 }
 
-/// 64 MiB of which 16 MiB may be local.
+/// A program with 64 MiB, of which 16 MiB may be local.
 fn program(host: &Host, blade: &Blade) -> Run {
     let directory = tempfile::tempdir().expect("directory");
     let stats = directory.path().join("stats.json");
@@ -60,7 +60,7 @@ fn without_a_circuit_the_program_ends_with_a_clear_message() {
     let _turn = turn();
     let Some((hosts, mut switch)) = stage() else { return };
     let blade = blade(&hosts[2]);
-    // One that leads elsewhere is none.
+    // A circuit to another host does not count.
     switch.connect(circuit(0, 1)).expect("A-B");
     let outcome = program(&hosts[0], &blade).finish();
     assert_ne!(outcome.code, 0, "stdout: {} stderr: {}", outcome.stdout, outcome.stderr);
