@@ -1,6 +1,6 @@
-//! Which door `farpool run` takes: the sidecar where it can work, else the preloaded library, and
-//! why; and a user who has the sidecar by a capability of farpool's file, and gets no right over
-//! others' processes by it.
+//! Which door `farpool run` takes: the sidecar if it can work, otherwise the preloaded library,
+//! with the reason. And a user who may use sidecars by a capability of farpool's file gets no
+//! access to others' processes by it.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
@@ -11,14 +11,14 @@ use farpool_e2e::jobs::{OpenDevice, PATIENCE, compile_c, scratch};
 use farpool_e2e::run::{Door, Run, Running};
 use farpool_e2e::{binaries, have, skip, tree, turn, wait_until};
 
-/// Nobody has this number.
+/// A user id that no real user has.
 const USER: u32 = 4343;
 const LIMIT: &str = "24MiB";
 const EFFECTIVE: &str = "CapEff:";
 const PERMITTED: &str = "CapPrm:";
 const SYS_PTRACE: u64 = 1 << 19;
 
-/// Fills and checks more memory than the limit, says so, and waits until it is killed.
+/// Fills and checks more memory than the limit, prints that, and waits until it is killed.
 const FILL: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,14 +38,14 @@ int main(void) {
 }
 "#;
 
-/// A user of its own with a directory, a copy of farpool in it, and access to /dev/userfaultfd.
+/// A separate user with a directory, a copy of farpool in it, and access to /dev/userfaultfd.
 struct Stage {
     directory: tempfile::TempDir,
     _device: OpenDevice,
 }
 
 impl Stage {
-    /// None, and the test is skipped with the reason, where that cannot be made.
+    /// Sets it up. Returns None, and skips the test with the reason, if that is not possible.
     fn make() -> Option<Stage> {
         if !have("gcc") {
             return None;
@@ -66,7 +66,7 @@ impl Stage {
         Some(Stage { directory, _device: device })
     }
 
-    /// The same, and the copy has the capability, permitted and not effective.
+    /// Like [`Stage::make`], and the copy has CAP_SYS_PTRACE, permitted but not effective.
     fn with_right() -> Option<Stage> {
         if !have("setcap") {
             return None;
@@ -94,7 +94,7 @@ impl Stage {
         self.directory.path()
     }
 
-    /// farpool as the user.
+    /// A farpool command that runs as the user.
     fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(self.farpool());
         command.args(words).uid(USER).gid(USER).current_dir(self.path().join("own"));
@@ -106,7 +106,7 @@ impl Stage {
         self.command(words).output().expect("farpool")
     }
 
-    /// What `farpool doctor` says of the door.
+    /// The door's check in the output of `farpool doctor`.
     fn door(&self) -> serde_json::Value {
         let doctor = self.output(&["doctor", "--json"]);
         let report: serde_json::Value = serde_json::from_slice(&doctor.stdout).expect("JSON");
@@ -114,7 +114,8 @@ impl Stage {
         checks.iter().find(|check| check["name"] == "door").expect("the door").clone()
     }
 
-    /// A program that fills memory, linked as the options say, under farpool with these words.
+    /// Starts a program that fills memory, linked with `options`, under `farpool run` with the
+    /// options `words`.
     fn fill(&self, options: &[&str], words: &[&str]) -> Running {
         let program = compile_c("fill", FILL, options, self.path());
         let words = [&["run", "--local", LIMIT], words, &["--"]].concat();
@@ -130,7 +131,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// A number in hexadecimal of a task's status.
+/// A hexadecimal number in a task's status.
 fn capabilities(status: &Path, name: &str) -> u64 {
     let text = std::fs::read_to_string(status).expect("a status");
     let line = text.lines().find_map(|line| line.strip_prefix(name)).expect("a line");
@@ -196,7 +197,7 @@ fn a_user_has_sidecars_by_a_capability_of_the_file_and_no_other_right() {
     let Some(stage) = Stage::with_right() else { return };
     let door = stage.door();
     assert!(door["found"].as_str().is_some_and(|found| found.starts_with("sidecar")), "{door}");
-    // A static program, which no library gets into.
+    // A static program, which no library can be preloaded into.
     let running = stage.fill(&["-static"], &[]);
     let (keeper, program) = (running.pid(), running.program_pid());
     assert!(running.stdout().contains("checked /nowhere"), "{}", running.stdout());
@@ -220,7 +221,7 @@ fn a_user_has_sidecars_by_a_capability_of_the_file_and_no_other_right() {
     end(running);
 }
 
-/// Neither root's processes nor the keeper itself are open to the user.
+/// Checks that the user can access neither root's processes nor the keeper itself.
 fn nothing_is_gained(stage: &Stage, keeper: u32) {
     let roots = Run::local("sleep").arg("1000").start();
     for pid in [roots.pid(), keeper] {

@@ -1,5 +1,5 @@
-//! A key-value server whose far memory comes from a rack: it grows as memory is granted, gives back
-//! what the rack needs, and loses items, never values, when a node dies.
+//! A key-value server whose far memory comes from a rack: it grows as memory is granted, returns
+//! memory that the rack needs, and loses items when a node dies, but never returns a wrong value.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,14 +13,15 @@ use farpool_e2e::{binaries, turn, wait_until};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 const FAR_BYTES: u64 = 128 << 20;
-/// Far more than the server's memory has room for, and less than memory and far memory together.
+/// The number of keys: far more than fit into the server's memory, but they fit into memory and far
+/// memory together.
 const KEYS: usize = 60_000;
-/// No reply may take longer while memory comes and goes: what a lower tier may take, and a busy
-/// machine's share.
+/// The longest that a batch of reads may take while memory is granted and reclaimed: the time that
+/// a lower tier may take, and an allowance for a busy machine.
 const REPLY_MAX: Duration = Duration::from_secs(5);
 
 struct Rack {
-    // The server first, so that it ends in order while the rack is there.
+    // The server first, so that it is dropped while the rack is still there.
     kv: Option<Daemon>,
     control: Daemon,
     nodes: Vec<(&'static str, Daemon)>,
@@ -28,7 +29,7 @@ struct Rack {
 }
 
 impl Rack {
-    /// A controller and nodes that lend this much each.
+    /// Starts a controller and nodes that each lend this much.
     fn start(names: &[&'static str], donate: &str) -> Rack {
         let folder = tempfile::tempdir().expect("folder");
         let listen = free_address().to_string();
@@ -62,7 +63,7 @@ impl Rack {
         client
     }
 
-    /// The nodes on which the server has memory that is ready.
+    /// The nodes on which the server has ready memory.
     fn lenders(&self) -> Vec<String> {
         let segments = self.answer(&["segment", "list"]);
         let segments = segments["segments"].as_array().cloned().expect("a list");
@@ -75,7 +76,7 @@ impl Rack {
         &mut found.expect("a node of the rack").1
     }
 
-    /// The server ends well, and nothing of it is left.
+    /// Ends the server, which must succeed, and waits until all its memory is returned.
     fn end_kv(&mut self) {
         assert!(self.kv.take().expect("it was started").end(), "the server ends in order");
         wait_until("all memory is given back", PATIENCE, || {
@@ -85,7 +86,7 @@ impl Rack {
     }
 }
 
-/// A server that wants 128 MiB of the pool for this host.
+/// Starts a server that requests 128 MiB from the pool for this host.
 fn kv_of(pool: &str, host: &str, flags: &[&str]) -> Daemon {
     let port = free_port().to_string();
     let command = std::process::Command::new(binaries::program("farpool"));
@@ -102,7 +103,7 @@ fn wait_for_memory(client: &mut Client) {
     wait_for_figure(client, "far_granted_bytes", "far memory comes", |it| it == FAR_BYTES);
 }
 
-/// Stores until most of it has been taken: a busy machine's blades refuse some.
+/// Stores all keys until most are kept: on a busy machine the blades refuse some.
 fn fill(client: &mut Client, version: u32) {
     wait_until("most items are kept", PATIENCE, || {
         client.store(0..KEYS, version);
@@ -111,7 +112,7 @@ fn fill(client: &mut Client, version: u32) {
     assert!(client.figure("far_items") > KEYS as u64 / 2, "most of it is far");
 }
 
-/// A client that stores and reads keys of its own until it is told to end.
+/// A client that stores and reads its own keys until [`Busy::end`].
 struct Busy {
     over: Arc<AtomicBool>,
     thread: Option<JoinHandle<(u32, usize, Duration)>>,
@@ -135,8 +136,8 @@ impl Busy {
         Busy { over, thread: Some(thread) }
     }
 
-    /// How many rounds there were and how much was found, with every value right, and the longest
-    /// reply.
+    /// Stops the client, which must have read only right values. Returns the number of rounds, the
+    /// number of items found, and the longest time that a batch of reads took.
     fn end(mut self) -> (u32, usize, Duration) {
         self.over.store(true, Ordering::Relaxed);
         self.thread.take().expect("once").join().expect("every value was right, in time")
@@ -228,7 +229,7 @@ fn a_server_without_a_pool_serves_and_takes_what_comes() {
     let folder = tempfile::tempdir().expect("folder");
     let control = Daemon::control(&listen, &folder.path().join("control.redb"));
     let mut rack = Rack { kv: Some(kv), control, nodes: Vec::new(), folder };
-    // Less than is asked for, on two nodes.
+    // The first node has less than is requested; the second has the rest.
     rack.add_node("B", "80MiB");
     wait_for_figure(&mut client, "far_granted_bytes", "what there is comes", |it| it > 0);
     let some = client.figure("far_granted_bytes");
@@ -245,14 +246,15 @@ fn what_far_memory_must_give_back_is_still_served_from_flash() {
     let mut rack = Rack::start(&["B"], "256MiB");
     let flash = rack.folder.path().join("flash");
     let part = format!("{}:256MiB", flash.display());
-    // What a server that a failing test kills leaves in memory goes with the folder.
+    // If a failing test kills the server, the files that it leaves in memory are deleted with this
+    // folder.
     let books = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
     let books = books.path().to_str().expect("a path");
     let mut client = rack.start_kv("B", &["--flash", &part, "--flash-books", books]);
     wait_for_memory(&mut client);
     fill(&mut client, 1);
     let far = client.figure("far_items");
-    // There is no other node: the rack finds no place, and the drain must end all the same.
+    // There is no other node: the rack finds no place, but the drain must still complete.
     let task = rack.answer(&["node", "drain", "B", "--wait"]);
     assert_eq!(task["state"], "done", "{task}");
     assert_eq!(client.figure("far_granted_bytes"), 0);

@@ -1,5 +1,5 @@
-//! Blades that take no pages, or are gone before anything lies on them: the program goes on with
-//! what it has.
+//! Blades that refuse pages, or die before they hold any: the program continues with its local
+//! memory.
 
 use farpool_e2e::blade::{Blade, Transport};
 use farpool_e2e::jobs::{compile_c, scratch};
@@ -7,13 +7,13 @@ use farpool_e2e::run::{Door, Outcome, Run};
 use farpool_e2e::{binaries, have, tree, turn};
 
 const LIMIT: &str = "32MiB";
-/// A process that may write to no file cannot write to the blade's memory either (`shm`): EFBIG for
-/// each page.
+/// A process that may not write to files cannot write to the blade's memory (`shm`), either: each
+/// page fails with EFBIG.
 const WITHOUT_FILES: &str = "ulimit -f 0; exec \"$0\" \"$@\"";
 /// A program that maps three times its limit.
 const STRESS: [&str; 6] = ["--mib", "96", "--seconds", "4", "--ops", "touch"];
-/// Pages that may be tried in vain in the few seconds of a test: the first writes, and some tries
-/// of 64 pages. A blade that refused everything was sent 22 million in 100 s once.
+/// The most pages that may be tried in vain in the few seconds of a test: the first writes, and
+/// some tries of 64 pages. A blade that refused everything was once sent 22 million in 100 s.
 const MOST_TRIED: u64 = 4096;
 
 fn stress_after(run: Run, script: &str) -> Outcome {
@@ -28,7 +28,7 @@ fn times(outcome: &Outcome, words: &str) -> usize {
     outcome.stderr.matches(words).count()
 }
 
-/// prlimit makes it this few for good. No pager fits in, and its memory stays where it is.
+/// prlimit sets the hard limit, too. No pager fits in, and the program's memory stays local.
 #[test]
 fn a_program_that_may_open_hardly_any_files_is_named_or_ended() {
     const EXIT_OUTSIDE: i32 = 120;
@@ -55,13 +55,13 @@ fn a_program_that_may_open_hardly_any_files_is_named_or_ended() {
         let outcome = running.finish();
         assert_eq!(outcome.code, 128 + libc::SIGTERM, "{}", outcome.stderr);
     }
-    // Under the sidecar door the keeper tries again, for the limit may be raised.
+    // With the sidecar door the keeper would try again, as the limit may be raised.
     let outcome = start(Door::Preload, "fail").finish();
     assert_eq!(outcome.code, EXIT_OUTSIDE, "{}", outcome.stderr);
 }
 
-/// Each try puts in a sidecar and a warden, which end again; they are no processes of the
-/// program's.
+/// Each try injects a sidecar and a warden, which end again. They must not be taken for processes
+/// of the program.
 #[test]
 fn a_program_that_no_sidecar_fits_into_is_named_once_while_it_works() {
     if !have("prlimit") || !have("gcc") {
@@ -71,7 +71,7 @@ fn a_program_that_no_sidecar_fits_into_is_named_once_while_it_works() {
     let directory = scratch();
     let source = include_str!("sidecar/headless.c");
     let program = compile_c("headless", source, &[], directory.path());
-    // Some seconds, in which it is tried again and again.
+    // The program runs for some seconds, in which injection is tried repeatedly.
     let run = Run::through(Door::Sidecar, LIMIT).program("prlimit").arg("-n8");
     let outcome = run.arg(&program).args(["96", "1500", "stays"]).finish();
     outcome.require_success();
@@ -84,7 +84,7 @@ fn a_blade_that_takes_no_pages_is_left_alone_and_said_once() {
     let _turn = turn();
     let blade = Blade::start("512MiB");
     let address = blade.address(Transport::Shm);
-    // A sidecar is a process of its own, whose limits the keeper lifts if it may.
+    // A sidecar is a separate process, whose limits the keeper raises if it may.
     if may_raise_limits() {
         let beside = stress_after(Run::far(LIMIT).blade(&address), WITHOUT_FILES);
         beside.require_success().require_far();
@@ -96,7 +96,7 @@ fn a_blade_that_takes_no_pages_is_left_alone_and_said_once() {
     require_refused(&stress_after(run, WITHOUT_FILES), &address);
 }
 
-/// It has no sidecar, and works.
+/// Requires that the program was named as not held to the limit, had no far memory, and succeeded.
 fn require_named(outcome: &Outcome, limit: &str, remedy: &str) {
     outcome.require_success();
     let lines: Vec<&str> = outcome.stderr.lines().filter(|line| line.contains(limit)).collect();
@@ -106,7 +106,7 @@ fn require_named(outcome: &Outcome, limit: &str, remedy: &str) {
     assert_eq!(outcome.counter("pages_written"), 0, "{:?}", outcome.stats);
 }
 
-/// It counts with the program's memory, whose own room it would take.
+/// The sidecar's memory would count against the program's own RLIMIT_DATA.
 #[test]
 fn a_program_with_little_room_for_private_memory_is_named() {
     let _turn = turn();
@@ -127,7 +127,7 @@ fn a_program_with_little_processor_time_is_named_where_its_sidecar_has_no_more()
     }
 }
 
-/// The keeper's own files: the board, and the memory of a private blade.
+/// The limit concerns the keeper's own files: the board, and the memory of a private blade.
 #[test]
 fn a_limit_of_the_size_of_files_is_told_before_the_program_starts() {
     let _turn = turn();
@@ -143,7 +143,7 @@ fn a_limit_of_the_size_of_files_is_told_before_the_program_starts() {
     assert!(code == Some(1) && said.contains("--quota"), "{code:?} {said}");
     let (code, said) = run("ulimit -f 200000; \"$0\" run --local 32MiB --quota 64MiB -- true");
     assert_eq!(code, Some(0), "{said}");
-    // What can be raised is raised, and the program has what it was given.
+    // The keeper raises its own soft limit, and the program keeps the given one.
     let (code, said) = run("ulimit -S -f 200000; \"$0\" run --local 32MiB -- \
  sh -c 'test \"$(ulimit -S -f)\" = 200000'");
     assert_eq!(code, Some(0), "{said}");
@@ -160,7 +160,7 @@ fn require_refused(outcome: &Outcome, address: &str) {
     assert!(outcome.counter("evictions") <= MOST_TRIED, "{:?}", outcome.stats);
     let said = format!("blade {address} takes no pages");
     assert_eq!(times(outcome, &said), 1, "{}", outcome.stderr);
-    // 64 MiB over 32: said at an eighth, and at twice as much each time.
+    // 64 MiB over a limit of 32 MiB: reported at an eighth, then each time it has doubled.
     let overruns = times(outcome, "bytes over its limit of 33554432 bytes");
     assert!((1..=5).contains(&overruns), "{}", outcome.stderr);
 }
@@ -178,8 +178,7 @@ fn what_one_blade_does_not_take_goes_to_another() {
     assert_eq!(times(&outcome, "over its limit"), 0, "{}", outcome.stderr);
 }
 
-/// Runs the program with these blades, of which the first is killed before the program needs far
-/// memory.
+/// Runs the program with these blades. The first is killed before the program needs far memory.
 fn after_the_end_of_the_first(blades: &mut [Blade]) -> Outcome {
     let directory = tempfile::tempdir().expect("a directory for the gate");
     let gate = directory.path().join("gate");
@@ -220,8 +219,8 @@ fn of_two_blades_the_living_one_is_used() {
     assert_eq!(times(&outcome, "over its limit"), 0, "{}", outcome.stderr);
 }
 
-/// The library can refuse a fork; through the other door it is the child that ends when it touches
-/// what is lost.
+/// The library can refuse a fork. Through the sidecar door, the child ends instead when it touches
+/// lost memory.
 #[test]
 fn a_fork_that_cannot_share_fails_and_the_program_goes_on() {
     let _turn = turn();
@@ -235,7 +234,7 @@ fn a_fork_that_cannot_share_fails_and_the_program_goes_on() {
         .env("FARPOOL_CASE_GATE", &gate)
         .start();
     running.wait_for_output("filled", 1);
-    // The program has the blade's memory by a descriptor, which the blade's end does not take away.
+    // The program has the blade's memory by a descriptor, which stays valid when the blade ends.
     blade.kill();
     std::fs::write(&gate, "").expect("gate");
     let outcome = running.finish();

@@ -1,6 +1,6 @@
 //! Real programs through the sidecar door: the same results as all-local, and the limit holds all
-//! the while, but for what a fork shares (docs/users/sidecar.md; `the_limit_holds_at_a_fork` of
-//! sidecar.rs).
+//! the time, except for memory that a fork shares (docs/users/sidecar.md;
+//! `the_limit_holds_at_a_fork` of sidecar.rs).
 
 use std::path::Path;
 
@@ -9,14 +9,14 @@ use farpool_e2e::jobs::{Job, PATIENCE, compile, compile_c, require_limit, scratc
 use farpool_e2e::run::{Door, Outcome, Run};
 use farpool_e2e::{have, skip, sources, turn};
 
-/// Where Go is unless it is in the PATH.
+/// The path of Go, which is tried before the PATH.
 const GO: &str = "/usr/local/go/bin/go";
 
 fn compare(limit_mib: u64, program: &str, arguments: &[&str], directory: &Path) -> Outcome {
     Job { program, arguments, directory }.compare(Door::Sidecar, limit_mib)
 }
 
-/// Maps, slices and strings that live and die, under the garbage collector.
+/// A program with short-lived and long-lived maps and slices, under the garbage collector.
 const GO_SOURCE: &str = r#"
 package main
 
@@ -107,8 +107,8 @@ fn a_java_program() {
     }
 }
 
-/// Its heap is shared memory, which it maps more than once: that stays, so nothing is far that
-/// could be held to a limit.
+/// ZGC's heap is shared memory, which it maps more than once. That stays local, so the limit cannot
+/// be checked.
 #[test]
 fn a_java_program_whose_heap_is_shared_memory() {
     let options = ["-XX:+UseZGC"];
@@ -137,7 +137,8 @@ console.log(kept.length, sum);";
     compare(96, "node", &["-e", script], directory.path());
 }
 
-/// PHP's extensions bind deeply: under another allocator it ended at its start.
+/// PHP loads its extensions with RTLD_DEEPBIND: with another allocator preloaded, it crashed at its
+/// start.
 #[test]
 fn php_tells_its_version() {
     if have("php") {
@@ -180,7 +181,7 @@ fn sqlite_in_memory() {
     }
 }
 
-/// A browser: a dozen processes, most of them forked from a zygote, with an allocator of their own.
+/// A browser: a dozen processes, most of them forked from a zygote, with their own allocator.
 #[test]
 fn chromium_runs_a_page() {
     const LIMIT_MIB: u64 = 400;
@@ -207,7 +208,7 @@ fn chromium_runs_a_page() {
     require_limit(&outcome, peak_bytes, LIMIT_MIB);
 }
 
-/// QEMU as it is, with a guest that has no system of its own and checks its memory.
+/// Unmodified QEMU, with a guest that has no operating system and checks its memory.
 #[test]
 fn a_virtual_machine() {
     if !have("qemu-system-x86_64") || !have("gcc") {
@@ -254,7 +255,8 @@ fn a_virtual_machine() {
     assert_eq!(outcome.stdout, "0 wrong\n");
 }
 
-/// It is stopped by its tracer, so nothing can be put into it: it is named, once, and runs.
+/// A program under gdb is traced already, so that no sidecar can be injected: it is named once, and
+/// runs.
 #[test]
 fn a_program_under_a_debugger_is_named_as_outside() {
     if !have("gdb") || !have("gcc") {
@@ -276,7 +278,7 @@ const STRESS_MIB: &str = "96";
 const STRESS_LIMIT: &str = "40MiB";
 const SEEDS: std::ops::RangeInclusive<u64> = 1..=3;
 
-/// Every kind of memory call there is, fork among them, by every seed.
+/// Runs every kind of memory call, including fork, with every seed.
 fn stress() {
     for seed in SEEDS {
         let run = Run::through(Door::Sidecar, STRESS_LIMIT)
@@ -296,7 +298,7 @@ fn every_memory_call() {
 
 #[test]
 fn every_memory_call_under_compaction() {
-    /// Rounds of compaction below which the noise was none.
+    /// The least rounds of compaction with which the test counts as done under compaction.
     const LEAST_ROUNDS: u32 = 10;
     let _turn = turn();
     let Some(compaction) = Compaction::start() else { return };

@@ -1,5 +1,5 @@
-//! Programs that do not have what their keeper has: another root directory, other namespaces,
-//! another user, no vDSO. Each checks every page that it reads.
+//! Programs whose environment differs from their keeper's: another root directory, other
+//! namespaces, another user, no vDSO. Each checks every page that it reads.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,10 +12,10 @@ use farpool_e2e::{binaries, have, skip, tree, turn, wait_until};
 
 const LIMIT_MIB: u64 = 32;
 const LIMIT: &str = "32MiB";
-/// A command that starts the program, and its arguments before that.
+/// A command that starts the program, and its arguments before the program.
 type Starter<'a> = (&'a str, &'a [&'a str]);
 
-/// A C program in a directory of its own, which may become its root directory.
+/// A C program in its own directory, which may become its root directory.
 struct Program {
     path: PathBuf,
     directory: tempfile::TempDir,
@@ -27,7 +27,7 @@ impl Program {
         Program { path: compile_c(name, source, options, directory.path()), directory }
     }
 
-    /// Fills 96 MiB and checks them.
+    /// A program that fills 96 MiB and checks them.
     fn fills(options: &[&str]) -> Program {
         Program::new("vdso", include_str!("sidecar/vdso.c"), options)
     }
@@ -37,7 +37,8 @@ impl Program {
     }
 }
 
-/// Runs a command that starts a program elsewhere; the limit must hold, and nothing be said.
+/// Runs a command that starts a program elsewhere. The limit must hold, and farpool must print
+/// nothing.
 fn succeeds(run: Run, (command, words): Starter<'_>, program: &Path, mode: &str) {
     let (outcome, peak_bytes) = run_at(run, (command, words), program, mode);
     outcome.require_success().require_far();
@@ -58,7 +59,8 @@ fn sidecar() -> Run {
     Run::through(Door::Sidecar, LIMIT)
 }
 
-/// Whether namespaces can be made, root directories changed and users become others.
+/// Whether namespaces can be created; that takes root, who can also change root directories and
+/// users.
 fn may_go_elsewhere(commands: &[&str]) -> bool {
     if !have("gcc") || !commands.iter().all(|command| have(command)) {
         return false;
@@ -72,7 +74,7 @@ fn may_go_elsewhere(commands: &[&str]) -> bool {
     may
 }
 
-/// The sidecar lives in its program's memory and asks the kernel for the time.
+/// The sidecar shares its program's memory, so it must ask the kernel for the time, not the vDSO.
 #[test]
 fn a_program_may_unmap_or_move_its_vdso() {
     if !have("gcc") || !have("env") {
@@ -87,7 +89,8 @@ fn a_program_may_unmap_or_move_its_vdso() {
     }
 }
 
-/// It loads programs itself, and gives them no vDSO, though the kernel says that they have one.
+/// valgrind loads programs itself, and gives them no vDSO, though the kernel says that they have
+/// one.
 #[test]
 fn a_program_under_valgrind_is_far() {
     if !have("gcc") || !have("valgrind") {
@@ -95,7 +98,7 @@ fn a_program_under_valgrind_is_far() {
     }
     let _turn = turn();
     let program = Program::fills(&[]);
-    // valgrind has some 30 MiB of its own.
+    // valgrind itself takes some 30 MiB.
     let run = Run::through(Door::Sidecar, "64MiB");
     let (outcome, peak_bytes) = run_at(run, ("valgrind", &["-q"]), &program.path, "stay");
     outcome.require_success().require_far();
@@ -103,7 +106,7 @@ fn a_program_under_valgrind_is_far() {
     assert_eq!(outcome.stdout, "stay: 0 wrong\n", "{}", outcome.stderr);
 }
 
-/// Its numbers of processes are others than its keeper's, in a /proc of its own or in the keeper's.
+/// Its process ids differ from those that its keeper sees, with its own /proc or the keeper's.
 #[test]
 fn a_program_in_a_process_id_namespace_is_far() {
     if !may_go_elsewhere(&["unshare"]) {
@@ -131,7 +134,8 @@ fn a_program_with_another_root_directory_is_far() {
     succeeds(sidecar(), ("unshare", &words), &program.path, "stay");
 }
 
-/// Without /proc the pager does not know what is resident: the program runs, and it is said.
+/// Without /proc the pager does not know which pages are resident: the program runs without it, and
+/// a message says so.
 #[test]
 fn a_program_without_proc_is_named() {
     if !may_go_elsewhere(&["chroot"]) {
@@ -146,7 +150,7 @@ fn a_program_without_proc_is_named() {
     assert!(outcome.stderr.contains("mount -t proc proc"), "{}", outcome.stderr);
 }
 
-/// Only its keeper reaches a blade on loopback.
+/// Only its keeper can reach a blade on loopback.
 #[test]
 fn a_program_in_a_network_namespace_is_far() {
     if !may_go_elsewhere(&["unshare"]) {
@@ -160,7 +164,7 @@ fn a_program_in_a_network_namespace_is_far() {
     }
 }
 
-/// The blade's socket is root's, mode 0600, as a blade makes it.
+/// The blade's socket belongs to root and has mode 0600, as blades create it.
 #[test]
 fn a_program_of_another_user_uses_its_keepers_blade() {
     if !may_go_elsewhere(&["setpriv"]) {
@@ -175,7 +179,7 @@ fn a_program_of_another_user_uses_its_keepers_blade() {
     succeeds(run, ("setpriv", &words), &program.path, "stay");
 }
 
-/// Everything moves to a blade that is named later, which only the keeper reaches, too.
+/// All memory moves to a blade that is added later, which only the keeper can reach, either.
 #[test]
 fn a_blade_that_is_added_is_reached_by_the_keeper() {
     if !may_go_elsewhere(&["unshare"]) {
@@ -207,7 +211,7 @@ fn a_blade_that_is_added_is_reached_by_the_keeper() {
     assert!(outcome.stdout.ends_with("ends\n"), "{} {}", outcome.stdout, outcome.stderr);
 }
 
-/// Attaches to what a command starts elsewhere, and leaves it again.
+/// Attaches to a program that a command starts elsewhere, and detaches from it.
 fn is_attached_to_and_left(command: &str, words: &[&str], program: &Path) {
     let run = Run::local(command).args(words).arg(program).args(["96", "1"]);
     let mut running = run.patience(PATIENCE).start();
@@ -248,7 +252,8 @@ fn who_is_elsewhere_is_attached_to_and_left() {
     is_attached_to_and_left("unshare", &["-m", "sh", "-c", script, &root], &program.path);
 }
 
-/// A process under a filter may not suspend one, but one under the same filter may do the same.
+/// A process under a seccomp filter may not suspend another process's filter, but a process under
+/// the same filter may make the same calls.
 #[test]
 fn a_tree_in_a_container_that_filters_its_calls() {
     if !have("gcc") || !cfg!(target_arch = "x86_64") {

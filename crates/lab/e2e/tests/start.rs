@@ -1,20 +1,20 @@
-//! Faults that are found before a program starts, and users who may interfere with its memory: full
-//! file systems, limits that are too small, blades that do not answer, and folders, boards and
-//! sockets of other users.
+//! Faults that are found before a program starts, and other users who might interfere with its
+//! memory: full file systems, limits that are too small, blades that do not answer, and folders,
+//! boards and sockets of other users.
 
 use std::process::Command;
 
 use farpool_e2e::run::{Outcome, Run};
 use farpool_e2e::{binaries, have, skip, turn};
 
-/// The victim and the other user; no real user has these numbers.
+/// The user ids of the victim and of the other user; no real user has them.
 const VICTIM: &str = "4343";
 const STRANGER: &str = "4242";
-/// Everything started or mounted goes with the first process.
+/// Options of unshare with which everything started or mounted ends with the first process.
 const APART: [&str; 5] = ["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"];
 
-/// A script in namespaces of its own for mounts and processes, which end with it; `$F` is
-/// `farpool`, where every user may start it. None if this machine does not let us.
+/// Runs a script in its own mount and process namespaces, which end with it. `$F` is a `farpool`
+/// that every user may run. Returns None if this machine does not allow that.
 fn on_a_stage(script: &str) -> Option<Outcome> {
     let may = Command::new("unshare").args(APART).arg("true").output();
     if !have("setpriv") || !may.is_ok_and(|output| output.status.success()) {
@@ -39,7 +39,7 @@ fn on_a_stage(script: &str) -> Option<Outcome> {
     Some(Run::with(command, None, None).finish())
 }
 
-/// The code, and one line that has all of these words.
+/// Requires the exit code, and a line that contains all of these words.
 fn require_message(outcome: &Outcome, code: i32, words: &[&str]) {
     assert_eq!(outcome.code, code, "stdout: {} stderr: {}", outcome.stdout, outcome.stderr);
     let is_it = |line: &str| words.iter().all(|word| line.contains(word));
@@ -74,7 +74,7 @@ fn a_file_system_that_fills_up_costs_no_process_that_has_its_place() {
 #[test]
 fn processes_without_room_on_a_full_file_system_end_with_a_message() {
     let _turn = turn();
-    // They wait for a line each, so that all are there at once; none may end by SIGBUS.
+    // Each waits for a line, so that all exist at once. None may end by SIGBUS.
     let script = "mount -t tmpfs -o size=8m full /run/farpool || exit 77; mkfifo /tmp/gate\n\
          exec $F run --door preload --local 256MiB -- sh -c 'dd if=/dev/zero of=/run/farpool/fill \
          bs=4k 2>/dev/null\n\
@@ -149,7 +149,7 @@ fn userfaultfd_without_permission_is_told_at_the_start() {
     assert!(!outcome.stderr.contains("not offered by this kernel"), "{}", outcome.stderr);
 }
 
-/// `farpool run` of `true` under limits that a shell sets.
+/// Runs `farpool run … -- true` under limits that a shell sets.
 fn under(limits: &str, options: &[&str]) -> Outcome {
     let script = format!("{limits}; exec \"$@\"");
     let mut command = Command::new("sh");

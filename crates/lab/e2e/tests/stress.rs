@@ -1,5 +1,5 @@
-//! `farpool-stress` and the small cases in real processes: every transport, little and much local
-//! memory.
+//! `farpool-stress` and the small cases in real processes, with every transport, and with little
+//! and much local memory.
 
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::time::Duration;
@@ -8,16 +8,16 @@ use farpool_e2e::blade::{Blade, Transport};
 use farpool_e2e::run::{Door, Outcome, Run, Running};
 use farpool_e2e::{binaries, turn};
 
-/// Everything but fork, which has rows of its own.
+/// Everything but fork, which has its own tests.
 const QUIET_OPS: &str =
     "discard,free,advise,protect,unmap,mremap,spawn,heap,pipe,file,direct,uring";
 const ALL_OPS: &str =
     "discard,free,advise,protect,unmap,mremap,spawn,heap,pipe,file,direct,uring,fork";
-/// What the stress program maps.
+/// Memory that the stress program maps, in MiB.
 const STRESS_MIB: u64 = 96;
-/// What a blade offers to a program that forks. Each layer takes whole superpages: the parent's
-/// seven come to 5 GiB in the end, and each child that runs or has ended within its lease adds
-/// about 0.7 GiB.
+/// The memory of a blade for a program that forks. Each layer takes whole superpages: the parent's
+/// seven take 5 GiB in the end, and each child that runs or has ended within its lease adds about
+/// 0.7 GiB.
 const FORKS_MEMORY: &str = "16GiB";
 
 fn stress(run: Run, ops: &str, threads: u32, seed: u64) -> Outcome {
@@ -100,7 +100,7 @@ fn two_blades() {
     assert!(used(&one) > Some(0) && used(&other) > Some(0), "both blades are used");
 }
 
-/// `farpool blades PID …` on a running program.
+/// Runs `farpool blades PID …` on a running program.
 fn change_blades(running: &Running, arguments: &[&str]) -> String {
     let mut command = std::process::Command::new(binaries::program("farpool"));
     command.arg("blades").arg(running.pid().to_string()).args(arguments);
@@ -111,8 +111,8 @@ fn change_blades(running: &Running, arguments: &[&str]) -> String {
     text(&output.stdout)
 }
 
-/// A program, its children too, goes on and has all its bytes while its memory moves from blade to
-/// blade and the blades it has left are killed.
+/// A program and its children continue and keep all their data while their memory moves from blade
+/// to blade, and each blade is killed after it was left.
 #[test]
 fn memory_moves_while_programs_run() {
     const MOVES: usize = 5;
@@ -153,7 +153,7 @@ fn memory_moves_while_programs_run() {
     }
 }
 
-/// Both doors promise the same.
+/// Runs a case through both doors, which give the same guarantees.
 fn case(name: &str, limit: &str) {
     let _turn = turn();
     for door in [Door::Sidecar, Door::Preload] {
@@ -162,8 +162,8 @@ fn case(name: &str, limit: &str) {
     }
 }
 
-/// What only the preloaded library could do wrong: it puts threads into the program, and variables
-/// into the environments of what that starts.
+/// Runs a case that only the preloaded library could fail: it adds threads to the program, and
+/// variables to the environments of programs that it starts.
 fn case_of_the_library(name: &str, limit: &str) {
     let _turn = turn();
     require_case(Run::through(Door::Preload, limit), name);
@@ -175,7 +175,7 @@ fn require_case(run: Run, name: &str) {
     assert!(outcome.counter("pages_written") > 0, "nothing was far: {:?}", outcome.stats);
 }
 
-/// Over a socket it is the pager that reads pages, not the kernel.
+/// Over a socket the pager reads pages, not the kernel.
 #[test]
 fn shared_pages_that_nobody_may_read() {
     let _turn = turn();
@@ -183,7 +183,7 @@ fn shared_pages_that_nobody_may_read() {
     require_case(Run::far("24MiB").blade(&blade.address(Transport::Unix)), "fork-no-access");
 }
 
-/// Pages that leave as they came are not written again, and those that do not are.
+/// Pages that are moved out unchanged are not written again, and changed pages are.
 #[test]
 fn unchanged_pages_are_not_written() {
     let _turn = turn();
@@ -197,7 +197,7 @@ fn unchanged_pages_are_not_written() {
     }
 }
 
-/// Pages that a device writes to while a child shares them and the evictor wants them.
+/// Pages that a device writes to while a child shares them and the evictor moves them out.
 #[test]
 fn reads_past_the_page_cache_beside_a_child() {
     let mut options = std::fs::File::options();
@@ -219,7 +219,8 @@ fn case_of_root(name: &str, limit: &str) {
     case_of_the_library(name, limit);
 }
 
-/// Of MADV_FREE the kernel promises zeros or the old contents; the library has zeros at once.
+/// After MADV_FREE the kernel guarantees zeros or the old contents; with the library there are
+/// zeros at once.
 #[test]
 fn memory_given_up_is_gone_at_once() {
     case_of_the_library("free-at-once", "24MiB");
@@ -235,7 +236,7 @@ fn the_pagers_threads_keep_the_rights_that_the_program_keeps() {
     case_of_root("rights-kept", "24MiB");
 }
 
-/// Up to 96 MiB at this limit a process has no thread of the pager's.
+/// At this limit, a process of up to 96 MiB has no threads of the pager.
 #[test]
 fn rights_given_up_before_there_is_a_pager() {
     case_of_root("rights-early", "400MiB");

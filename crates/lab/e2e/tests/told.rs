@@ -1,5 +1,5 @@
-//! What `farpool run` and `farpool stat` tell about a limit that cannot hold: the program works on
-//! more than that, part of it cannot be moved, or processes of the tree cannot be served.
+//! What `farpool run` and `farpool stat` report about a limit that cannot hold: the program works
+//! on more memory, part of its memory cannot be moved, or processes of the tree cannot be served.
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -9,13 +9,13 @@ use farpool_e2e::run::{Door, Run, Running};
 use farpool_e2e::{have, skip, tree, turn, wait_until};
 use farpool_units::MIB;
 
-/// In the line that says what would hold it, when all that it works on was seen.
+/// Part of the line that says how much memory would suffice, once the whole working set was seen.
 const KNOWN: &str = "much of its time goes to pages that come and go: about ";
-/// `farpool run` ends with this because of a process outside.
+/// The exit code of `farpool run` if a process is outside and must not be.
 const OUTSIDE: i32 = 120;
 
-/// Fills memory and reads pages of a part of it, in random order or round and round; a number of
-/// them, or for ever.
+/// Fills memory and reads pages of a part of it, in random order or cyclically, for a number of
+/// reads or for ever.
 const WALK: &str = r#"
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,8 +37,8 @@ int main(int count, char **words) {
 }
 "#;
 
-/// Touches memory, as its first word says: shared, locked, or under strict seccomp; then waits for
-/// ever.
+/// Touches memory, then waits for ever. Its first argument selects shared memory, locked memory, or
+/// strict seccomp.
 const HOLD: &str = r#"
 #include <string.h>
 #include <sys/mman.h>
@@ -77,7 +77,8 @@ fn is_told_what_would_hold(door: Door, all: &str, used: &str, walk: &str, needs_
     let directory = scratch();
     let mut running = start_walk(door, directory.path(), "64MiB", [all, used, walk, "0"]);
     running.wait_for_output("filled", 1);
-    // On a busy machine it may be guessed before ("perhaps"), for not all of it was seen yet.
+    // On a busy machine there may be a guess before ("perhaps"), as the working set was not fully
+    // seen yet.
     let line = running.wait_for_line(KNOWN);
     let told_mib = mib_in(&line, "about ");
     assert!(told_mib.abs_diff(needs_mib) * 4 <= needs_mib, "{line}");
@@ -116,7 +117,7 @@ fn a_program_that_fits_is_told_nothing() {
     }
     let _turn = turn();
     let directory = scratch();
-    // Some seconds, most of its memory far.
+    // It runs for some seconds, with most of its memory far.
     let words = ["200", "40", "random", "700000000"];
     let running = start_walk(Door::Usual, directory.path(), "64MiB", words);
     let began = Instant::now();
@@ -146,7 +147,7 @@ fn locked_memory_that_passes_the_limit_is_told_in_bytes() {
     }
 }
 
-/// Of a process with hardly any other memory, which gets no pager.
+/// The process has hardly any other memory, so it gets no pager.
 #[test]
 fn shared_memory_alone_that_passes_the_limit_is_counted_and_told() {
     if !have("gcc") {
@@ -167,7 +168,7 @@ fn shared_memory_alone_that_passes_the_limit_is_counted_and_told() {
     }
 }
 
-/// The static program that holds memory; None where there is no static C library.
+/// Compiles a static program that holds memory. Returns None if there is no static C library.
 fn static_hold(directory: &Path) -> Option<PathBuf> {
     if !have("gcc") {
         return None;
@@ -182,7 +183,7 @@ fn static_hold(directory: &Path) -> Option<PathBuf> {
     Some(compile_c("hold", HOLD, &["-static"], directory))
 }
 
-/// A shell that starts a static program, which the preloaded library does not get into.
+/// Starts a shell that starts a static program, into which the library cannot be preloaded.
 fn start_static(program: &Path, when: &str) -> Running {
     let script = format!("{} hold; exit 3", program.display());
     let run = Run::through(Door::Preload, "128MiB").args(["--when-outside", when]);
