@@ -1,8 +1,8 @@
 //! Nodes that lend each other memory without a controller (ACMS, Samih 2011, figure 6): three hosts
-//! with memory and addresses of their own. A serves B's program; a big program starts on A; A takes
-//! its memory back within the deadline, B's data moves to C, and every page of it is right. Then a
-//! program and a donor are killed, and a program does not move in time. A key-value server on B
-//! gives back what A needs and takes what C has.
+//! with their own memory and addresses. A serves B's program; a big program starts on A; A takes
+//! its memory back within the deadline, B's data moves to C, and every page of it is right. In
+//! other tests a program and a donor are killed, a program does not move in time, and a key-value
+//! server on B returns the memory that A needs and gets memory from C.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -18,19 +18,21 @@ use serde_json::Value;
 const PATIENCE: Duration = Duration::from_secs(90);
 /// Each host's memory.
 const HOST_BYTES: u64 = 1 << 30;
-/// What the big program on A takes of it.
+/// The part of it that the big program on A takes.
 const HOG_BYTES: u64 = 650_000_000;
-/// Keeps B above a client's thresholds here.
+/// Memory in use on B that makes it a client, by the thresholds that B has here.
 const SOME_BYTES: u64 = 70_000_000;
-/// What a node offers before a program comes, so that the program gets it in one piece.
+/// The memory that a node must offer before a program starts, so that the program gets it in one
+/// piece.
 const OFFER_BYTES: u64 = 400 << 20;
-/// How long others have to leave what a node needs back: `--reclaim-deadline` unless it is given.
+/// How long others have to move out of memory that a node needs back: the default of
+/// `--reclaim-deadline`.
 const RECLAIM_DEADLINE: Duration = Duration::from_secs(10);
 const OPS: &str = "discard,pipe,heap,file";
 const SEED: &str = "21";
 
 struct Story {
-    // Ended in this order: programs and daemons before their hosts.
+    // Dropped in this order: programs and daemons before their hosts.
     some: Option<Hog>,
     nodes: Vec<Option<Daemon>>,
     folder: tempfile::TempDir,
@@ -45,7 +47,7 @@ impl Story {
         Some(Story { some: None, nodes: vec![None, None, None], folder, hosts })
     }
 
-    /// Starts a node on a host; all greet A.
+    /// Starts a node on a host. All others join A.
     fn join(&mut self, at: usize, thresholds: &[&str]) {
         let host = &self.hosts[at];
         let tcp = format!("tcp://{}:7070", host.address());
@@ -61,7 +63,7 @@ impl Story {
         self.nodes[at] = Some(Daemon::start_command(command, thresholds));
     }
 
-    /// A node that lends.
+    /// Starts a node that lends.
     fn join_server(&mut self, at: usize) {
         self.join(at, &[]);
         wait_until("the node offers", PATIENCE, || {
@@ -69,7 +71,7 @@ impl Story {
         });
     }
 
-    /// A node that never lends, and has nothing for its own programs.
+    /// Starts a node that never lends, and has no memory left for its own programs.
     fn join_client(&mut self, at: usize) {
         self.some = Some(Hog::start(&self.hosts[at], SOME_BYTES));
         self.join(at, &["--min", "1%:2%", "--max", "3%:4%"]);
@@ -78,7 +80,7 @@ impl Story {
         });
     }
 
-    /// What a node says of itself, asked on its host.
+    /// A node's status, requested on its host.
     fn status(&self, at: usize) -> Value {
         let script = "exec 3<>/dev/tcp/127.0.0.1/7081 && \
                       printf 'GET /v1/status HTTP/1.0\\r\\n\\r\\n' >&3 && cat <&3";
@@ -89,7 +91,7 @@ impl Story {
         serde_json::from_str(body).unwrap_or(Value::Null)
     }
 
-    /// What B's programs have, if all of it is ready and on one host.
+    /// Whether all memory that B's programs have borrowed is ready and on this host.
     fn is_all_on(&self, host: usize) -> bool {
         let blade = format!("{}:7070", self.hosts[host].address());
         let status = self.status(1);
@@ -102,7 +104,7 @@ impl Story {
         wait_until(what, PATIENCE, || self.is_all_on(host).then_some(()));
     }
 
-    /// A node has lent nothing, and its blade holds nothing of others.
+    /// Waits until a node has lent nothing, and its blade holds no memory of others.
     fn wait_until_free(&self, at: usize, what: &str) {
         wait_until(what, PATIENCE, || {
             let status = self.status(at);
@@ -111,12 +113,12 @@ impl Story {
         });
     }
 
-    /// Ends the programs, well, as if their time were over.
+    /// Ends the programs normally, as if their time were over.
     fn end_programs(&self) {
         std::fs::write(self.folder.path().join("over"), "").expect("a file");
     }
 
-    /// A program on B that checks every page it reads.
+    /// Starts a program on B that checks every page it reads.
     fn program(&self, seconds: &str) -> Running {
         let directory = tempfile::tempdir().expect("directory");
         let stats = directory.path().join("stats.json");
@@ -197,7 +199,7 @@ fn who_does_not_move_in_time_is_cut_off_and_says_what_it_lost() {
     let mut other = story.program("600");
     story.wait_for_all_on(0, "the data of both is on A");
     story.join_server(2);
-    // The keeper too: nothing of this program hears that it shall move.
+    // The keeper is stopped, too, so that nothing of this program receives the request to move.
     stuck.pause(true, true);
     let hog = Hog::start(&story.hosts[0], HOG_BYTES);
     wait_until("B's programs shall move", PATIENCE, || {
@@ -207,7 +209,7 @@ fn who_does_not_move_in_time_is_cut_off_and_says_what_it_lost() {
     let told = Instant::now();
     story.wait_until_free(0, "A has its memory back");
     assert!(told.elapsed() < 2 * RECLAIM_DEADLINE, "after {:?}", told.elapsed());
-    // Which counts it depends on whose clock was first.
+    // Which of the two counts it depends on whose clock was first.
     let (cut_off, lost) = (&story.status(0)["grants_cut_off"], &story.status(1)["grants_lost"]);
     assert!(*cut_off != 0 || *lost != 0, "nothing was left in time: {cut_off} {lost}");
     assert!(other.is_running(), "stderr: {}", other.stderr());
@@ -221,7 +223,8 @@ fn who_does_not_move_in_time_is_cut_off_and_says_what_it_lost() {
     drop(hog);
 }
 
-/// What the key-value server wants, and more keys than it has memory for.
+/// Far memory that the key-value server requests, and a number of keys for which its memory is too
+/// small.
 const FAR_BYTES: u64 = 128 << 20;
 const KEYS: usize = 60_000;
 

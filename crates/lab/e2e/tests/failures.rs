@@ -1,5 +1,5 @@
-//! Failures and their results: blades that die, stop, or lie; programs and keepers that are killed;
-//! full pools. Wrong data (exit code 9 of the stress program) is never a result.
+//! Failures and their results: blades that die, stop, or send wrong answers; programs and keepers
+//! that are killed; full pools. Wrong data (exit code 9 of the stress program) is never a result.
 
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ const SIGABRT_CODE: i32 = 134;
 const SIGKILL_CODE: i32 = 137;
 const THREADS: usize = 2;
 
-/// A stress program of 64 MiB at 16 MiB local; every thread has filled its memory when this
-/// returns, and some of it has been far.
+/// Starts a stress program of 64 MiB with 16 MiB local. When this returns, every thread has filled
+/// its memory, and some of it has been far.
 fn started(addresses: &[&str], seconds: u32, seed: u32) -> Running {
     let run = addresses.iter().fold(Run::far("16MiB"), |run, address| run.blade(address));
     let mut running = run
@@ -77,7 +77,8 @@ fn a_blade_that_pauses_is_waited_for() {
     for (transport, seed) in [(Transport::Tcp, 4), (Transport::Unix, 5)] {
         let running = started(&[&blade.address(transport)], 5, seed);
         blade.pause(true);
-        // The time is what is tested: well below the deadline of 10 s, well above any usual answer.
+        // The length of the pause is what is tested: well below the deadline of 10 s, well above
+        // any usual answer time.
         std::thread::sleep(Duration::from_secs(2));
         blade.pause(false);
         running.finish().require_success().require_far();
@@ -96,8 +97,8 @@ fn a_blade_that_pauses_too_long_is_lost() {
     require_sigbus(&outcome, &address);
 }
 
-/// After a fault of the network the program goes on with right data, or ends with the message;
-/// nothing else.
+/// After a network fault the program continues with right data, or ends with the message; nothing
+/// else is allowed.
 fn network_fault(fault: Fault, seed: u32) {
     let blade = Blade::start("512MiB");
     let proxy = Proxy::start(blade.tcp());
@@ -193,7 +194,7 @@ fn a_program_does_not_outlive_its_keeper() {
     });
 }
 
-/// Debug builds have a pager that panics when asked to.
+/// In debug builds the pager panics on demand.
 #[test]
 fn a_pager_that_panics_ends_the_program_with_a_clear_message() {
     if !cfg!(debug_assertions) {
@@ -236,8 +237,8 @@ fn a_full_pool_fails_allocations_if_so_chosen() {
     }
 }
 
-/// The kernel refuses by a limit of the process, which must be gone when far memory takes pages
-/// again, in its children too, and when the process is left.
+/// The kernel refuses memory by a limit of the process. That limit must be removed when far memory
+/// takes pages again, in the process's children, too, and when the process is detached from.
 #[test]
 fn what_a_full_pool_takes_is_given_back() {
     let _turn = turn();

@@ -1,4 +1,4 @@
-//! Real programs, unmodified: the same results as all-local, and the limit holds all the while.
+//! Real programs, unmodified: the same results as all-local, and the limit holds all the time.
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -12,8 +12,9 @@ use farpool_e2e::run::{Door, Outcome, Run};
 use farpool_e2e::tree::Peak;
 use farpool_e2e::{have, redis, skip, sources, tree, turn};
 
-/// Runs a program all-local and at `limit_mib`; both must print the same, and the limit must hold.
-/// `doors`: those that no other test takes it through (sidecar_programs.rs, sidecar_servers.rs).
+/// Runs a program all-local and at `limit_mib`. Both runs must print the same, and the limit must
+/// hold. `doors` are those that no other test runs it through (sidecar_programs.rs,
+/// sidecar_servers.rs).
 fn compare(doors: &[Door], limit_mib: u64, program: &str, arguments: &[&str], directory: &Path) {
     for door in doors {
         println!("{door:?}");
@@ -97,14 +98,14 @@ int main(void) {
     compile("gcc", &["-O2", "-pthread", "t.c", "-o", "t"], directory.path());
     let program = directory.path().join("t").to_string_lossy().into_owned();
     compare(&PRELOAD, 32, &program, &[], directory.path());
-    // Each maps 2 MiB and fills them before the sidecar has looked at the list of mappings: in 5 of
-    // 54 runs more was held than the 67 MiB that are allowed (docs/users/sidecar.md).
+    // Each thread maps 2 MiB and fills them before the sidecar has read the list of mappings: in 5
+    // of 54 runs more was resident than the 67 MiB that are allowed (docs/users/sidecar.md).
     let job = Job { program: &program, arguments: &[], directory: directory.path() };
     job.compare_results(Door::Usual, 32);
 }
 
-/// Each starts this very program with more arguments than registers hold, and with the library's
-/// variables taken out.
+/// Each call starts this same program, most with more arguments than registers hold, after the
+/// library's variables were removed from the environment.
 #[test]
 fn a_c_program_calls_execl_execlp_and_execle() {
     if !have("gcc") {
@@ -263,7 +264,7 @@ open(sys.argv[1] + ".new", "w").write(h.hexdigest() + "\n"); os.rename(sys.argv[
     compare(&USUAL, 24, "sh", &["-c", script], directory.path());
 }
 
-/// The first program of the run changes its user and starts another one.
+/// The first program of the run changes its user and starts another program.
 #[test]
 fn setpriv_and_runuser() {
     if !have("setpriv") || !have("runuser") || !have("python3") {
@@ -300,8 +301,8 @@ fn setpriv_and_runuser() {
     }
 }
 
-/// The keeper is the user's own, who has not the right that a sidecar needs: the library it is, and
-/// it is said why.
+/// The keeper runs as the user, who lacks the capability that a sidecar needs: the library is used,
+/// and a message says why.
 #[test]
 fn postgres_with_twenty_connections() {
     let Some(cluster) = Cluster::make() else { return };

@@ -10,13 +10,13 @@ use farpool_e2e::run::{Door, Outcome, Run};
 use farpool_e2e::{binaries, have, redis, skip, tree, turn, wait_until};
 
 const LIMIT_MIB: u64 = 32;
-/// What the kernel answers to a program that asks for a userfaultfd of its own.
+/// The device that a program with its own userfaultfd opens.
 const OWN_DEVICE: &str = "/dev/userfaultfd";
-/// How a C program may be linked.
+/// The ways to link a C program.
 const LINKS: [(&str, &[&str]); 3] =
     [("dynamic", &["-fPIE", "-pie"]), ("static", &["-static"]), ("static-pie", &["-static-pie"])];
 
-/// A C program in a directory of its own.
+/// A C program in its own directory.
 struct Program {
     path: PathBuf,
     directory: tempfile::TempDir,
@@ -28,7 +28,7 @@ impl Program {
         Program { path: compile_c(name, source, options, directory.path()), directory }
     }
 
-    /// Runs it at a limit, which must hold; it must end well.
+    /// Runs the program at a limit. It must succeed; its peak is printed but not checked.
     fn succeeds(&self, arguments: &[&str], limit_mib: u64) -> Outcome {
         let (outcome, peak_bytes) = self.run(arguments, limit_mib);
         outcome.require_success();
@@ -45,7 +45,8 @@ impl Program {
     }
 }
 
-/// A program in C, however it is linked, has each of its calls answered rightly.
+/// Runs a C program, linked dynamically and statically, whose memory calls must all have the right
+/// results.
 fn calls(modes: &[&str]) {
     if !have("gcc") {
         return;
@@ -84,7 +85,7 @@ fn memory_that_was_moved_keeps_its_data() {
     calls(&["move"]);
 }
 
-/// What cannot be written anywhere stays in the program, above its limit.
+/// Pages that no blade has room for stay in the program, above its limit.
 #[test]
 fn memory_that_is_moved_while_no_blade_has_room() {
     if !have("gcc") {
@@ -94,14 +95,14 @@ fn memory_that_is_moved_while_no_blade_has_room() {
     let program = Program::new("carried", include_str!("sidecar/carried.c"), &["-pthread"]);
     let run = Run::through(Door::Sidecar, "24MiB").args(["--quota", "48MiB"]);
     let outcome = run.program(&program.path).arg("moves").patience(PATIENCE).start().finish();
-    // All of it may have come back with the move, before a fault could ask for any.
+    // The move may have brought all pages back before any fault requested one.
     let (written, lost) =
         (outcome.require_success().counter("pages_written"), outcome.counter("lost"));
     assert!(written > 0 && lost == 0, "{written} pages written, {lost} lost: {}", outcome.stderr);
     assert_eq!(outcome.stdout, "0 wrong\n", "{}", outcome.stderr);
 }
 
-/// An mmap over it is refused, after the kernel has told of its end.
+/// An mmap over the memory is refused after the kernel has reported the memory's unmapping.
 #[test]
 fn memory_that_is_not_replaced_after_all() {
     if !have("gcc") {
@@ -120,7 +121,7 @@ fn memory_that_is_not_replaced_after_all() {
     }
 }
 
-/// Of the growth nothing tells, and what was there before must not come back.
+/// The kernel does not report the growth, and the earlier contents must not reappear.
 #[test]
 fn a_mapping_that_grows_has_zeros_where_other_memory_was() {
     if !have("gcc") {
@@ -135,7 +136,7 @@ fn a_mapping_that_grows_has_zeros_where_other_memory_was() {
     }
 }
 
-/// The keeper's output goes nowhere, as in `farpool run … 2>&1 | head`.
+/// The reader of the keeper's output is gone, as in `farpool run … 2>&1 | head`.
 #[test]
 fn a_keeper_whose_messages_nobody_reads_goes_on() {
     if !have("gcc") {
@@ -147,14 +148,14 @@ fn a_keeper_whose_messages_nobody_reads_goes_on() {
     let mut keeper = Command::new(binaries::program("farpool"));
     keeper.args(options).arg(&program.path).arg("moves");
     let mut keeper = keeper.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("farpool");
-    // It says that the quota is used up.
+    // The keeper would report there that the quota is used up.
     drop(keeper.stderr.take());
     let outcome = keeper.wait_with_output().expect("its end");
     let stdout = String::from_utf8_lossy(&outcome.stdout);
     assert!(outcome.status.success() && stdout == "0 wrong\n", "{outcome:?}");
 }
 
-/// Its old place is touched while the pages follow.
+/// The old addresses are touched while the pages are moved.
 #[test]
 fn memory_whose_old_place_stays_when_it_is_moved() {
     if !have("gcc") {
@@ -169,7 +170,7 @@ fn memory_that_was_mapped_over_reads_as_zeros() {
     calls(&["replace"]);
 }
 
-/// The preload door never ended here.
+/// With the preload door this never ended.
 #[test]
 fn memory_that_was_unmapped_and_mapped_again() {
     calls(&["again"]);
@@ -180,8 +181,9 @@ fn a_child_of_a_raw_fork_has_its_parents_data() {
     calls(&["fork"]);
 }
 
-/// Children of children, each with calls of its own on what it inherited. Those whose memory counts
-/// get a sidecar of their own, which takes over from their parent's; the others are served by that.
+/// Children of children, each of which makes its own calls on inherited memory. Children with
+/// enough memory get their own sidecar, which takes over from their parent's; the parent's sidecar
+/// serves the others.
 #[test]
 fn a_tree_of_children_has_what_was_there_at_each_fork() {
     if !have("gcc") {
@@ -196,27 +198,27 @@ fn a_tree_of_children_has_what_was_there_at_each_fork() {
     }
 }
 
-/// Shared pages are made a process's own and moved out while it and its relatives write, drop and
-/// unmap them.
+/// Shared pages are made private to a process and moved out while it and its relatives write, drop
+/// and unmap them.
 #[test]
 fn memory_that_a_parent_and_its_children_change_at_a_time() {
     change_memory(["48", "2", "1000"], &["1", "2", "3"]);
 }
 
-/// The kernel tells of what threads do late, and not in the order in which they did it: a thread
-/// gets addresses that another one has just left, and moves memory there.
+/// The kernel reports threads' calls late, and not in the order in which they were made: a thread
+/// gets addresses that another thread has just released, and moves memory there.
 #[test]
 fn memory_that_is_moved_to_where_other_memory_was() {
     change_memory(["64", "0", "700"], &["1", "2", "3", "4"]);
 }
 
-/// Moves by a program of one thread are reported in order: it is never ended for an ambiguity.
+/// Moves by a single-threaded program are reported in order, so it is never ended for an ambiguity.
 #[test]
 fn memory_that_one_thread_moves_to_and_fro() {
     move_about("0", "0 wrong\n");
 }
 
-/// A page that could not be filled because its mapping was just being moved is not forgotten.
+/// A page that could not be filled because its mapping was being moved must not be forgotten.
 #[test]
 fn memory_that_children_move_while_all_of_it_comes() {
     move_about("2", "0 wrong\n0 wrong\n");
@@ -247,7 +249,7 @@ fn change_memory([mib, forks, changes]: [&str; 3], seeds: &[&str]) {
     }
 }
 
-/// Its parent ends while it is not served yet, while it is handed over, and long after.
+/// The parent ends before the child is served, while it is handed over, and long after.
 #[test]
 fn a_child_that_outlives_its_parent_has_all_its_data() {
     if !have("gcc") {
@@ -266,7 +268,8 @@ fn a_child_that_outlives_its_parent_has_all_its_data() {
     }
 }
 
-/// The kernel puts new mappings just where memory was unmapped: the sidecar's were found there.
+/// The kernel places new mappings where memory was just unmapped; the sidecar's mappings were once
+/// found there.
 #[test]
 fn what_was_unmapped_is_free_until_the_program_maps_it_again() {
     if !have("gcc") {
@@ -380,12 +383,12 @@ fn memory_that_children_get_empty_can_be_far() {
     }
 }
 
-/// 48 MiB that must stay, at a limit of 32 MiB: the program pays for what it asked, not for all
-/// that it does after.
+/// 48 MiB that must stay, at a limit of 32 MiB: the program is slowed for the locking, but not for
+/// everything that it does after.
 #[test]
 fn locking_more_than_the_limit_ends_soon() {
-    // It takes 2 to 5 s here; were each page waited for as long as the evictor pauses (5 ms), it
-    // would be minutes.
+    // It takes 2 to 5 s here. If each page had to wait for a pause of the evictor (5 ms), it would
+    // take minutes.
     const SOON: Duration = Duration::from_secs(20);
     let _turn = turn();
     let started = Instant::now();
@@ -395,8 +398,8 @@ fn locking_more_than_the_limit_ends_soon() {
     }
 }
 
-/// The kernel populates a mapping in one go. Either the limit holds, or it is said that it did not,
-/// and it holds again.
+/// The kernel populates a mapping in one call. Either the limit holds, or a message says that it
+/// did not, and it holds again afterwards.
 #[test]
 fn memory_that_is_populated_at_once() {
     let _turn = turn();
@@ -409,8 +412,8 @@ fn memory_that_is_populated_at_once() {
     }
 }
 
-/// None of the memory that counts can be moved: an evictor that looks for victims again and again
-/// takes a processor from the program.
+/// None of the memory can be moved: an evictor that kept searching for victims would take a
+/// processor from the program.
 #[test]
 fn memory_that_becomes_code_does_not_keep_the_evictor_busy() {
     const WINDOW: Duration = Duration::from_secs(2);
@@ -435,15 +438,16 @@ fn memory_that_becomes_code_does_not_keep_the_evictor_busy() {
     assert_eq!(outcome.require_success().stdout, "settled\n0 wrong\n");
 }
 
-/// None where it does not run: it makes code, and what may be written and not read can be read all
-/// the same on this architecture.
+/// The program protections. Returns None if it cannot run: it generates x86-64 code, and needs that
+/// writable memory without read access can still be read, as on x86-64.
 fn protections() -> Option<Program> {
     let runs = have("gcc") && cfg!(target_arch = "x86_64");
     let source = include_str!("sidecar/protections.c");
     runs.then(|| Program::new("protections", source, &["-pthread"]))
 }
 
-/// The kernel moves pages of equal rights only, and none that may not be written to.
+/// The kernel moves pages only between mappings with equal access rights, and only if they are
+/// writable.
 #[test]
 fn memory_of_any_rights_is_far() {
     let _turn = turn();
@@ -455,7 +459,7 @@ fn memory_of_any_rights_is_far() {
     }
 }
 
-/// The program is stopped for moments, in which its memory has other rights.
+/// The program is stopped for moments in which its memory has other access rights.
 #[test]
 fn rights_that_change_all_the_time_are_kept() {
     let _turn = turn();
@@ -468,12 +472,13 @@ fn rights_that_change_all_the_time_are_kept() {
     }
 }
 
-/// Rights that the program may not give again are not taken from it for a moment, either.
+/// Access rights that the program may not restore are not removed even for a moment.
 #[test]
 fn code_stays_where_no_more_may_be_made() {
     let _turn = turn();
     let Some(program) = protections() else { return };
-    // Above the code, which stays: the memory beside it has to come and go.
+    // The limit is above the size of the code, which stays, so that the memory beside it must be
+    // moved out and fetched.
     let (outcome, _) = program.run(&["deny", "2", "0"], 144);
     if outcome.code == 77 {
         return skip("the kernel knows no PR_SET_MDWE");
@@ -483,8 +488,8 @@ fn code_stays_where_no_more_may_be_made() {
     assert!(outcome.counter("standstills") > 0, "nothing tried to move the code");
 }
 
-/// The kernel touches what is missing in all mappings for it, the victim buffer among them, and
-/// drops nothing that is locked.
+/// For mlockall the kernel touches missing pages in all mappings, including the victim buffer, and
+/// drops no locked page.
 #[test]
 fn all_memory_is_locked_and_unlocked_while_most_is_far() {
     if !have("gcc") {
@@ -503,7 +508,7 @@ fn all_memory_is_locked_and_unlocked_while_most_is_far() {
     }
 }
 
-/// Memory mapped into it would be locked: nothing of it stays there, and nothing is far.
+/// A sidecar's mappings in the program would be locked: none of them stays, and nothing is far.
 #[test]
 fn a_program_that_locks_what_it_maps_later_takes_no_sidecar() {
     if !have("gcc") {
@@ -519,22 +524,24 @@ fn a_program_that_locks_what_it_maps_later_takes_no_sidecar() {
     assert!(outcome.stderr.contains("(mlockall with MCL_FUTURE)"), "{}", outcome.stderr);
 }
 
-/// The kernel writes to a thread's descriptor at its end, and asks no userfaultfd for that.
+/// At a thread's end the kernel writes to the thread's descriptor without a userfaultfd event.
 #[test]
 fn a_thread_that_was_idle_for_long_is_joined() {
-    // Elsewhere a descriptor is not told from other memory (`pager::evict::exits`).
+    // On other architectures a descriptor cannot be distinguished from other memory
+    // (`pager::evict::exits`).
     if !have("gcc") || !cfg!(target_arch = "x86_64") {
         return;
     }
     let _turn = turn();
     let program = Program::new("joined", include_str!("sidecar/joined.c"), &["-pthread"]);
     let run = Run::through(Door::Sidecar, "16MiB").program(&program.path).patience(PATIENCE);
-    // By restartable sequences the descriptor would be touched at every turn of the thread.
+    // With restartable sequences the kernel would touch the descriptor whenever the thread is
+    // scheduled.
     let outcome = run.env("GLIBC_TUNABLES", "glibc.pthread.rseq=0").finish();
     assert_eq!(outcome.require_success().require_far().stdout, "joined, 0 wrong\n");
 }
 
-/// Children write to all that they share, and fork.
+/// Children write to all their shared memory, and fork.
 #[test]
 #[ignore = "children that write before they have sidecars can pass the limit on a busy machine \
             (docs/users/sidecar.md)"]
@@ -552,7 +559,7 @@ fn the_limit_holds_at_a_fork() {
     assert!(peak_bytes <= allowed_bytes(LIMIT_MIB), "redis: peak {peak_bytes} bytes");
 }
 
-/// From nothing to three times the limit as fast as memory can be touched.
+/// Programs that grow from nothing to three times the limit as fast as memory can be touched.
 #[test]
 fn the_limit_holds_while_programs_grow() {
     if !have("gcc") {

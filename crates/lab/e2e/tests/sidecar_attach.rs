@@ -1,4 +1,4 @@
-//! `farpool attach` and `farpool detach`, and how everything of the sidecar door ends.
+//! `farpool attach` and `farpool detach`, and how programs, keepers and sidecars end.
 
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -9,18 +9,18 @@ use farpool_e2e::jobs::{allowed_bytes, compile_c, scratch};
 use farpool_e2e::run::{Door, Outcome, Run, Running};
 use farpool_e2e::{binaries, have, skip, tree, turn, wait_until};
 
-/// What a program holds, and the local memory it is left with.
+/// Memory of a program, and its limit of local memory.
 const HELD_MIB: u64 = 128;
 const LIMIT_MIB: u64 = 32;
 const LIMIT: &str = "32MiB";
 const ROUNDS: usize = 20;
-/// Nothing here takes more than some seconds.
+/// How long to wait for a step; each takes some seconds at most.
 const PATIENCE: Duration = Duration::from_secs(40);
 const NOBODY: u32 = 65534;
-/// Larger than any process id there can be.
+/// Larger than any possible process id.
 const NO_PROCESS: u32 = 1 << 22;
 
-/// A program that checks its memory all the while, and goes on until it is told to end.
+/// A program that keeps checking its memory until it is signalled to end.
 struct Checker {
     running: Running,
     checks: usize,
@@ -37,12 +37,12 @@ impl Checker {
         Checker { running, checks: 0, _directory: directory }
     }
 
-    /// Without Farpool.
+    /// Starts the program without Farpool.
     fn alone(threads: &str, options: &[&str]) -> Checker {
         Checker::start(threads, options, |path| Run::local(path))
     }
 
-    /// Under `farpool run --door sidecar`, and entered.
+    /// Starts the program under `farpool run --door sidecar`, and waits for its sidecar.
     fn under_run() -> Checker {
         let run = |path: &Path| Run::through(Door::Sidecar, LIMIT).program(path);
         let checker = Checker::start("2", &["-static"], run);
@@ -55,7 +55,7 @@ impl Checker {
         self.running.pid()
     }
 
-    /// Has it go over all of its memory twice.
+    /// Makes the program check all of its memory twice.
     fn checks(&mut self) {
         tree::signal(self.pid(), libc::SIGUSR1);
         self.checks += 1;
@@ -76,7 +76,7 @@ fn attach(pid: u32) -> Running {
     keeper
 }
 
-/// Waits until the resident set of a process fits.
+/// Waits until the resident set of a process fits the limit.
 fn await_fit(pid: u32) {
     wait_until("the resident set to fit", PATIENCE, || {
         (tree::resident_bytes(pid)? <= allowed_bytes(LIMIT_MIB)).then_some(())
@@ -95,7 +95,7 @@ fn detach_well(pid: u32, keeper: Running) {
     keeper.finish().require_success();
 }
 
-/// Nothing of the sidecar is left: no task, and no memory.
+/// Requires that nothing of the sidecar is left: no task and no memory.
 fn require_untouched(pid: u32, mappings: &[String]) {
     assert_eq!(tree::sidecars_in(pid), [0; 0], "a sidecar is left");
     let now = tree::mappings(pid);
@@ -125,7 +125,7 @@ fn a_running_static_program_is_attached_to_and_left() {
     checker.ends_well();
 }
 
-/// Orphans below it become its children: its sidecar must not be one that it sees.
+/// Orphans below the program become its children. It must not see its sidecar as one.
 #[test]
 fn a_program_that_orphans_go_to_sees_no_sidecar() {
     if !have("gcc") {
@@ -166,7 +166,7 @@ fn a_program_is_attached_to_and_left_again_and_again() {
     let before = tree::mappings(pid);
     for round in 0..ROUNDS {
         let keeper = attach(pid);
-        // Every other time everything is on its way when the order to leave comes.
+        // In every other round pages are still being moved out at the detach.
         if round % 2 == 0 {
             await_fit(pid);
         }
@@ -197,7 +197,7 @@ fn a_program_is_attached_to_once() {
     checker.ends_well();
 }
 
-/// `farpool attach` fails, soon, and says what these words say.
+/// Requires that `farpool attach` fails soon, with a message that contains these words.
 fn refused(run: Run, words: &[&str]) {
     let outcome = run.patience(Duration::from_secs(20)).finish();
     let said = outcome.stderr.trim_end();
@@ -240,7 +240,7 @@ fn farpool_cannot_attach_to_itself() {
     refused(Run::with(shell, None, None), &["farpool itself"]);
 }
 
-/// The first process of a namespace: nothing else would outlive a mistake there.
+/// Uses the first process of a namespace, as no other process would survive a mistake there.
 #[test]
 fn the_first_process_of_the_machine_cannot_be_attached_to() {
     if !have("unshare") {
@@ -307,7 +307,7 @@ fn a_program_that_is_traced_cannot_be_attached_to() {
     checker.ends_well();
 }
 
-/// Ended by a signal, without having read anything wrong.
+/// Requires that the program was killed by SIGKILL, without having read wrong data.
 fn require_killed(outcome: &Outcome) {
     let said = format!("{}: {} {}", outcome.code, outcome.stdout, outcome.stderr);
     assert!(outcome.code == 128 + libc::SIGKILL && !said.contains("WRONG"), "{said}");
@@ -347,8 +347,8 @@ fn the_end_of_an_attached_sidecar_ends_the_program() {
     assert!(outcome.code != 0 && outcome.stderr.contains(&pid.to_string()), "{}", outcome.stderr);
 }
 
-/// Memory that the evictor moved out behind the back of a leaving pager read as zeros: seen at one
-/// of some 30 such ends, where several of them shared the CPUs.
+/// Memory that the evictor moved out while the pager was leaving once read as zeros: in one of some
+/// 30 such ends, with several at a time on the CPUs.
 #[test]
 fn a_program_that_is_left_while_pages_go_out_has_all_its_data() {
     const AT_ONCE: u64 = 5;
@@ -371,7 +371,8 @@ fn a_program_that_is_left_while_pages_go_out_has_all_its_data() {
     });
 }
 
-/// Attaches to a program that has just begun, and is killed this long after the sidecar is there.
+/// Attaches to a program that has just started, and kills the keeper this long after the sidecar
+/// appears.
 fn left_early(verify: &Path, after: Duration) {
     let program = Run::local(verify).args(["20", "2"]).patience(PATIENCE).start();
     let pid = program.pid();
@@ -381,7 +382,7 @@ fn left_early(verify: &Path, after: Duration) {
     wait_until("the sidecar", PATIENCE, || {
         (!keeper.is_running() || !tree::sidecars_in(pid).is_empty()).then_some(())
     });
-    // The instant is the point of it; nothing is waited for.
+    // The instant is what is tested; this waits for no condition.
     std::thread::sleep(after);
     tree::signal(keeper.pid(), libc::SIGKILL);
     wait_until("the sidecar to leave", PATIENCE, || {
@@ -390,12 +391,12 @@ fn left_early(verify: &Path, after: Duration) {
     tree::signal(pid, libc::SIGTERM);
     let outcome = program.finish();
     let said = format!("{}: {}", outcome.code, outcome.stdout);
-    // It ends with a keeper that was making calls in its name.
+    // The program ends with its keeper if the keeper was making calls on its behalf.
     let is_right = outcome.stdout.ends_with("ends\n") || outcome.code == 128 + libc::SIGKILL;
     assert!(is_right && !said.contains("WRONG"), "{after:?}: {said}");
 }
 
-/// A tree of programs with a private blade takes some dozens for each.
+/// A tree of programs with a private blade takes some dozens of descriptors for each process.
 #[test]
 fn an_attach_takes_all_the_descriptors_that_it_may() {
     if !have("gcc") || !have("prlimit") {
@@ -452,8 +453,8 @@ fn a_program_ends_with_a_killed_run() {
     assert!(!checker.running.stdout().contains("WRONG"));
 }
 
-/// Each image fills more than the limit: the second one can only have been held to it by a sidecar
-/// of its own.
+/// Each image fills more than the limit: the second image can only have been held to it by its own
+/// sidecar.
 #[test]
 fn a_program_that_becomes_another_one_is_entered_again() {
     if !have("gcc") {

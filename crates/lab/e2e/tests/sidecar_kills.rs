@@ -1,10 +1,10 @@
-//! kill -9 at any instant, of each of those that make up a far program: its sidecar, its keeper,
-//! itself, a forked child, a child's sidecar. Nobody may read a wrong byte meanwhile or afterwards,
-//! and nothing may be left.
+//! kill -9 at any instant, of each process of a far program: its sidecar, its keeper, the program
+//! itself, a forked child, a child's sidecar. No process may read a wrong byte meanwhile or
+//! afterwards, and nothing may be left.
 //!
-//! FARPOOL_KILL_TRIALS says how often (of all kinds together), FARPOOL_KILL_SEED which instants: a
-//! trial that fails names its seed. FARPOOL_KILL_KIND, a number in [`KINDS`], has them all of one
-//! kind.
+//! FARPOOL_KILL_TRIALS is the number of kills (of all kinds together), FARPOOL_KILL_SEED selects
+//! the instants: a trial that fails prints its seed. FARPOOL_KILL_KIND, an index into [`KINDS`],
+//! makes all trials of one kind.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,25 +17,24 @@ const TRIALS: &str = "FARPOOL_KILL_TRIALS";
 const SEED: &str = "FARPOOL_KILL_SEED";
 const KIND: &str = "FARPOOL_KILL_KIND";
 const FEW_TRIALS: u64 = 40;
-/// How often progress is printed: of a series that ends badly it must be known how many ended well.
+/// Kills between two lines of progress, which show how many trials of a failed series succeeded.
 const PROGRESS: u64 = 20;
-/// In the environment of all processes of a trial, sidecars too.
+/// The environment variable that marks all processes of a trial, including sidecars.
 const MARK: &str = "FARPOOL_KILL_TRIAL";
 const LIMIT: &str = "8MiB";
 const HELD_MIB: &str = "20";
-/// Memory and depth of a tree of children; its end comes by itself.
+/// Memory in MiB and depth of a tree of children, which ends by itself.
 const FORKS: [&str; 2] = ["16", "2"];
-/// Everything of a trial ends within this, also where the trials run with the lowest priority on a
-/// busy machine.
+/// How long a trial may take, also if the trials run with the lowest priority on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// The instants of a kill: most while things begin, some while they are under way.
+/// Latest instants of a kill: most kills are while the program starts, some while it is running.
 const EARLY_US: u64 = 80_000;
 const LATE_US: u64 = 300_000;
 const RUNS: &str = "/run/farpool";
 const KILLED: i32 = 128 + libc::SIGKILL;
-/// What forks.c counts for a child that was killed; for a wrong word it counts one.
+/// What forks.c adds to its count for a child that was killed. For a wrong word it adds one.
 const ENDED_BADLY: u64 = 1 << 20;
-/// verify.c's code for a wrong word.
+/// Exit code of verify.c for a wrong word.
 const WRONG_DATA: i32 = 9;
 
 /// The process to kill.
@@ -49,7 +48,7 @@ enum Victim {
     ChildsSidecar,
 }
 
-/// How the program comes to be far, and what it is.
+/// The program, and how it gets far memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Story {
     /// verify.c under `farpool run`.
@@ -74,7 +73,7 @@ const KINDS: [(Story, Victim); 11] = [
     (Story::Forks, Victim::ChildsSidecar),
 ];
 
-/// Random numbers that a seed gives again: xorshift.
+/// Reproducible random numbers: xorshift.
 struct Dice(u64);
 
 impl Dice {
@@ -86,22 +85,22 @@ impl Dice {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        // The high bits are the better ones.
+        // The high bits are of better quality.
         (self.0 >> 11) % limit
     }
 }
 
-/// The programs, and the directory that they are in.
+/// The programs, and their directory.
 struct Stage {
     _directory: tempfile::TempDir,
     verify: PathBuf,
     forks: PathBuf,
 }
 
-/// One trial: what runs, and the mark that its processes bear.
+/// One trial: its processes, and their mark.
 struct Trial {
     mark: String,
-    /// The process that was started by hand, and, if that is not the keeper, the keeper.
+    /// The process that was started first, and the keeper if that is another process.
     program: Running,
     keeper: Option<Running>,
 }
@@ -141,13 +140,13 @@ impl Trial {
         self.keeper.as_ref().map_or(self.program.pid(), Running::pid)
     }
 
-    /// The process that is to be killed; None: there is none yet, or no more.
+    /// The process to kill. Returns None if it does not exist yet, or no more.
     fn find(&self, victim: Victim) -> Option<u32> {
         let program = || match &self.keeper {
             Some(_) => Some(self.program.pid()),
             None => tree::children(self.program.pid()).into_iter().find(|pid| is_image(*pid)),
         };
-        // Children may end while they are looked at.
+        // Children may end during the search.
         let child = || tree::forked(program()?).into_iter().max();
         let alive = match victim {
             Victim::Keeper => Some(self.keeper_pid()),
@@ -161,12 +160,14 @@ impl Trial {
         alive.filter(|pid| tree::is_alive(*pid))
     }
 
-    /// Kills it, at an instant that the dice say; None: all had ended before.
+    /// Kills the victim, at an instant that the dice choose. Returns None if the program had ended
+    /// before.
     fn kill(&mut self, victim: Victim, dice: &mut Dice) -> Option<u32> {
         let most_us = if dice.below(3) == 0 { LATE_US } else { EARLY_US };
         // The instant is the point of the trial; nothing is waited for.
         std::thread::sleep(Duration::from_micros(dice.below(most_us)));
-        // In every other trial it is one at which the first pages go out.
+        // In every other trial, on average, the kill waits for the sidecar, when the first pages
+        // are moved out.
         let is_entered = dice.below(2) == 0;
         let mut has_ended = false;
         let pid = wait_until("somebody to kill", PATIENCE, || {
@@ -182,8 +183,9 @@ impl Trial {
         Some(pid)
     }
 
-    /// A program that was attached to outlives its keeper, with all its data: it is told to check,
-    /// and to end. If the keeper made calls in its name it has ended with that.
+    /// Checks that an attached program outlives its keeper with all its data: signals it to check,
+    /// then to end. If the keeper was making calls on its behalf, the program has ended with the
+    /// keeper.
     fn outlives(&mut self) {
         let program = self.program.pid();
         wait_until("the sidecar to leave", PATIENCE, || {
@@ -196,13 +198,13 @@ impl Trial {
         tree::signal(program, libc::SIGTERM);
     }
 
-    /// Whether the program has said this, or has ended.
+    /// Some if the program has printed `word`, or has ended.
     fn has_said(&mut self, word: &str) -> Option<()> {
         (self.program.stdout().contains(word) || !self.program.is_running()).then_some(())
     }
 
-    /// A sidecar that was killed before anything was far is no loss: the program goes on, with
-    /// another one or without, and is told to end.
+    /// If a sidecar is killed before any memory is far, nothing is lost and the program continues,
+    /// with another sidecar or without. Signals it to end.
     fn goes_on(&mut self, killed: u32) {
         let known = self.find(Victim::Program);
         wait_until("the end of the program, or another sidecar", PATIENCE, || {
@@ -216,7 +218,8 @@ impl Trial {
         }
     }
 
-    /// All that is left of it must end by itself. Says what was seen.
+    /// Waits until all processes of the trial have ended by themselves. Returns the exit code and
+    /// the output.
     fn ends(self) -> (i32, String) {
         let keeper = self.keeper.map(Running::finish);
         let outcome = self.program.finish();
@@ -232,13 +235,14 @@ impl Trial {
     }
 }
 
-/// Whether a process has become the program that its parent forked it for.
+/// Whether a process has executed one of the programs.
 fn is_image(pid: u32) -> bool {
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     matches!(name.trim_end(), "verify" | "forks")
 }
 
-/// The living processes of a trial. A sidecar has the program's environment, for it has its memory.
+/// The living processes of a trial. A sidecar has the program's environment, as it shares its
+/// memory.
 fn bearers(mark: &str) -> Vec<u32> {
     let word = format!("{MARK}={mark}\0");
     let bears = |pid: &u32| {
@@ -248,13 +252,13 @@ fn bearers(mark: &str) -> Vec<u32> {
     tree::all().filter(bears).collect()
 }
 
-/// Mounts of Farpool's.
+/// Farpool's mounts.
 fn mounts() -> Vec<String> {
     let text = std::fs::read_to_string("/proc/self/mountinfo").expect("mounts");
     text.lines().filter(|line| line.contains("farpool")).map(str::to_owned).collect()
 }
 
-/// Directories of runs that these keepers have left.
+/// Run directories that these keepers have left.
 fn directories(keepers: &[u32]) -> Vec<PathBuf> {
     let is_of = |path: &Path, pid: &u32| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -270,13 +274,13 @@ fn number(variable: &str, usual: u64) -> u64 {
     text.map_or(usual, |text| text.parse().expect("a number"))
 }
 
-/// The counts of forks.c in all its processes.
+/// The count of forks.c over all its processes.
 fn counted(said: &str) -> u64 {
     let line = said.lines().find_map(|line| line.strip_suffix(" wrong"));
     line.and_then(|number| number.parse().ok()).unwrap_or(u64::MAX)
 }
 
-/// One kill; false: everything had ended before.
+/// Makes one trial. Returns false if the program had ended before the kill.
 fn trial(
     stage: &Stage,
     (story, victim): (Story, Victim),
@@ -336,8 +340,9 @@ fn whoever_is_killed_no_byte_is_wrong_and_nothing_is_left() {
             missed += 1;
         }
     }
-    // The next run takes away what a killed keeper could not. By its number a directory may be that
-    // of a later keeper, of a series beside this one: it goes with that.
+    // The next run removes the directories that killed keepers could not. A directory with the
+    // process id of one of these keepers may also belong to a later keeper, of a series that runs
+    // beside this one: it is removed with that keeper.
     wait_until("the runs' directories to go", PATIENCE, || {
         Run::through(Door::Sidecar, LIMIT).program("true").finish().require_success();
         let left = directories(&keepers);

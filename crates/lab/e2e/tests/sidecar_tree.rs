@@ -9,11 +9,11 @@ use farpool_e2e::rack::{Daemon, answer};
 use farpool_e2e::run::{Door, Outcome, Run, Running};
 use farpool_e2e::{binaries, have, tree, turn, wait_until};
 
-/// What each program of a tree holds, and the local memory of the tree.
+/// Memory of each program of a tree, and the limit of the tree's local memory.
 const HELD_MIB: u64 = 64;
 const LIMIT_MIB: u64 = 64;
 const LIMIT: &str = "64MiB";
-/// Nothing here takes more than some seconds.
+/// How long to wait for a step; each takes some seconds at most.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 fn verify(directory: &Path) {
@@ -29,7 +29,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// The programs below a shell.
+/// Waits until a shell has `count` descendants. Returns their process ids.
 fn programs(shell: u32, count: usize) -> Vec<u32> {
     wait_until("the programs to run", PATIENCE, || {
         let below = tree::descendants(shell);
@@ -49,14 +49,15 @@ fn await_fit(pids: &[u32]) {
     });
 }
 
-/// Each has gone over all of its memory, `times` times in all.
+/// Makes each program check all of its memory, and waits until `times` checks have been made in
+/// total.
 fn check(shell: &mut Running, pids: &[u32], times: usize) {
     pids.iter().for_each(|pid| tree::signal(*pid, libc::SIGUSR1));
     shell.wait_for_output("checked", times);
     assert!(!shell.stdout().contains("WRONG"), "{}", shell.stdout());
 }
 
-/// Two programs that hold twice the limit, and a third that is born when all is far.
+/// Two programs that together have twice the limit, and a third that is started when they fit.
 #[test]
 fn a_tree_is_attached_to_and_left() {
     if !have("gcc") {
@@ -90,7 +91,7 @@ fn a_tree_is_attached_to_and_left() {
     assert_eq!(pids.len(), 3);
     await_fit(&pids);
     check(&mut shell, &pids, 3);
-    // By the shell's number, which has no sidecar: so little memory does not count.
+    // By the process id of the shell, which has too little memory to have a sidecar.
     let output = detach(root);
     assert!(output.status.success(), "{}; the keeper: {}", said(&output), keeper.stderr());
     let outcome = keeper.finish();
@@ -150,7 +151,7 @@ fn a_process_of_a_run_is_left() {
     running.finish().require_success();
 }
 
-/// The preloaded library has no way out; the message says what there is instead.
+/// The preloaded library cannot be detached from. The message names what can be done instead.
 #[test]
 fn a_preloaded_process_cannot_be_left() {
     if !have("gcc") {
@@ -209,12 +210,12 @@ fn a_running_process_gets_memory_from_a_rack() {
     program.finish().require_success();
 }
 
-/// What each of two programs fills whose first threads end or stay.
+/// Memory that each of two programs fills whose first threads end or stay.
 const HEADLESS_MIB: u64 = 120;
 
-/// What two programs of a tree printed, whose first threads end or stay (`sidecar/headless.c`): how
-/// long the longer one's passes took, and the most that one of them held meanwhile, on average.
-/// Both may run one after the other, so what both held says nothing.
+/// The output of two programs of a tree whose first threads end or stay (`sidecar/headless.c`): how
+/// long the slower one's passes took, and the larger of their average resident sizes meanwhile. The
+/// two may run one after the other, so the sum of their sizes would tell nothing.
 #[derive(Debug)]
 struct Passes {
     time: Duration,
@@ -240,18 +241,19 @@ impl Passes {
 }
 
 fn require_as_usual(ended: &Passes, usual: &Passes) {
-    /// Beside other programs on two processors; it took whole seconds for each program once.
+    /// Allowances for other programs on two processors. It once took whole seconds for each
+    /// program.
     const RATIO: u32 = 4;
     const MORE: Duration = Duration::from_millis(1500);
     println!("first threads that ended: {ended:?}; that stayed: {usual:?}");
     for passes in [ended, usual] {
-        // One that is not held has all that it fills.
+        // A program that is not held to the limit has all the memory it fills resident.
         assert!(passes.held_mib << 20 < allowed_bytes(LIMIT_MIB), "{passes:?}");
     }
     assert!(ended.time <= usual.time * RATIO + MORE, "{ended:?}, usually {usual:?}");
 }
 
-/// What the kernel tells of a process by its number is empty then.
+/// When the first thread has ended, what the kernel reports under the process id is empty.
 #[test]
 fn programs_whose_first_threads_have_ended_are_held_to_the_limit() {
     if !have("gcc") {

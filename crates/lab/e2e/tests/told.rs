@@ -11,7 +11,7 @@ use farpool_units::MIB;
 
 /// Part of the line that says how much memory would suffice, once the whole working set was seen.
 const KNOWN: &str = "much of its time goes to pages that come and go: about ";
-/// The exit code of `farpool run` if a process is outside and must not be.
+/// The exit code of `farpool run --when-outside fail` if a process is outside.
 const OUTSIDE: i32 = 120;
 
 /// Fills memory and reads pages of a part of it, in random order or cyclically, for a number of
