@@ -1,4 +1,4 @@
-//! The demo on few records: it checks its own results, and leaves nothing behind.
+//! The demo with few records: it checks its own results, and leaves nothing behind.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 use common::{ended, farpool};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Small enough for a second or two.
+/// Options that make it take only a second or two.
 const SMALL: [&str; 4] = ["--records", "8MiB", "--requests", "2000"];
 
 fn redis_is_there() -> bool {
@@ -27,7 +27,7 @@ fn demo(folder: &Path, only: &str) -> Command {
     command
 }
 
-/// What is in the folder, and swap from it that is still in use.
+/// The contents of the folder, and swap files in it that are still in use.
 fn leftovers(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).expect("the folder is there").flatten();
     let mut left: Vec<String> = entries.map(|entry| entry.path().display().to_string()).collect();

@@ -140,7 +140,7 @@ fn has(client: &mut Client, key: &str) -> bool {
     }
 }
 
-/// Which of a few items are there while the clock jumps: name and presence, step by step.
+/// Which of a few items are found while the clock jumps: name and presence, step by step.
 fn jumps(world: &mut World, client: &mut Client) -> Vec<(&'static str, bool)> {
     world.jump_to(0);
     let told = i64::try_from(client.stat("time")).expect("a time");

@@ -1,4 +1,4 @@
-//! `farpool plan` through the real binary: answers, reports that can be made again, and input that
+//! `farpool plan` through the real binary: answers, reports that can be reproduced, and input that
 //! is refused.
 
 mod common;
@@ -41,7 +41,7 @@ fn turns(home: &Path) -> PathBuf {
     path
 }
 
-/// The JSON that a page carries.
+/// The JSON that is embedded in a page.
 fn embedded(page: &str) -> Value {
     let from = page.find("id=\"answer\">").expect("the answer") + "id=\"answer\">".len();
     let to = from + page[from..].find("</script>").expect("its end");
@@ -110,7 +110,7 @@ fn servers_are_packed_and_far_memory_frees_some() {
         .iter()
         .map(|row| row["servers"].as_u64().expect("a number"))
         .collect();
-    // By peaks one machine fills a server; at any time the four use 8 + 1 + 1 + 1 = 11 GiB.
+    // By their peaks, one machine fills a server; at any time the four use 8 + 1 + 1 + 1 = 11 GiB.
     assert_eq!(servers, [4, 1, 1]);
     assert_eq!(answer["result"]["verdict"], "do-not-pool");
     let smaller = server.replace("12", "9");

@@ -1,5 +1,5 @@
 //! A rack of real processes: a controller, nodes that lend memory, and a client that uses it, while
-//! one after the other is stopped, killed and started again.
+//! each in turn is stopped, killed or restarted.
 
 mod common;
 
@@ -30,7 +30,7 @@ fn start_control(home: &Path, listen: &str, words: &[&str]) -> Daemon {
     Daemon::start_command(farpool(home), &[&flags, words].concat())
 }
 
-/// A node that lends 64 MiB.
+/// Starts a node that lends 64 MiB.
 fn start_node(home: &Path, name: &str, url: &str) -> Daemon {
     let flags = ["node", "--control", url, "--donate", "64MiB", "--name", name];
     let listen = ["--listen", "tcp://127.0.0.1:0"];
@@ -104,7 +104,7 @@ fn a_drained_node_leaves_when_the_client_has_moved() {
     let told = user.told();
     let mut far = Far::open(&told.place, told.epoch);
     assert!(far.write(0, 3));
-    // The client runs on n1 in the controller's eyes, so n1 stays known after it is empty.
+    // To the controller, the client runs on n1, so n1 stays known after it is empty.
     let _second = start_node(home.path(), "n2", &control.address);
     first.signal(Signal::TERM);
     let target = wait_until("a target", PATIENCE, || user.told().target);
@@ -179,7 +179,7 @@ fn a_node_that_is_cut_off_keeps_serving_and_comes_back() {
     let mut user = User::new(rest(&control.address, None), "n1", 1, SUPERPAGE);
     let told = user.told();
     let mut far = Far::open(&told.place, told.epoch);
-    // Stopped, it takes connections and answers none: to the node the same as a cut.
+    // A stopped controller accepts connections but does not answer: to the node this is like a cut.
     control.signal(Signal::STOP);
     for page in 0..200 {
         assert!(far.write(page, 9));
@@ -234,7 +234,7 @@ fn a_second_signal_ends_a_node_that_drains() {
     node.signal(Signal::INT);
     let back = rest(&control.address, None);
     wait_until("the drain", PATIENCE, || back.node("n1").ok().filter(|node| node.draining));
-    // Nobody moves the segment, so only the second signal can end it before 30 s.
+    // No client moves the segment, so only the second signal can end the node before 30 s.
     let began = Instant::now();
     node.signal(Signal::INT);
     assert_eq!(node.wait(), Some(0));

@@ -1,4 +1,4 @@
-//! The blade as a service, seen through real sockets: start, counters, refusals, clean stop.
+//! The blade as a service, tested through real sockets: start, counters, refusals, clean stop.
 
 mod common;
 
@@ -40,7 +40,7 @@ impl Blade {
         Blade { child, output, listen }
     }
 
-    /// Ends it with a signal; the exit code.
+    /// Ends the blade with a signal. Returns its exit code.
     fn stop(mut self, signal: Signal) -> Option<i32> {
         let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         kill_process(pid.expect("a process id"), signal).expect("the blade takes the signal");
@@ -54,7 +54,7 @@ impl Blade {
 
 impl Drop for Blade {
     fn drop(&mut self) {
-        // Gone already in a test that passed.
+        // It has ended already in a test that passed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -98,7 +98,7 @@ fn garbage_closes_its_own_connection_only() {
     let mut stream = TcpStream::connect(address.trim_start_matches("tcp://")).expect("it listens");
     stream.write_all(&[0xee; 4096]).expect("it takes bytes");
     let mut rest = Vec::new();
-    // Closed by the blade, in order or with a reset.
+    // The blade closes the connection, in order or with a reset.
     let _ = std::io::Read::read_to_end(&mut stream, &mut rest);
     let (code, answer) = stat(home.path(), &[&address]);
     assert_eq!(code, 0);

@@ -1,4 +1,4 @@
-//! `farpool sim` as a person uses it: a trace in, a table, JSON or a page out.
+//! `farpool sim` as users run it: a trace in, a table, JSON or a page out.
 
 mod common;
 
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use common::{ended, farpool};
 
-/// A trace of pages in a circle, with some that are used often, imported from a table.
+/// A trace of pages that are used cyclically, with some that are used often, imported from a table.
 fn make_trace(home: &Path) -> PathBuf {
     let (table, trace) = (home.join("t.csv"), home.join("t.parquet"));
     let row = |n: u64| {
@@ -222,8 +222,8 @@ fn what_cannot_be_simulated_is_refused_by_name_and_leaves_no_page() {
         assert!(error.contains(expected), "{words:?} says {error:?}, without {expected:?}");
     }
     assert!(!Path::new(report).exists());
-    // What does not fit is said for that configuration; the others are done, and the exit code
-    // tells.
+    // A configuration that does not fit is reported, also by the exit code; the others are
+    // simulated.
     let (code, table, _) =
         sim(home.path(), &["run", trace, "--design", "zram,ps", "--local", "20%"]);
     assert_eq!(code, 1);

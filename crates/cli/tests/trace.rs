@@ -12,7 +12,7 @@ use farpool_trace::{
     Access, Batch, CacheFilter, Clock, Columns, Filter, PageFilter, Record, TraceInfo, TraceReader,
 };
 
-/// True when programs can be captured here; says why not otherwise.
+/// Whether programs can be captured here. Prints why not otherwise.
 fn can_capture() -> bool {
     let can = farpool_trace::capture::find_qemu().is_some();
     if !can {
@@ -30,14 +30,14 @@ fn read(path: &Path) -> (TraceInfo, Vec<Record>) {
     (reader.info().clone(), records)
 }
 
-/// `farpool trace` with these flags, `--out` and the program.
+/// A `farpool trace` command with these flags, `--out` and the program.
 fn trace(home: &Path, out: &str, flags: &[&str], program: &[&str]) -> Command {
     let mut command = farpool(home);
     command.args(["trace", "--out"]).arg(home.join(out)).args(flags).arg("--").args(program);
     command
 }
 
-/// Sets of a cache: lines with their marks, the most recent last.
+/// A cache level: per set, its lines and whether each is dirty, the most recently used last.
 struct Level {
     sets: Vec<Vec<(u64, bool)>>,
     ways: usize,
@@ -53,7 +53,8 @@ impl Level {
         &mut self.sets[usize::try_from(line % sets).expect("a set")]
     }
 
-    /// `None` for a hit, otherwise the changed line that had to leave, if one did.
+    /// References a line. Returns None for a hit, otherwise the dirty line that was evicted, if
+    /// any.
     fn reference(&mut self, line: u64, is_store: bool) -> Option<Option<u64>> {
         let ways = self.ways;
         let set = self.set(line);
@@ -73,7 +74,7 @@ impl Level {
     }
 }
 
-/// What two levels let through of every access of one thread.
+/// The references that pass two cache levels, out of all accesses of one thread.
 fn through_caches(accesses: &[Record]) -> Vec<(u64, Access)> {
     let (mut l1, mut llc) = (Level::new(8 << 10, 4), Level::new(128 << 10, 8));
     let mut through = Vec::new();
@@ -90,13 +91,13 @@ fn through_caches(accesses: &[Record]) -> Vec<(u64, Access)> {
     through
 }
 
-/// Lines of digits in no order.
+/// Writes lines of digits in no order.
 fn write_lines(path: &Path, count: u64) {
     let line = |n: u64| format!("{:020}\n", n.wrapping_mul(0x9E37_79B9_7F4A_7C15));
     std::fs::write(path, (0..count).map(line).collect::<String>()).expect("the input is written");
 }
 
-/// A small sort, captured with these flags: the same accesses every time.
+/// Captures a small sort with these flags. Its accesses are the same every time.
 fn sorted(home: &Path, out: &str, flags: &[&str]) -> (TraceInfo, Vec<Record>) {
     let input = home.join("lines");
     write_lines(&input, 8000);
@@ -134,8 +135,8 @@ fn the_caches_let_through_what_a_plain_model_of_them_does() {
     assert_eq!(info.filter, Some(Filter::Caches(caches)));
 }
 
-/// The records that a window lets through of every access of one thread, whose lines are in one
-/// page each.
+/// The records that pass a window, out of all accesses of one thread. Each line lies within one
+/// page.
 fn through_window(accesses: &[Record], window: u64) -> Vec<Record> {
     let (mut count, mut recorded) = (0, 0);
     let mut last: HashMap<u64, (u64, bool)> = HashMap::new();

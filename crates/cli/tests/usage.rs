@@ -1,4 +1,4 @@
-//! What people see: help, mistakes and their messages, generated pages, the configuration.
+//! What users see: help, mistakes and their messages, generated pages, the configuration.
 
 mod common;
 
@@ -85,7 +85,7 @@ fn what_fails_says_what_can_be_done() {
     }
 }
 
-/// Where there are some: not in a container.
+/// Skipped if no kernel threads are visible, as in a container.
 #[test]
 fn a_thread_of_the_kernel_is_not_attached_to() {
     let name = std::fs::read_to_string("/proc/2/comm");
@@ -192,7 +192,7 @@ fn variables_are_stronger_than_files_and_the_users_file_than_none() {
 #[test]
 fn flags_are_stronger_than_variables() {
     let home = home();
-    // The variable alone would be refused; the flag takes its place before anyone looks at it.
+    // Only the flag's address is checked: the flag replaces the variable before it is read.
     let words = ["blade", "--memory", "1G", "--listen", "tcp://192.0.2.1:1"];
     let (code, _, error) = ended(
         farpool(home.path()).args(words).env("FARPOOL_BLADE_LISTEN", "unix:///never-used.sock"),
@@ -265,7 +265,7 @@ fn doctor_gives_every_lack_a_remedy_and_a_matching_exit_code() {
     assert_eq!(code, i32::from(!can_run));
 }
 
-/// A binary without the library beside it can do what sidecars can.
+/// Without the library beside it, the binary can still use sidecars.
 #[test]
 fn doctor_misses_the_library_only_where_no_sidecar_can_work() {
     let home = home();

@@ -78,12 +78,13 @@ enum Job {
 }
 
 impl Faults {
-    /// From now on everything on the disk is so.
+    /// Applies a fault to the whole disk from now on.
     pub(crate) fn set(&self, fault: Fault) {
         self.set_from(fault, 0);
     }
 
-    /// From now on everything behind `first` is so; what was held back is answered.
+    /// Applies a fault to all offsets from `first` on from now on. Requests that were held back are
+    /// answered.
     pub(crate) fn set_from(&self, fault: Fault, first: u64) {
         *lock(&self.order) = (fault, first);
         if fault != Fault::Hang {
@@ -92,7 +93,7 @@ impl Faults {
         }
     }
 
-    /// How often the disk has not done what it should.
+    /// The number of requests to which a fault was applied.
     pub(crate) fn done(&self) -> u64 {
         self.done.load(Ordering::Relaxed)
     }
@@ -107,7 +108,7 @@ impl Faults {
             Fault::Hang if offset >= first => {
                 self.done.fetch_add(1, Ordering::Relaxed);
                 lock(&self.held).push(job);
-                // It may have ended since it was looked at.
+                // The fault may have been changed since it was read.
                 if lock(&self.order).0 != Fault::Hang {
                     self.set_from(lock(&self.order).0, first);
                 }
@@ -279,7 +280,8 @@ pub(crate) struct Loop {
 }
 
 impl Loop {
-    /// A device over a file; None, with the reason said, where there can be none.
+    /// Creates a device over a file. Returns None, after printing the reason, if that cannot be
+    /// done.
     pub(crate) fn over(file: &Path, is_direct: bool) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             farpool_testkit::skip("loop devices need root");
@@ -304,7 +306,7 @@ impl Loop {
             }
         };
         let open = File::open(&path).expect("the device is there");
-        // While it is in use, this only marks it: it goes with its last user.
+        // While the device is in use, this only marks it: it is removed with its last user.
         let marked = Command::new("losetup").arg("--detach").arg(&path).status();
         assert!(marked.is_ok_and(|status| status.success()), "{} stays", path.display());
         Some(Self { path, _open: open })
@@ -324,7 +326,7 @@ pub(crate) struct Disk {
 }
 
 impl Disk {
-    /// A disk of zeros; None, with the reason said, where there can be none.
+    /// Creates a disk of zeros. Returns None, after printing the reason, if that cannot be done.
     pub(crate) fn start(size: u64) -> Option<Self> {
         let bytes = tempfile::tempfile().expect("a file for what the disk holds");
         bytes.set_len(size).expect("room for the disk");

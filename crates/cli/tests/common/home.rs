@@ -1,4 +1,5 @@
-//! A home for servers with flash: what they keep in memory is removed with it, killed or not.
+//! A home for servers with flash. Files that they keep in memory are removed with it, even if they
+//! were killed.
 
 use std::path::Path;
 
@@ -23,7 +24,7 @@ impl Home {
         self.disk.path()
     }
 
-    /// How many files servers have left in memory.
+    /// The number of files that servers have left in memory.
     pub(crate) fn books(&self) -> usize {
         std::fs::read_dir(self.memory.path()).expect("it is there").count()
     }

@@ -1,5 +1,5 @@
-//! The real server with values that identify their key and version, and a model of what may be
-//! found of each key.
+//! The real server with values that identify their key and version, and a model of the versions
+//! that may be found for each key.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -14,12 +14,13 @@ use serde_json::Value;
 
 use crate::common::farpool;
 
-/// What has not come by then never will: a hang fails the test instead of the whole run.
+/// How long to wait for a reply or condition, so that a hang fails the test instead of blocking the
+/// whole run.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// Requests sent before their replies are read.
 const BATCH: usize = 200;
 
-/// A server; killed when dropped.
+/// A server, which is killed when dropped.
 pub(crate) struct Kv {
     pub child: Child,
     pub address: SocketAddr,
@@ -35,7 +36,7 @@ impl Kv {
         Self::start_with(home, flags, |_| ())
     }
 
-    /// As [`Self::start`], with changes to the command, such as its environment.
+    /// Like [`Self::start`], with changes to the command, such as its environment.
     pub(crate) fn start_with(
         home: &Path,
         flags: &[&str],
@@ -58,7 +59,7 @@ impl Kv {
         Self { child, address, client, log, _output: output, release: None }
     }
 
-    /// What it has written on standard error.
+    /// Its standard error so far.
     pub(crate) fn log(&self) -> String {
         std::fs::read_to_string(&self.log).expect("its log is there")
     }
@@ -68,7 +69,7 @@ impl Kv {
         kill_process(pid.expect("a process id"), signal).expect("the server takes the signal");
     }
 
-    /// Its exit code if it ends within `limit`.
+    /// Waits until it ends, for at most `limit`. Returns its exit code.
     pub(crate) fn ends_within(&mut self, limit: Duration) -> Option<i32> {
         let deadline = Instant::now() + limit;
         loop {
@@ -145,7 +146,8 @@ impl Client {
         }
     }
 
-    /// Waits until a figure of `stats` is as wanted: threads tell theirs once a second.
+    /// Waits until a figure of `stats` satisfies `is_it`: threads report their figures once a
+    /// second.
     pub(crate) fn wait_for_stat(&mut self, name: &str, is_it: impl Fn(u64) -> bool) -> u64 {
         let deadline = Instant::now() + PATIENCE;
         loop {
@@ -158,13 +160,14 @@ impl Client {
         }
     }
 
-    /// The version of a key's value, if it is there; the value must be right to the byte.
+    /// Reads a key. Returns the version of its value, which must be right to the byte, or None on a
+    /// miss.
     pub(crate) fn version(&mut self, key: usize) -> Option<u32> {
         self.send(format!("get key{key}\r\n").as_bytes());
         self.reply(key)
     }
 
-    /// The reply to a `get` of the key.
+    /// Reads the reply to a `get` of the key.
     pub(crate) fn reply(&mut self, key: usize) -> Option<u32> {
         let line = self.line();
         if line == "END" {
@@ -190,7 +193,7 @@ pub(crate) fn value(key: usize, version: u32) -> Vec<u8> {
 }
 
 /// The newest version of each key; 0 is none. Deleting takes a version, too: nothing older may be
-/// there afterwards.
+/// found afterwards.
 pub(crate) struct Known(pub Vec<u32>);
 
 impl Known {

@@ -1,4 +1,4 @@
-//! Runs the real binary as a person would, without this machine's configuration.
+//! Runs the real binary as a user would, without this machine's configuration.
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 /// The longest run: a process that hangs is killed, so that one test fails and not the whole run.
 const LONGEST_RUN: Duration = Duration::from_secs(300);
 
-/// Where a home has the folder for flash's book-keeping, if it has one.
+/// Name of the folder for flash's bookkeeping in a home, if the home has one.
 pub(crate) const BOOKS: &str = "books";
 
 /// The binary, with an empty home and none of our variables.
@@ -31,7 +31,7 @@ pub(crate) fn farpool(home: &Path) -> Command {
     command
 }
 
-/// Runs to the end: exit code, standard output, standard error.
+/// Runs the command to its end. Returns exit code, standard output and standard error.
 pub(crate) fn ended(command: &mut Command) -> (i32, String, String) {
     let child =
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary starts");
