@@ -1,5 +1,5 @@
-// Host programs of the tests: host MODE [NUMBER]. Each prints "ready", does what its mode says, and
-// ends with "ok" or "bad: why". Modes that wait for the test end at the end of their input.
+// Host programs of the tests: host MODE [NUMBER]. Each prints "ready", acts by its mode, and ends
+// with "ok" or "bad: why". Modes that wait for the test end at the end of their input.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/filter.h>
@@ -52,7 +52,7 @@ static int input_ended(void) {
     return poll(&p, 1, 0) > 0;
 }
 
-// A call that should end by its timeout, not before and not with EINTR.
+// Makes a call that should end by its timeout, not before and not with EINTR.
 static int timed(const char *mode) {
     struct timespec t = {0, WAIT_MS * 1000000L}, left;
     say("ready");
@@ -154,8 +154,8 @@ static uint64_t churn(uint64_t *words, size_t n, uint64_t seed, double *sum) {
     return wrong;
 }
 
-// Verifies memory and arithmetic without end, in system calls and out of them, its heap growing,
-// with NUMBER 1 also interrupted by a timer's signals.
+// Verifies memory and arithmetic until its input ends, inside and outside of system calls, while
+// its heap grows. With NUMBER 1 it is also interrupted by a timer's signals.
 static int check(int has_timer) {
     enum { N = 1 << 14, CHUNK = 65536 };
     uint64_t *words = malloc(N * 8), wrong = 0, rounds = 0;
@@ -236,7 +236,7 @@ static int many(int n) {
     return verdict(1, "");
 }
 
-// The first thread ends; another goes on.
+// The first thread ends, and this one continues.
 static void *survivor(void *x) {
     say("ready");
     char byte;
@@ -253,7 +253,8 @@ static int count_sidecar(void) {
     return n;
 }
 
-// For each byte of input: f forks and says how many mappings of the sidecar the child has, e execs.
+// Acts on each byte of input: f forks and prints how many mappings of the sidecar the process and
+// the child have, e executes the program again.
 static int obey(void) {
     char byte;
     say("ready");
@@ -270,7 +271,7 @@ static int obey(void) {
     return verdict(1, "");
 }
 
-// Says its child's process id, and counts SIGCHLD: one, when the child ends.
+// Prints its child's process id, and counts SIGCHLD: there must be one, when the child ends.
 static int family(void) {
     struct sigaction a = {.sa_handler = on_chld};
     sigaction(SIGCHLD, &a, 0);
@@ -289,7 +290,7 @@ static int family(void) {
     return verdict(before == 0 && rc == child && WIFSIGNALED(status) && chld == 1, "SIGCHLD of the parent");
 }
 
-// Under seccomp, or catching its own calls.
+// Runs under seccomp, or catches its own system calls (syscall user dispatch).
 static int sealed(const char *mode) {
     static char allow_all;
     struct sock_filter allow[] = {{BPF_RET | BPF_K, 0, 0, SECCOMP_RET_ALLOW}};

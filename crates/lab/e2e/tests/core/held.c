@@ -1,5 +1,5 @@
 // Memory with known contents, and threads that wait in known places: held MIB
-// Prints "ready" when all is filled. SIGUSR1: "checked, N wrong". SIGTERM ends it.
+// Prints "ready" when all memory is filled, and "checked, N wrong" on SIGUSR1. SIGTERM ends it.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <signal.h>

@@ -1,4 +1,4 @@
-// Memory with wishes about children, about staying, or about being there at once:
+// Memory with advice about children, locked memory, or memory that is populated at once:
 // advice wipe|leave-out|lock|populate-map|populate-advice
 #define _GNU_SOURCE
 #include <stdint.h>
@@ -10,7 +10,7 @@
 #include <unistd.h>
 #define MB (1ul << 20)
 #define BYTES (96 * MB)
-// A limit of 32 MiB, a tenth, and 32 MiB more.
+// A limit of 32 MiB, a tenth of it, and 32 MiB.
 #define ALLOWED (67 * MB)
 #define PAGE 4096ul
 
@@ -32,7 +32,7 @@ static long of_child(char *memory) {
     return count + wrong(memory, BYTES / 2, BYTES);
 }
 
-// Populated memory comes to fit in the end; a check of everything goes on meanwhile.
+// Checks everything until populated memory fits the limit, for at most 30 s.
 static long wrong_until_it_fits(char *memory) {
     long count = 0, resident = BYTES;
     for (time_t begin = time(0); resident > (long)ALLOWED && time(0) - begin < 30;) {

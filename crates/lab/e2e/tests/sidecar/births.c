@@ -1,7 +1,7 @@
-// Forks on SIGUSR1 and says how that ended; every page of a child, and of its child, must hold what
-// it held before, or the child ends at it. Usage: births MIB [waits]; a child that waits looks at
-// its pages after SIGUSR2, and has no child. Prints "ready", then "ended S T": the status of the
-// child, and of its child (-1: nobody knows). A wrong word: WRONG.
+// Forks on SIGUSR1 and prints how that ended. Every page of the child and of the child's child must
+// hold what it held before; a process that finds a wrong page ends. Usage: births MIB [waits]; with
+// `waits`, the child checks its pages after SIGUSR2, and has no child. Prints "ready", then "ended
+// S T": the status of the child, and of its child (-1: unknown), and WRONG for a wrong word.
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdint.h>

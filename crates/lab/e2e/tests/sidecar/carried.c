@@ -1,6 +1,6 @@
-// Far memory that is moved (mremap), to a place that no blade has room for, or away from one that
-// stays mapped and is touched at once; far memory that is not replaced after all; and mappings that
-// grow over what has just gone: nothing tells of the growth.
+// Far memory that is moved (mremap), to addresses for which no blade has room, or from addresses
+// that stay mapped and are touched at once; far memory over which a mapping fails; and mappings
+// that grow over memory that has just been unmapped: the kernel does not report the growth.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
@@ -13,7 +13,7 @@
 
 enum { PAGE = 4096, BYTES = 48 << 20, SUPERPAGE = 16 << 20 };
 
-// Begins where a superpage does, so that it takes no more of a quota than its size.
+// Aligned to a superpage, so that it takes no more of a quota than its size.
 static char *reserve(int protection) {
     char *all = mmap(0, BYTES + SUPERPAGE, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                      -1, 0);
@@ -30,8 +30,8 @@ static long wrong_in(char *memory, int is_empty) {
     return wrong;
 }
 
-// More is mapped over the memory than the machine has: that is refused when the memory is as good
-// as gone.
+// Maps more over the memory than the machine has. The kernel refuses that only after it has
+// reported the unmapping of the memory.
 static int fails(char *memory) {
     size_t too_much = (size_t)sysconf(_SC_PHYS_PAGES) * PAGE * 2;
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
@@ -42,7 +42,7 @@ static int fails(char *memory) {
 
 static volatile int changes = 1;
 
-// Gives up memory of its own all the time.
+// Keeps discarding its own memory.
 static void *change(void *unused) {
     char *own = mmap(0, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (own == MAP_FAILED) exit(2);
@@ -64,7 +64,7 @@ static int fails_among_changes(char *memory) {
     return failed;
 }
 
-// Its upper half is given up and had again, by the process and by a child in turn.
+// Memory whose upper half is unmapped and mapped again, by the process and by a child in turn.
 static int regrows(void) {
     long wrong = 0;
     char *memory = mmap(0, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -89,7 +89,7 @@ static int regrows(void) {
 
 enum { PLACE = 8 << 20 };
 
-// Memory at an address with nothing near, filled.
+// Maps memory at an address with nothing near it, and fills it.
 static char *alone(int round, int flags) {
     char *at = (char *)0x200000000000 + round * ((uintptr_t)1 << 32);
     flags |= MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED_NOREPLACE;
@@ -100,14 +100,14 @@ static char *alone(int round, int flags) {
     return memory;
 }
 
-// Has all else go away.
+// Touches memory, so that all other memory is moved out.
 static void squeeze(char *other) {
     for (int times = 0; times < 2; times++)
         for (size_t page = 0; page < BYTES / PAGE; page++) *word(other, page) = page + times;
 }
 
-// Memory grows over far memory while it is moved there, or, being a stack, over what was unmapped
-// of it.
+// Memory grows over far memory while it is moved there, or, if it is a stack, over a part of it
+// that was unmapped.
 static int grows(char *other, int is_stack) {
     long wrong = 0;
     size_t half = PLACE / PAGE / 2;
@@ -117,7 +117,7 @@ static int grows(char *other, int is_stack) {
         squeeze(other);
         pid_t child = round % 2 ? fork() : 0;
         if (!child) {
-            // Its upper half comes over the lower one of what is there.
+            // Its upper half is moved over the lower half of the memory at `place`.
             char *moves_to = place - PLACE / 2;
             int flags = MREMAP_MAYMOVE | MREMAP_FIXED;
             if (is_stack) munmap(place, PLACE / 2);

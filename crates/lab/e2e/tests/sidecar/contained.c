@@ -1,5 +1,5 @@
 // Runs a command under a seccomp filter like a container's: contained plain|no-code COMMAND ...
-// no-code: nobody makes memory executable.
+// no-code: mprotect may not make memory executable.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/filter.h>
@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #define LOAD(field) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field))
-// The next statement counts for this number only.
+// The next statement applies to this number only.
 #define ONLY(number) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, number, 0, 1)
 #define REFUSE BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM)
 #define ALLOW BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)
@@ -30,7 +30,7 @@ int main(int count, char **arguments) {
         ONLY(SYS_userfaultfd), REFUSE,
         ONLY(SYS_keyctl), REFUSE,
         ONLY(SYS_open_by_handle_at), REFUSE,
-        // Up to here for all; `plain` ends with it.
+        // The rules up to here apply to both modes; `plain` ends here.
         BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_mprotect, 1, 0), ALLOW,
         LOAD(args[2]),
         BPF_JUMP(BPF_JMP | BPF_JSET | BPF_K, PROT_EXEC, 0, 1), REFUSE,

@@ -1,4 +1,5 @@
-// A parent with much memory that counts what it hears of its children, of whom it has one, with much memory too.
+// A parent with much memory that counts the signals and ends of its children. It has one child,
+// also with much memory.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>

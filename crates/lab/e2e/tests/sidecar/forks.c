@@ -1,5 +1,6 @@
-// A tree of forked children, each of which checks what it inherited while it changes its own memory: drops, moves,
-// unmaps and maps again, writes, forks, execs. Says how many words were wrong in all. Usage: forks MIB DEPTH SEED
+// A tree of forked children, each of which checks inherited memory while it changes its own memory:
+// drops, moves, unmaps and maps again, writes, forks, execs. Prints how many pages were wrong in
+// total. Usage: forks MIB DEPTH SEED
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>
@@ -11,7 +12,7 @@
 
 enum { PAGE = 4096, PARTS = 8 };
 
-// A part of memory: where it is, and what its pages hold (0: zeros).
+// A part of memory: its address, and the contents of its pages (0: zeros).
 struct part { char *at; uint64_t mark; };
 
 static struct part parts[PARTS];
@@ -49,7 +50,7 @@ static void check(struct part *part) {
         size_t page = (first + n) % part_pages;
         uint64_t *words = (uint64_t *)(part->at + page * PAGE);
         if (words[0] != word(part->mark, page) || words[511] != word(part->mark, page)) {
-            // At once: whoever counts may be killed.
+            // Printed at once, as the process that prints the total may be killed.
             if (__atomic_fetch_add(wrong, 1, __ATOMIC_SEQ_CST) == 0)
                 dprintf(1, "WRONG: page %zu of part %td, mark %lu, process %d below %d: %lx %lx\n", page, part - parts,
                         part->mark, getpid(), getppid(), words[0], words[511]);

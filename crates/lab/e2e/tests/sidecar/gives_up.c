@@ -1,6 +1,6 @@
-// A program that gives up rights once its memory is filled: gives_up WHAT MIB
-// WHAT: user, group, filter or root. Prints "filled"; SIGUSR1: gives them up and prints "given up"; each SIGUSR2: "checked
-// N wrong", of all pages. SIGTERM ends it.
+// A program that drops privileges once its memory is filled: gives_up WHAT MIB
+// WHAT is user, group, filter or root. Prints "filled". On SIGUSR1 it drops them and prints "given
+// up"; on each SIGUSR2 it checks all pages and prints "checked N wrong". SIGTERM ends it.
 #define _GNU_SOURCE
 #include <grp.h>
 #include <linux/filter.h>

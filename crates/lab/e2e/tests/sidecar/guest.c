@@ -1,5 +1,6 @@
-// A guest of a virtual machine without any system in it (multiboot, 32 bits): fills 96 MiB, changes and checks them in
-// two rounds, says on the serial line how many words were wrong, and switches the machine off.
+// A virtual machine's guest without an operating system (multiboot, 32 bits): fills 96 MiB, checks
+// and changes them in two rounds, prints on the serial line how many words were wrong, and powers
+// the machine off.
 // gcc -m32 -O1 -ffreestanding -nostdlib -static -fno-pie -no-pie -fno-stack-protector -Wl,-Ttext=0x200000
 #include <stdint.h>
 
@@ -34,7 +35,7 @@ static void run(void) {
     while (wrong /= 10);
     say(text);
     say(" wrong\n");
-    // ACPI's power-off of QEMU's machines.
+    // Powers off QEMU's machine through ACPI.
     __asm__ volatile("outw %0, %1" ::"a"((uint16_t)0x2000), "Nd"((uint16_t)0x604));
     for (;;) __asm__ volatile("hlt");
 }

@@ -1,6 +1,7 @@
-// Fills memory in a second thread and goes over it, when told to where it is given a file's name:
-// headless MIB PASSES ends|stays [FILE], by what becomes of the first thread. Prints how long the
-// passes took, in ms, how much was resident then, in MiB, on average, and how many pages were wrong.
+// Fills memory in a second thread, waits until FILE exists if it is given, and makes PASSES passes
+// over the memory, while the first thread has ended or stays: headless MIB PASSES ends|stays [FILE]
+// Prints how long the passes took, in ms, the average resident memory meanwhile, in MiB, and how
+// many pages were wrong.
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-// Unmaps memory and maps it again at the same place, while the rest of its memory is moved out: nobody else may have
-// mapped anything there meanwhile. Usage: holes MIB ROUNDS
+// Unmaps memory and maps it again at the same address, while the rest of its memory is moved out:
+// nothing else may have been mapped there meanwhile. Usage: holes MIB ROUNDS
 #define _GNU_SOURCE
 #include <errno.h>
 #include <stdint.h>

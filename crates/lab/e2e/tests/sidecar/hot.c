@@ -1,10 +1,11 @@
-// Threads that give a small part of their memory up and take it again all the time (madvise, or a
-// new mapping in the old one's place), go on to another part, and check every page of what they
-// left. So what was given up all the time is left alone later, and moved out. `far`: in each part
+// Threads that keep discarding a small part of their memory and using it again (by madvise, or a
+// new mapping over the old one), then go on to another part, and check pages of all parts. So
+// memory that was discarded repeatedly is left alone later, and moved out. `far`: in each part
 // there is a page that they do not touch while they work on it. `fork`: now and then a forked child
-// checks everything. `move`: towards the end all is moved elsewhere, and changed on. SIGTERM: the
-// last round has begun. Says when a round is over, and in the end how many words were wrong. Usage:
-// hot MIB ROUNDS SEED [far] [fork] [move]
+// checks everything. `move`: at three quarters of the rounds all memory is moved elsewhere, and
+// changed further. SIGTERM makes the present round the last. Prints "round" after each round, and
+// in the end how many words were wrong.
+// Usage: hot MIB ROUNDS SEED [far] [fork] [move]
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <signal.h>
@@ -21,7 +22,7 @@ enum { PAGE = 4096, THREADS = 3, PART = 256, MOST_RUN = 32, CALLS = 800, FORK_EV
 struct worker {
     pthread_t thread;
     char *memory;
-    // What each page holds; 0: zeros.
+    // The contents of each page; 0: zeros.
     uint32_t *marks;
     size_t pages;
     uint64_t dice;
@@ -66,7 +67,7 @@ static void give_up(struct worker *self, size_t page, size_t count) {
         failed = mmap(at, count * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != at;
         break;
     case 1:
-        // Its rights change for a moment, which makes mappings of its own.
+        // Its access rights change for a moment, which splits the mapping.
         failed = mprotect(at, count * PAGE, PROT_READ) || madvise(at, count * PAGE, MADV_DONTNEED) ||
                  mprotect(at, count * PAGE, PROT_READ | PROT_WRITE);
         break;
@@ -106,7 +107,7 @@ static void check_child(struct worker *self) {
 static void move(struct worker *self) {
     size_t bytes = self->pages * PAGE;
     char *to = mmap(0, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    // A part that has a mapping of its own is moved for itself.
+    // Each page is moved by a call of its own, as pages may be in several mappings.
     for (size_t part = 0; part < self->pages; part += PART) {
         char *from = self->memory + part * PAGE, *target = to + part * PAGE;
         for (size_t page = 0; page < PART; page++)

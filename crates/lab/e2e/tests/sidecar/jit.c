@@ -1,4 +1,5 @@
-// Makes code in memory that was far, as a just-in-time compiler does, runs it, and idles until SIGTERM.
+// Generates code in memory that was far, as a just-in-time compiler does, runs it, and idles until
+// SIGTERM.
 #define _GNU_SOURCE
 #include <signal.h>
 #include <stdint.h>

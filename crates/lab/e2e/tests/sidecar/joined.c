@@ -1,5 +1,5 @@
-// Threads that end while nothing of their descriptors was touched for long: who joins them hears of
-// it.
+// Threads that end after their descriptors have not been touched for long. Joining them must
+// return.
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 enum { THREADS = 8, PAGE = 4096, BYTES = 64 << 20, ROUNDS = 3 };
 static volatile int is_over;
 
-// A call that touches no memory of the C library, which errno and cancellation would.
+// Makes a system call without touching the C library's memory, as errno and cancellation would.
 static long raw(long number, long first, long second) {
 #if defined(__x86_64__)
     long answer;
@@ -32,7 +32,7 @@ __attribute__((noinline)) static void wait_and_end(volatile char *below) {
     raw(SYS_exit, 0, 0);
 }
 
-// The descriptor lies above the stack, and nothing of its page is touched any more.
+// The descriptor lies above the stack. Its page is not touched any more.
 static void *work(void *nothing) {
     volatile char away[4 * PAGE];
     wait_and_end(away);

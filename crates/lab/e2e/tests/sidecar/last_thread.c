@@ -1,4 +1,5 @@
-// The first thread ends with pthread_exit while another one goes on: last_thread returns|exits|forks|ends
+// The first thread ends with pthread_exit while another thread continues, or joins it (forks):
+// last_thread returns|exits|forks|ends
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

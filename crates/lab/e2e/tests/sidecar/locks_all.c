@@ -1,7 +1,7 @@
-// Locks all memory while most of it is far, reads it, unlocks it, and writes it anew.
-// Arguments: the flags of mlockall, and `first` if memory is locked before any is written, and
-// stays locked; then it is told how many mappings there are of farpool's. Exit code 77: mlockall
-// is not allowed here.
+// Locks all memory while most of it is far, reads it, writes it again, and unlocks it.
+// Arguments: the flags of mlockall, and `first` if memory is to be locked before any is written,
+// and to stay locked; then the number of farpool's mappings is printed. Exit code 77: mlockall is
+// not allowed here.
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>
@@ -55,7 +55,7 @@ int main(int count, char **words) {
     if (count > 2) return stay_locked(memory, flags);
     size_t bad = 0;
     for (uint64_t round = 1; round <= 3; round++) {
-        // Twice: what is written the second time comes from far.
+        // Written twice, so that the second writes find most pages far.
         fill(memory, round - 1);
         fill(memory, round);
         if (mlockall(flags)) return 77;

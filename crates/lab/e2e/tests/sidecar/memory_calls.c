@@ -1,7 +1,8 @@
 // Random memory calls against a plain model: memory_calls SEED STEPS THREADS FORKS
-// Each thread has addresses of its own, 16 MiB of them, and knows what each page there holds. Memory
-// of the first thread's presses theirs out now and then; with FORKS children go on, and check all.
-// A wrong page, or a write to one that may not be written to, is told and ends all with 9.
+// Each thread has its own 16 MiB of addresses, and knows what each page there holds. Now and then
+// the first thread touches other memory, so that theirs is moved out. With FORKS, children continue
+// the calls, and check all pages. A wrong page, or a write to a page that is not writable, is
+// reported and ends the program with 9.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -52,7 +53,7 @@ static uint64_t draw(struct window *own, uint64_t below) {
 
 static uint64_t *words(struct window *own, int page) { return (uint64_t *)(own->base + (size_t)page * PAGE); }
 
-// What may be written may be read, by the processor.
+// The processor allows reading wherever writing is allowed.
 static int is_readable(enum state state) { return RIGHTS[state] != PROT_NONE; }
 
 static int is_writable(enum state state) { return RIGHTS[state] & PROT_WRITE; }
@@ -119,7 +120,7 @@ static int are_mapped(struct window *own, int first, int count) {
     return 1;
 }
 
-// In place, and perhaps larger again at once.
+// Resizes in place, and perhaps grows again at once after shrinking.
 static void resize(struct window *own, int first, int count, int new_count) {
     int more = new_count > count ? new_count - count : 0;
     if (!are_mapped(own, first, count) || first + new_count > PAGES || !are(own, first + count, more, HOLE)) return;
@@ -133,7 +134,7 @@ static void resize(struct window *own, int first, int count, int new_count) {
         becomes(own, first + new_count, count - new_count, last);
 }
 
-// To a place where something may be. A failure may have unmapped part of either.
+// Moves to addresses where other memory may be. A failure may have unmapped part of either range.
 static int move(struct window *own, int from, int count, int to, int new_count, int stays) {
     int flags = MREMAP_MAYMOVE | MREMAP_FIXED | (stays ? MREMAP_DONTUNMAP : 0);
     char *moved = mremap(words(own, from), (size_t)count * PAGE, (size_t)new_count * PAGE, flags, words(own, to));
@@ -170,7 +171,7 @@ static void protect(struct window *own, int first, int count) {
     for (int at = first; at < first + count; at++) own->pages[at].state = state;
 }
 
-// The kernel must not write where the program may not.
+// Checks that the kernel does not write where the program may not.
 static void intrude(struct window *own, int first, int count) {
     for (int at = first; at < first + count; at++) {
         struct page *page = &own->pages[at];

@@ -1,5 +1,6 @@
-// Moves its memory to and fro, to where other memory has just been, and says how many words were wrong. With children
-// they do it, while their parent's end has everything brought to them at once. Usage: nomad MIB CHILDREN
+// Keeps moving its memory to addresses where other memory has just been, and prints how many words
+// were wrong. With children, they do this instead, while the end of their parent makes the pager
+// fetch all their pages at once. Usage: nomad MIB CHILDREN
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>

@@ -1,5 +1,5 @@
-// Forks and ends; the child, which outlives it, checks all that was there and writes what it found to a file. Usage:
-// orphan MIB DELAY_US FILE
+// Forks and ends. The child, which outlives it, checks all inherited memory and writes the result
+// to a file. Usage: orphan MIB DELAY_US FILE
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>

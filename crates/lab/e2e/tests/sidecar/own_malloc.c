@@ -1,4 +1,4 @@
-// An allocator of its own in the executable, behind a lock that it holds while it maps memory.
+// The executable's own allocator, with a lock that it holds while it maps memory.
 #define _GNU_SOURCE
 #include <stdatomic.h>
 #include <stddef.h>

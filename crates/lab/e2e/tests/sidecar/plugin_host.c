@@ -1,4 +1,4 @@
-// Loads ./plugin.so with RTLD_DEEPBIND, as PHP does its extensions, and passes memory both ways.
+// Loads ./plugin.so with RTLD_DEEPBIND, as PHP loads its extensions, and passes memory both ways.
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdio.h>

@@ -1,9 +1,11 @@
-// Memory of other rights than to be read and written:
+// Memory with access rights other than read and write:
 // protections settle RIGHTS LIMIT_MIB | toggle SECONDS THREADS | deny SECONDS 0
-// settle: a large piece is filled, gets its rights, and must be far soon; then all of it is read, and run.
-// toggle: threads give pieces other rights all the time, as just-in-time compilers do, while others read, write, run
-// code, and make children; a write where none is allowed must fail, whatever Farpool does at that moment.
-// deny: code stays what it is when the program may make no more memory executable (PR_SET_MDWE),
+// settle: a large range is filled, gets its access rights, and must be far soon; then all of it is
+// read, and run.
+// toggle: threads keep changing the access rights of pieces, as just-in-time compilers do, while
+// others read, write, run code, and make children. A write where none is allowed must fail,
+// whatever Farpool does at that moment.
+// deny: code must stay unchanged when the program may make no more memory executable (PR_SET_MDWE),
 // and memory is short.
 #define _GNU_SOURCE
 #include <errno.h>
@@ -36,7 +38,7 @@ static int rights(const char *text) {
            (strchr(text, 'x') ? PROT_EXEC : 0);
 }
 
-// mov eax, NUMBER; ret, and the same number all over the page.
+// mov eax, NUMBER; ret, then the same number in the rest of the page.
 static void write_page(unsigned char *at, uint32_t number) {
     for (uint32_t *word = (uint32_t *)at; word < (uint32_t *)(at + PAGE); word++) *word = number;
     at[0] = 0xb8;
@@ -52,7 +54,7 @@ static int is_right(unsigned char *at, uint32_t number, int protection) {
     return 1;
 }
 
-// The kernel must not write where the program may not.
+// Whether the kernel refuses to write where the program may not.
 static int refuses(unsigned char *at, int protection) {
     return protection & PROT_WRITE || (read(zeros, at, PAGE) < 0 && errno == EFAULT);
 }
@@ -99,7 +101,7 @@ static void deny(int seconds) {
     }
 }
 
-// What a thread's pieces hold: every one's number and rights.
+// A thread's pieces: the number that each holds, and its access rights.
 struct pieces {
     int thread, threads;
     uint64_t random;

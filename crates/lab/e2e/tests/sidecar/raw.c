@@ -1,4 +1,4 @@
-// Memory calls that go past the C library. Every page is checked: raw MODE MIB
+// Memory calls that bypass the C library. Every page is checked: raw MODE MIB
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>
@@ -70,7 +70,7 @@ static long replace(char *at) {
     return count + wrong(at, 3);
 }
 
-// Unmapped and mapped again at the same place, while part of what was there is far.
+// Unmaps memory and maps it again at the same address, while part of the old memory is far.
 static long again(char *at) {
     long count = 0;
     for (int round = 0; round < 4; round++) {

@@ -1,5 +1,6 @@
-// A program that orphans below it go to, and that has no child: reaper MIB
-// Prints "filled"; each SIGUSR1: "N children M signals", after all pages were right. SIGTERM ends it.
+// A subreaper, to which orphans below it are reparented, without children of its own: reaper MIB
+// Prints "filled". On each SIGUSR1 it checks all pages and prints "N children M signals". SIGTERM
+// ends it.
 #define _GNU_SOURCE
 #include <errno.h>
 #include <signal.h>

@@ -1,4 +1,5 @@
-// Binds all its threads to a filter that allows next to nothing, while part of its memory is far.
+// Applies a seccomp filter that allows almost nothing to all its threads, while part of its memory
+// is far.
 #define _GNU_SOURCE
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -24,7 +25,8 @@ int main(void) {
     for (size_t at = 0; at < BYTES; at += 4096) *(uint64_t *)(memory + at) = at * 5 + 1;
     pthread_t other;
     pthread_create(&other, 0, idle, 0);
-    // The C library makes calls of its own at a thread's beginning, and ends the program if they are refused.
+    // The C library makes its own calls at a thread's start, and ends the program if they are
+    // refused.
     while (!is_idle) {}
     struct sock_filter rules[] = {
         BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),

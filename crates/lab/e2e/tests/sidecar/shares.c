@@ -1,7 +1,7 @@
-// A parent and its forked children change the memory that they share, each with several threads at a time: they write
-// pages, drop and unmap them, and check every byte of what they hold. A fork waits until no thread is changing
-// anything, and nothing else does. Whole runs are moved, too, if there is no fork.
-// Says how many pages were wrong in all. Usage: shares MIB FORKS CHANGES SEED
+// A parent and its forked children change memory that they share, each with several threads at a
+// time: they write, drop and unmap pages, and check every byte. Only a fork waits until no thread
+// is changing anything. Whole runs are moved, too, if there are no forks.
+// Prints how many pages were wrong in total. Usage: shares MIB FORKS CHANGES SEED
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <stdint.h>
@@ -13,8 +13,8 @@
 
 enum { PAGE = 4096, WORDS = PAGE / 8, RUN = 16, THREADS = 3 };
 
-// Neighbouring pages: where they are, and what each holds (0: zeros).
-// `is_whole`: one mapping, so that it can be moved.
+// Neighbouring pages: their address, and the contents of each (0: zeros).
+// `is_whole`: they are one mapping, so that they can be moved.
 struct run { char *at; uint64_t marks[RUN]; int is_whole; };
 
 static struct run *runs;
@@ -81,7 +81,7 @@ static void change(struct run *run, uint64_t *dice) {
         forget(run, first, count);
         break;
     case 7: {
-        // To a place that another thread may just have left.
+        // Moves to addresses that another thread may just have released.
         if (!run->is_whole || !moves) break;
         char *to = map(0, RUN * PAGE, 0);
         if (mremap(run->at, RUN * PAGE, RUN * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, to) != to) perror("mremap"), exit(3);
@@ -133,7 +133,7 @@ int main(int count, char **arguments) {
     if (count < 5) return 64;
     run_count = (size_t)atoi(arguments[1]) * 256 / RUN;
     int forks = atoi(arguments[2]);
-    // A fork splits mappings, and the kernel moves one at a time where a userfaultfd is.
+    // A fork splits mappings, and with a userfaultfd the kernel moves only one mapping at a time.
     moves = forks == 0;
     changes = strtoul(arguments[3], 0, 10), seed = strtoull(arguments[4], 0, 10);
     wrong = mmap(0, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);

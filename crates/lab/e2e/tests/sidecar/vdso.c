@@ -1,5 +1,5 @@
-// A program that unmaps or moves its vDSO (unmap, move), before it fills memory and so has a sidecar,
-// or after (late-unmap, late-move), or leaves it (stay). It asks for no time.
+// A program that unmaps or moves its vDSO, before it fills memory and so gets a sidecar (unmap,
+// move), or after (late-unmap, late-move), or keeps it (stay). It never asks for the time.
 #define _GNU_SOURCE
 #include <stdint.h>
 #include <stdio.h>

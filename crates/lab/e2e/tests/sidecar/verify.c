@@ -1,6 +1,7 @@
-// Threads that change and check their part of the memory all the while: verify MIB THREADS
-// Prints "ready" when all is filled. SIGUSR1: "checked N wrong" when every thread has gone over all of its part
-// since. SIGTERM: likewise, then "ends". A wrong word ends it at once with 9.
+// Threads that keep changing and checking their parts of the memory: verify MIB THREADS
+// Prints "ready" when all memory is filled. On SIGUSR1 it prints "checked" when every thread has
+// begun and ended a pass over its part since. SIGTERM does the same, then prints "ends" and ends. A
+// wrong word ends it at once with 9.
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <signal.h>
@@ -44,7 +45,7 @@ static void *work(void *argument) {
     return 0;
 }
 
-// Until every thread has begun and ended a pass.
+// Waits until every thread has ended `count` more passes. With 2, each has begun and ended one.
 static void await_passes(unsigned long count) {
     for (int i = 0; i < threads; i++) asked[i] = atomic_load(&passes[i]) + count;
     for (int i = 0; i < threads; i++)
