@@ -1,4 +1,4 @@
-# Farpool: every task of a person or of CI, by name. `make help` lists them.
+# Farpool: every task of a developer, a user or CI, by name. `make help` lists them.
 
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -69,7 +69,7 @@ install: man completions ## install under PREFIX (default /usr/local); DESTDIR i
 	@echo 'users who are not root have sidecars (any program, static ones too) after:'
 	@echo '  sudo setcap cap_sys_ptrace=p $(PREFIX)/bin/farpool    (docs/users/sidecar.md)'
 
-# What install and dist share; everything is built.
+# Shared by install and dist; everything must be built already.
 install-files:
 	scripts/install-stripped.sh $(FARPOOL) $(DESTDIR)$(PREFIX)/bin
 	scripts/install-stripped.sh $(RELEASE)/libfarpool_preload.so $(DESTDIR)$(PREFIX)/lib/farpool

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks dependencies against deny.toml: licences, bans, sources and known vulnerabilities.
 #
-# What cannot be checked here is said to be skipped, with the reason.
+# Checks that cannot be made here are reported as skipped, with the reason.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -11,7 +11,8 @@ if [ "$#" -ne 1 ]; then
     sed -n '2,6s/^# \?//p' "$0" >&2
     exit 2
 fi
-# All mounts are this script's own: the kernel takes them back when it ends, however it ends.
+# All mounts are in a namespace of this script: the kernel removes them when it ends, however it
+# ends.
 if [ "${FARPOOL_DIST_CHECK:-}" != inside ]; then
     [ "$(id -u)" = 0 ] || { echo "dist-check: needs root" >&2; exit 1; }
     FARPOOL_DIST_CHECK=inside exec unshare --mount --propagation private "$0" "$@"
@@ -27,7 +28,7 @@ package=$(find "$1" -maxdepth 1 -name 'farpool_*.deb')
 [ -f "$package" ] || give_up "$1 holds no package, or several: make dist"
 version=$(dpkg-deb --field "$package" Version)
 
-# The first index of this release that apt knows is the one of the release itself.
+# The first index that apt lists for this release is the release's own.
 . /etc/os-release
 mirror=$(apt-get indextargets --format '$(CODENAME) $(COMPONENT) $(REPO_URI)' \
     'Created-By: Packages' | sed -n "s/^$VERSION_CODENAME main //p" | head -1)
@@ -63,7 +64,7 @@ mount --bind /dev "$root/dev"
 mount -t tmpfs tmpfs "$root/dev/shm"
 cp "$package" "$root/farpool.deb"
 
-# A string of 64 MiB, written and read; perl is part of every Debian.
+# Writes and reads a string of 64 MiB; perl is part of every Debian.
 trial='my $text = "far " x (16 << 20); $text =~ tr/f/c/; my $ok = substr($text, -4) eq "car ";
     open my $status, "<", "/proc/self/status"; my ($peak) = map { /^VmHWM:\s+(\d+)/ } <$status>;
     print length($text) >> 20, " MiB held, ", $peak >> 10, " MiB local at most\n";
@@ -83,7 +84,7 @@ unit_starts_what_is_there() {
 }
 leaves_nothing() {
     bare dpkg --purge farpool
-    # Folders that were there before stay; files of ours do not.
+    # Folders that existed before stay, but none of our files does.
     [ -z "$(find "$root/usr" "$root/etc" -name '*farpool*' -print)" ]
 }
 

@@ -1,8 +1,7 @@
 #!/usr/bin/env bash
 # Makes a tarball and a Debian package of what `make install` installs, and their checksums.
 #
-# Arguments: the folder for them, and the folder of the release build. CARGO_TARGET_DIR as for
-# cargo.
+# Arguments: the output folder, and the release build's folder. CARGO_TARGET_DIR works as in cargo.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,7 +19,7 @@ stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 
 make --no-print-directory install-files DESTDIR="$stage/deb" PREFIX=/usr >/dev/null
-# Symbols go into a package of their own.
+# Symbols go into a separate package.
 find "$stage/deb" -name .debug -type d -prune | while read -r folder; do
     target=$stage/symbols${folder#"$stage/deb"}
     mkdir -p "$(dirname "$target")"
@@ -36,12 +35,12 @@ cp -r docs examples "$documents"
 cp -r "$stage/deb" "$stage/$name"
 tar -C "$stage" --owner=0 --group=0 --sort=name -czf "$out/$name.tar.gz" "$name"
 
-# The newest symbol version that a file asks for is the C library that it needs.
+# The newest symbol version that the files use is the version of the C library that they need.
 glibc=$(objdump -T "$farpool" "$2"/libfarpool_{preload,capture_qemu}.so |
     grep -o 'GLIBC_[0-9.]*' | cut -d_ -f2 | sort -V | tail -1)
 
 # Builds a package from a folder. Arguments: package, folder, description, and the fields that name
-# other packages; its text on standard input.
+# other packages. Its long description is read from standard input.
 package() {
     install -d "$2/DEBIAN"
     cat >"$2/DEBIAN/control" <<END

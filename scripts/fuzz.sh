@@ -1,10 +1,9 @@
 #!/usr/bin/env bash
-# Fuzzes every decoder for some seconds, with libFuzzer's guidance by coverage and the stable
-# compiler.
+# Fuzzes every decoder for some seconds, guided by libFuzzer's coverage, with the stable compiler.
 #
-# Usage: scripts/fuzz.sh [SECONDS [TARGET...]]; 20 s and all targets unless said otherwise. As many
-# targets run at a time as there are processors. An input that fails is kept in target/fuzz/TARGET,
-# and `scripts/fuzz.sh 1 TARGET FILE` runs it again.
+# Usage: scripts/fuzz.sh [SECONDS [TARGET...]]; the default is 20 s and all targets. As many targets
+# run at a time as there are processors. An input that fails is kept in target/fuzz/TARGET, and
+# `scripts/fuzz.sh 1 TARGET FILE` runs it again.
 set -euo pipefail
 
 seconds=${1:-20}
@@ -16,7 +15,7 @@ cd "$(dirname "$0")/../fuzz"
 triple=$(rustc -vV | sed -n 's/^host: //p')
 target=${CARGO_TARGET_DIR:-$PWD/../target}/fuzz
 
-# What cargo-fuzz passes, without the sanitizers, which the stable compiler does not have.
+# The flags that cargo-fuzz passes, without the sanitizers, which the stable compiler does not have.
 coverage=(-Cpasses=sancov-module)
 for pass in level=4 inline-8bit-counters pc-table trace-compares; do
     coverage+=("-Cllvm-args=-sanitizer-coverage-$pass")
@@ -26,7 +25,7 @@ RUSTFLAGS="--cfg fuzzing ${coverage[*]}" \
     cargo build --release --bins --target "$triple" --target-dir "$target"
 programs=$target/$triple/release
 
-# Arguments: target, and files to run in place of fuzzing.
+# Fuzzes a target. Arguments: target, and files to run instead of fuzzing.
 fuzz() {
     local name=$1 kept=$target/$1
     shift

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Installs what building and testing Farpool needs and what is missing, and nothing else.
+# Installs the missing packages that building and testing Farpool needs, and nothing else.
 #
-# Quiet and quick when all is there. No service is started, enabled or left enabled by it.
-# With the argument `build` it looks only at what `make build` needs; with `test` at what only tests need, too.
+# Quiet and quick if nothing is missing. It starts and enables no service, and leaves none enabled.
+# With the argument `build` it checks only what `make build` needs; with `test` also what only tests
+# need.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -25,9 +26,9 @@ cargo_is_enough() {
     [ -n "$have" ] && at_least "$have" "$RUST_MIN"
 }
 
-# rustup takes the toolchain that rust-toolchain.toml names. Where that one cannot be had, the
-# stable one has to do if it is the same release: it gets the name, which `rustup toolchain link`
-# refuses.
+# rustup uses the toolchain that rust-toolchain.toml names. If it cannot be installed, the stable
+# toolchain is used if it is the same release: a symbolic link gives it the name, as `rustup
+# toolchain link` refuses that.
 pin_toolchain() {
     command -v rustup >/dev/null 2>&1 || return 0
     local channel host stable
@@ -66,7 +67,8 @@ find_missing() {
         || command -v postgres >/dev/null 2>&1 || missing+=(postgresql)
 }
 
-# Programs that tests run with far memory, one by one. Without one of them its test says that it is skipped.
+# Programs that single tests run with far memory. If one is missing, its test is reported as
+# skipped.
 find_wanted() {
     wanted=()
     want() { command -v "$2" >/dev/null 2>&1 || wanted+=("$1"); }
@@ -114,7 +116,7 @@ forbid_services() {
     as_root chmod 755 /usr/sbin/policy-rc.d
 }
 
-# Programs are wanted, not a database cluster on disk and services at the next boot.
+# Only the programs are needed, not a database cluster on disk and services at the next boot.
 install_postgresql() {
     local conf=/etc/postgresql-common/createcluster.conf
     if [ ! -e "$conf" ]; then
@@ -182,8 +184,8 @@ install_rust() {
 install it from https://rustup.rs, then run this again"
 }
 
-# The controller's interface is fuzzed from its own document. The tool comes from PyPI, into the build's folder;
-# without it that one test says that it is skipped.
+# The controller's interface is fuzzed from its own document. The tool comes from PyPI, into the
+# build's folder. Without it that test is reported as skipped.
 install_schemathesis() {
     local venv=${CARGO_TARGET_DIR:-target}/schemathesis
     command -v schemathesis >/dev/null 2>&1 && return
@@ -195,8 +197,8 @@ install_schemathesis() {
     fi
 }
 
-# The simulator's miss counts are compared with those of libCacheSim, of exactly this version: its policies
-# change. Without it that one test says that it is skipped.
+# The simulator's miss counts are compared with those of libCacheSim, of exactly this version, as
+# its policies change. Without it that test is reported as skipped.
 install_libcachesim() {
     local venv=${CARGO_TARGET_DIR:-target}/libcachesim
     "$venv/bin/python" -c 'import libcachesim' 2>/dev/null && return
@@ -207,7 +209,8 @@ install_libcachesim() {
     fi
 }
 
-# memcached's client libraries talk to the key-value server. Without them that one test says that it is skipped.
+# memcached's client libraries talk to the key-value server. Without them that test is reported as
+# skipped.
 install_kv_clients() {
     local venv=${CARGO_TARGET_DIR:-target}/kv-clients
     "$venv/bin/python" -c 'import pymemcache' 2>/dev/null && return
@@ -217,7 +220,8 @@ install_kv_clients() {
         rm -rf "$venv"
         return
     fi
-    # These two need libmemcached's headers where there is no wheel; they are skipped one by one.
+    # These two need libmemcached's headers if there is no wheel. Each is skipped if it fails to
+    # install.
     "$venv/bin/pip" -q install pylibmc || true
     "$venv/bin/pip" -q install libmc || true
 }

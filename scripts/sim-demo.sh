@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Captures a real program, shows its miss-ratio curves, and runs it through designs of far memory.
+# Captures a real program, shows its miss-ratio curves, and simulates it with several designs of far
+# memory.
 #
-# Arguments: the farpool binary and a folder for what is made. Nothing is opened; the pages stay there.
+# Arguments: the farpool binary and an output folder. The pages stay there and are not opened.
 set -euo pipefail
 
 farpool=$1

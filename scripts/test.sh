@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs every test there is and ends with one line: N passed, N failed, N skipped.
+# Runs every test and ends with one line: N passed, N failed, N skipped.
 #
 # A test that cannot run here prints one line `SKIPPED: reason` and returns; it counts as skipped.
 # With --fast only unit and property tests run. Other arguments go to `cargo test`, as in:
@@ -10,7 +10,7 @@ PATH="$PATH:$HOME/.cargo/bin:/usr/sbin:/sbin"
 
 target=${CARGO_TARGET_DIR:-$PWD/target}
 
-# The tests start the real binary and preload the real library: both must be there and current.
+# The tests start the real binary and preload the real library: both must exist and be current.
 cargo build --workspace
 
 schemathesis=$target/schemathesis/bin/schemathesis
@@ -22,5 +22,5 @@ libcachesim=$target/libcachesim/bin/python
 kv_clients=$target/kv-clients/bin/python
 [ -x "$kv_clients" ] && export KV_CLIENTS_PYTHON="$kv_clients"
 
-# crates/lab/testrun says which test programs run beside each other.
+# crates/lab/testrun decides which test programs run beside each other.
 exec "$target/debug/farpool-testrun" --logs "$target/test" "$@"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs tests again and again while the kernel compacts the machine's memory every 20 ms (root).
-# The last line says how many runs of a test passed and failed.
+# Runs tests repeatedly while the kernel compacts the machine's memory every 20 ms (root).
+# The last line of output is the number of test runs that passed, failed and were skipped.
 #
-# Arguments: how many rounds, and what `cargo test` is to run, as in:
+# Arguments: the number of rounds, and the arguments of `cargo test`, as in:
 #   scripts/under-compaction.sh 5 -p farpool-e2e --test sidecar_programs --test sidecar_allocators
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -33,7 +33,7 @@ trap 'kill "$compaction"' EXIT
 : >"$log"
 for round in $(seq "$rounds"); do
     echo "round $round of $rounds"
-    # What has failed is in the log, and counted below.
+    # Failures are in the log, and are counted below.
     cargo test "$@" --no-fail-fast -- --show-output >>"$log" 2>&1 || echo "failed, see $log"
 done
 
