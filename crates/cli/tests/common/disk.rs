@@ -3,7 +3,7 @@
 //!
 //! Requests to the device arrive here past all caches but the device's own. Nothing is left behind,
 //! even by a killed test: the mount is detached once the loop device has the file open, and the
-//! loop device goes with its last user.
+//! loop device is removed with its last user.
 
 use std::ffi::OsStr;
 use std::fs::File;

@@ -1,6 +1,6 @@
 //! Which door `farpool run` takes: the sidecar if it can work, otherwise the preloaded library,
-//! with the reason. And a user who may use sidecars by a capability of farpool's file gets no
-//! access to others' processes by it.
+//! with the reason. A user who may use sidecars by a capability of farpool's file gets no access to
+//! others' processes by it.
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;

@@ -179,7 +179,7 @@ fn a_program_of_another_user_uses_its_keepers_blade() {
     succeeds(run, ("setpriv", &words), &program.path, "stay");
 }
 
-/// All memory moves to a blade that is added later, which only the keeper can reach, either.
+/// All memory moves to a blade that is added later and that, again, only the keeper can reach.
 #[test]
 fn a_blade_that_is_added_is_reached_by_the_keeper() {
     if !may_go_elsewhere(&["unshare"]) {

@@ -210,7 +210,7 @@ fn a_running_process_gets_memory_from_a_rack() {
     program.finish().require_success();
 }
 
-/// Memory that each of two programs fills whose first threads end or stay.
+/// Memory that each of the two programs fills whose first threads end or stay.
 const HEADLESS_MIB: u64 = 120;
 
 /// The output of two programs of a tree whose first threads end or stay (`sidecar/headless.c`): how

@@ -210,7 +210,7 @@ fn descend(regions: &[Filled], depth: usize) {
         return regions[1].check();
     }
     let own = Filled::new(2 * MIB, depth);
-    // SAFETY: the process has one thread; the child goes on with its own copy.
+    // SAFETY: the process has one thread; the child continues with its own copy.
     match unsafe { libc::fork() } {
         -1 => different("fork"),
         0 => {
