@@ -565,27 +565,17 @@ fn shared_memory_is_not_for_tcp() {
 }
 
 mod shm {
+    use farpool_kernel::receive_with_descriptor;
     use farpool_wire::*;
-    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
-    use std::io::IoSliceMut;
-    use std::mem::MaybeUninit;
+    use rustix::net::RecvFlags;
     use std::os::fd::OwnedFd;
     use std::os::unix::net::UnixStream;
 
     pub(crate) fn receive_mapped(stream: &UnixStream) -> (OwnedFd, u64, bool) {
         let mut bytes = [0; 256];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut places = [IoSliceMut::new(&mut bytes)];
-        let flags = RecvFlags::CMSG_CLOEXEC;
-        let count = recvmsg(stream, &mut places, &mut control, flags).unwrap().bytes;
-        let descriptor = control
-            .drain()
-            .find_map(|message| match message {
-                RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-                _ => None,
-            })
-            .unwrap();
+        let (count, descriptor) =
+            receive_with_descriptor(stream, &mut bytes, RecvFlags::empty()).unwrap();
+        let descriptor = descriptor.unwrap();
         let head = split_head(&bytes[..count]).unwrap().unwrap();
         match Response::decode(&head).unwrap() {
             Response::ShmMapped { bytes, writable } => (descriptor, bytes, writable),

@@ -5,16 +5,12 @@
 //! socket on which the answer arrives: one message, and with it the blade's socket, which may still
 //! be connecting. Only the asking process waits for the connection.
 
-use std::io::{IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use farpool_kernel::{receive_with_descriptor, send_with_descriptors};
 use farpool_wire::Address;
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
+use rustix::net::{RecvFlags, SendFlags};
 
 use crate::opening::{self, DialError};
 use crate::peer::Stranger;
@@ -36,33 +32,19 @@ pub fn answer(asker: &OwnedFd, address: Option<&Address>, user: Option<u32>) {
         Err(DialError::NotMeant) => "NOT-MEANT".to_owned(),
         Err(error) => format!("FAILED {}", error.errno().raw_os_error()),
     };
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
     let sockets: Vec<BorrowedFd<'_>> = opened.iter().map(AsFd::as_fd).collect();
-    if !sockets.is_empty() {
-        ancillary.push(SendAncillaryMessage::ScmRights(&sockets));
-    }
     // A process that no longer listens has given up.
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    let _ = rustix::net::sendmsg(asker, &[IoSlice::new(text.as_bytes())], &mut ancillary, flags);
+    let _ = send_with_descriptors(asker, text.as_bytes(), &sockets, SendFlags::DONTWAIT);
 }
 
 /// The socket that was asked for. None if no answer has arrived yet.
 pub(crate) fn take(asked: BorrowedFd<'_>) -> Result<Option<OwnedFd>, DialError> {
     let mut bytes = [0; ANSWER_BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    let mut parts = [IoSliceMut::new(&mut bytes)];
-    let got = match rustix::net::recvmsg(asked, &mut parts, &mut ancillary, flags) {
-        Ok(got) => got.bytes,
+    let (got, socket) = match receive_with_descriptor(asked, &mut bytes, RecvFlags::DONTWAIT) {
+        Ok(received) => received,
         Err(Errno::AGAIN | Errno::INTR) => return Ok(None),
         Err(errno) => return Err(DialError::Later(errno)),
     };
-    let socket = ancillary.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut sockets) => sockets.next(),
-        _ => None,
-    });
     match (understand(&bytes[..got]), socket) {
         (None, Some(socket)) => Ok(Some(socket)),
         (Some(error), _) => Err(error),

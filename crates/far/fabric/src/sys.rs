@@ -14,15 +14,13 @@ use farpool_units::at_most;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendFlags, SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvFlags, SendAncillaryBuffer, SendFlags, SocketAddrUnix,
+    SocketFlags, SocketType,
 };
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 
 /// Most parts of one vectored system call (the kernel's `UIO_MAXIOV`).
 pub(crate) const VECTOR_LIMIT_PARTS: usize = 1024;
-/// Most descriptors taken from one message; more are closed by the kernel.
-const DESCRIPTORS_PER_MESSAGE: usize = 4;
 
 /// One range of memory, laid out as the kernel's `iovec`.
 #[repr(C)]
@@ -243,18 +241,10 @@ pub(crate) fn receive_with_descriptors(
     into: &mut [u8],
     descriptors: &mut Vec<OwnedFd>,
 ) -> Result<usize, Errno> {
-    let mut space =
-        [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_PER_MESSAGE))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-    let got =
-        again(|| rustix::net::recvmsg(fd, &mut [IoSliceMut::new(into)], &mut control, flags))?;
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(files) = message {
-            descriptors.extend(files);
-        }
-    }
-    Ok(got.bytes)
+    again(|| {
+        let take = |descriptor| descriptors.push(descriptor);
+        farpool_kernel::receive_with_descriptors(fd, into, RecvFlags::DONTWAIT, take)
+    })
 }
 
 /// Waits until the descriptor is ready or the time is over. True if it is ready.

@@ -4,13 +4,12 @@
 //! All by calls in the sidecar's name. If one fails, what was mapped is unmapped and the sidecar is
 //! killed; the program does not notice. It dies with the injecting thread until it is detached.
 
-use std::io::{Error, IoSlice};
-use std::mem::MaybeUninit;
+use std::io::Error;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 
-use farpool_kernel::fill_random;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use farpool_kernel::{fill_random, send_with_descriptors};
+use rustix::net::SendFlags;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use crate::Setup;
@@ -426,9 +425,6 @@ fn send_descriptors(control: &OwnedFd, image: &Image, host: &Host) -> Result<(),
     let null = null.map_err(|e| StepError::Kernel("opening /dev/null", e))?;
     let null = null.as_fd();
     let fds = [null, null, null, host.pidfd, image.file()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(5))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    ancillary.push(SendAncillaryMessage::ScmRights(&fds));
-    let sent = sendmsg(control, &[IoSlice::new(b"+")], &mut ancillary, SendFlags::NOSIGNAL);
+    let sent = send_with_descriptors(control, b"+", &fds, SendFlags::empty());
     sent.map(drop).map_err(|e| StepError::Kernel("handing over descriptors", e.into()))
 }

@@ -1,8 +1,7 @@
 //! Messages between the keeper and a sidecar: one per request and one per answer, text and perhaps
 //! a descriptor. The requests are listed in crates/far/sidecar/src/paging.rs.
 
-use std::io::{Error, IoSlice, IoSliceMut};
-use std::mem::MaybeUninit;
+use std::io::Error;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
@@ -10,10 +9,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use farpool_inject::{Injected, Pid};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
+use farpool_kernel::{receive_with_descriptor, send_with_descriptors};
+use rustix::net::{RecvFlags, SendFlags};
 
 use crate::say::say;
 use crate::sidecar_error::SidecarError;
@@ -176,14 +173,8 @@ pub(crate) fn send(
     text: &str,
     descriptor: Option<BorrowedFd<'_>>,
 ) -> Result<(), Error> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
     let descriptors: Vec<BorrowedFd<'_>> = descriptor.into_iter().collect();
-    if !descriptors.is_empty() {
-        ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
-    }
-    let parts = [IoSlice::new(text.as_bytes())];
-    rustix::net::sendmsg(control, &parts, &mut ancillary, SendFlags::NOSIGNAL)?;
+    send_with_descriptors(control, text.as_bytes(), &descriptors, SendFlags::empty())?;
     Ok(())
 }
 
@@ -192,16 +183,8 @@ pub(crate) fn receive(
     flags: RecvFlags,
 ) -> Result<(String, Option<OwnedFd>), Error> {
     let mut bytes = vec![0; MESSAGE_BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let mut parts = [IoSliceMut::new(&mut bytes)];
-    let flags = flags | RecvFlags::CMSG_CLOEXEC;
-    let got = rustix::net::recvmsg(control, &mut parts, &mut ancillary, flags)?;
-    let descriptor = ancillary.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut descriptors) => descriptors.next(),
-        _ => None,
-    });
-    let text = String::from_utf8_lossy(&bytes[..got.bytes]);
+    let (got, descriptor) = receive_with_descriptor(control, &mut bytes, flags)?;
+    let text = String::from_utf8_lossy(&bytes[..got]);
     Ok((printable(text.trim_end()), descriptor))
 }
 

@@ -11,9 +11,10 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use farpool_kernel::lock;
+use farpool_kernel::{lock, receive_with_descriptor};
 use farpool_uffd::Uffd;
 use rustix::fs::OFlags;
+use rustix::net::RecvFlags;
 
 /// Name of the socket in a run's directory, where processes hand over their duplicates.
 pub const UFFD_GUARDIAN_SOCKET: &str = "keeper.sock";
@@ -112,22 +113,13 @@ fn is_of_the_run(stream: &UnixStream) -> bool {
 }
 
 fn receive(stream: &UnixStream) -> Option<Held> {
-    use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let mut pid = [0_u8; 4];
-    let mut parts = [std::io::IoSliceMut::new(&mut pid)];
-    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL;
-    let received = rustix::net::recvmsg(stream, &mut parts, &mut ancillary, flags).ok()?;
-    let mut descriptors = ancillary.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
-        _ => None,
-    });
-    let descriptor: OwnedFd = descriptors.next()?.next()?;
+    let (got, descriptor) = receive_with_descriptor(stream, &mut pid, RecvFlags::WAITALL).ok()?;
+    let uffd = Uffd::adopt(descriptor?);
     // The answer lets the process go on: the duplicate is held now.
-    (received.bytes == pid.len()).then_some(())?;
+    (got == pid.len()).then_some(())?;
     rustix::io::write(stream, &[1]).ok()?;
-    Some(Held { pid: u32::from_le_bytes(pid), uffd: Uffd::adopt(descriptor) })
+    Some(Held { pid: u32::from_le_bytes(pid), uffd })
 }
 
 #[cfg(test)]

@@ -4,12 +4,12 @@
 //! threads, thread-local storage, sockets, /proc and userfaultfd, each inside another program.
 
 use std::cell::Cell;
-use std::io::{IoSliceMut, Read, Write};
-use std::mem::MaybeUninit;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{BorrowedFd, OwnedFd};
 
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use farpool_kernel::receive_with_descriptor;
+use rustix::net::RecvFlags;
 
 use crate::reply::{Answer, reply};
 use crate::watch::Host;
@@ -23,20 +23,13 @@ const WORK_NUMBERS: u64 = 200_000;
 /// Serves one request about the program `host`. False when the other end is closed.
 pub fn serve(socket: BorrowedFd, host: Host) -> bool {
     let mut bytes = [0; MAX_REQUEST_BYTES];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::CMSG_CLOEXEC;
-    let Ok(got) = recvmsg(socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, flags) else {
+    let Ok((got, fd)) = receive_with_descriptor(socket, &mut bytes, RecvFlags::empty()) else {
         return false;
     };
-    if got.bytes == 0 {
+    if got == 0 {
         return false;
     }
-    let fd = control.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-        _ => None,
-    });
-    let request = String::from_utf8_lossy(&bytes[..got.bytes]).into_owned();
+    let request = String::from_utf8_lossy(&bytes[..got]).into_owned();
     let (tag, request) = split_tag(request.trim());
     let answer = answer(request, fd, host);
     let (text, fd) = answer.unwrap_or_else(|error| (format!("ERROR {error}"), None));

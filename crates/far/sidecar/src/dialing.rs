@@ -4,18 +4,14 @@
 //! A request is the blade's address, and a socket for the answer. After the keeper has ended,
 //! connections are opened from here.
 
-use std::io::IoSlice;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
 
+use farpool_kernel::send_with_descriptors;
 use farpool_pager::sys;
 use farpool_pool::Address;
 use rustix::io::Errno;
-use rustix::net::{
-    AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
-    sendmsg, socketpair,
-};
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, socketpair};
 
 /// The socket for requests.
 static DIALER: OnceLock<OwnedFd> = OnceLock::new();
@@ -33,12 +29,7 @@ fn ask(address: &Address) -> Result<Option<OwnedFd>, Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (here, there) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
     let text = address.to_string();
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let sockets = [there.as_fd()];
-    ancillary.push(SendAncillaryMessage::ScmRights(&sockets));
-    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    match sendmsg(dialer, &[IoSlice::new(text.as_bytes())], &mut ancillary, flags) {
+    match send_with_descriptors(dialer, text.as_bytes(), &[there.as_fd()], SendFlags::DONTWAIT) {
         Ok(_) => Ok(Some(here)),
         Err(Errno::PIPE | Errno::CONNRESET) => Ok(None),
         Err(errno) => Err(errno),

@@ -5,11 +5,15 @@
 //! come from here.
 
 mod clock;
+mod descriptors;
 mod lock;
 mod memory;
 mod random;
 
 pub use clock::{monotonic_ns, process_cpu_time, thread_cpu_time};
+pub use descriptors::{
+    MOST_DESCRIPTORS, receive_with_descriptor, receive_with_descriptors, send_with_descriptors,
+};
 pub use lock::{lock, read_lock, write_lock};
 pub use memory::{MappedMemory, memfd_of};
 pub use random::fill_random;

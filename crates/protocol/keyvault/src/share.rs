@@ -1,15 +1,12 @@
 //! Two rings in one piece of memory that two processes map: requests in one, answers in the other.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-use farpool_kernel::{MappedMemory, memfd_of};
+use farpool_kernel::{MappedMemory, memfd_of, receive_with_descriptors};
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags,
-};
+use rustix::net::RecvFlags;
 
 use crate::ring::{CONTROL_BYTES, RING_BYTES_MAX, RING_BYTES_MIN, Region};
 
@@ -75,45 +72,13 @@ pub fn map(file: impl AsFd, sizes: RingSizes) -> Result<(Ring, Ring), Errno> {
     Ok((requests, Ring { shared, offset, ring_bytes: sizes.answer_bytes }))
 }
 
-/// Sends bytes with at most three file descriptors over a unix socket.
-pub fn send_with_files(
-    socket: impl AsFd,
-    bytes: &[u8],
-    files: &[BorrowedFd<'_>],
-) -> Result<usize, Errno> {
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !ancillary.push(SendAncillaryMessage::ScmRights(files)) {
-        return Err(Errno::INVAL);
-    }
-    rustix::net::sendmsg(
-        socket,
-        &[std::io::IoSlice::new(bytes)],
-        &mut ancillary,
-        SendFlags::NOSIGNAL,
-    )
-}
-
-/// Receives bytes and the file descriptors sent with them, at most three.
+/// Receives bytes and the file descriptors sent with them.
 pub fn receive_with_files(
     socket: impl AsFd,
     bytes: &mut [u8],
 ) -> Result<(usize, Vec<OwnedFd>), Errno> {
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let received = rustix::net::recvmsg(
-        socket,
-        &mut [std::io::IoSliceMut::new(bytes)],
-        &mut ancillary,
-        RecvFlags::CMSG_CLOEXEC,
-    )?;
-    let files = ancillary
-        .drain()
-        .filter_map(|message| match message {
-            RecvAncillaryMessage::ScmRights(files) => Some(files),
-            _ => None,
-        })
-        .flatten()
-        .collect();
-    Ok((received.bytes, files))
+    let mut files = Vec::new();
+    let take = |file| files.push(file);
+    let received = receive_with_descriptors(socket, bytes, RecvFlags::empty(), take)?;
+    Ok((received, files))
 }

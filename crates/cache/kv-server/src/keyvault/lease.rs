@@ -2,13 +2,14 @@
 
 use std::os::fd::OwnedFd;
 
+use farpool_kernel::send_with_descriptors;
 use farpool_keyvault::frame::{Header, Status, begin, finish};
 use farpool_keyvault::message::LeasesGranted;
-use farpool_keyvault::share;
 use farpool_kv_protocol::Shard;
 use farpool_kv_protocol::lease::{LEASES_MAX, LeaseTable};
 use farpool_kv_store::Store;
 use farpool_units::exactly;
+use rustix::net::SendFlags;
 
 use super::state::KeyVaultState;
 
@@ -33,7 +34,7 @@ impl KeyVaultState {
             let start = begin(&mut reply, Header { status: Some(Status::Ok), ..*header });
             LeasesGranted { memory_bytes: bytes as u64, leases }.write(&mut reply);
             finish(&mut reply, start, !self.unchecked);
-            let sent = share::send_with_files(socket, &reply, &[file]);
+            let sent = send_with_descriptors(socket, &reply, &[file], SendFlags::empty());
             sent == Ok(reply.len())
         });
         if is_granted {

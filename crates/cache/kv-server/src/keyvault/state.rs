@@ -1,11 +1,13 @@
 //! The state of a KeyVault connection beside its client.
 
+use farpool_kernel::send_with_descriptors;
 use farpool_keyvault::frame::{Header, Status, begin, finish};
-use farpool_keyvault::share::{self, RingSizes};
+use farpool_keyvault::share::RingSizes;
 use farpool_kv_protocol::keyvault::AnswerHead;
 use farpool_kv_protocol::lease::LeaseTable;
 use farpool_units::exactly;
 use rustix::io::Errno;
+use rustix::net::SendFlags;
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::ring_client::RingClient;
@@ -54,7 +56,8 @@ impl KeyVaultState {
         finish(&mut reply, start, !self.unchecked);
         let ring_client = RingClient::new(sizes).and_then(|(ring_client, file)| {
             let [server, client] = ring_client.bells();
-            let sent = share::send_with_files(socket, &reply, &[file.as_fd(), server, client])?;
+            let files = [file.as_fd(), server, client];
+            let sent = send_with_descriptors(socket, &reply, &files, SendFlags::empty())?;
             if sent == reply.len() { Ok(ring_client) } else { Err(Errno::MSGSIZE) }
         });
         ring_client.map(|ring_client| self.ring_client = Some(ring_client)).is_ok()

@@ -1,8 +1,7 @@
 //! Host programs, built and run; requests to sidecars. Every host dies with its guard.
 #![allow(dead_code)]
 
-use std::io::{BufRead, BufReader, IoSlice, IoSliceMut, Write};
-use std::mem::MaybeUninit;
+use std::io::{BufRead, BufReader, Write};
 use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -11,11 +10,9 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use farpool_inject::{Image, InjectError, Injected, Pid, Setup, inject};
+use farpool_kernel::{receive_with_descriptor, send_with_descriptors};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recv, recvmsg, send, sendmsg,
-};
+use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 /// Longest wait for a condition before a test fails. Far beyond what any takes.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
@@ -230,20 +227,10 @@ pub(crate) fn ranges(text: &str) -> Vec<Range<u64>> {
 
 /// Sends a request with a descriptor. Returns the one that came with the answer.
 pub(crate) fn hand_over(injected: &Injected, request: &str, fd: impl AsFd) -> Option<OwnedFd> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let fds = [fd.as_fd()];
-    ancillary.push(SendAncillaryMessage::ScmRights(&fds));
-    let bytes = [IoSlice::new(request.as_bytes())];
-    sendmsg(&injected.control, &bytes, &mut ancillary, SendFlags::NOSIGNAL).expect("it is sent");
+    let (request_bytes, flags) = (request.as_bytes(), SendFlags::empty());
+    send_with_descriptors(&injected.control, request_bytes, &[fd.as_fd()], flags)
+        .expect("it is sent");
     assert!(readable(&injected.control, PATIENCE), "the sidecar does not answer {request}");
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let mut bytes = [0; 256];
-    let into = &mut [IoSliceMut::new(&mut bytes)];
-    recvmsg(&injected.control, into, &mut ancillary, RecvFlags::CMSG_CLOEXEC).expect("an answer");
-    ancillary.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut fds) => fds.next(),
-        _ => None,
-    })
+    let answer = receive_with_descriptor(&injected.control, &mut [0; 256], RecvFlags::empty());
+    answer.expect("an answer").1
 }

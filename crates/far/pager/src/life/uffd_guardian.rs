@@ -3,6 +3,7 @@
 use std::os::fd::AsFd;
 use std::path::Path;
 
+use farpool_kernel::send_with_descriptors;
 use farpool_uffd::Uffd;
 
 /// Name of the keeper's socket, in the board's directory.
@@ -11,10 +12,7 @@ const UFFD_GUARDIAN_SOCKET: &str = "keeper.sock";
 /// Gives the keeper a duplicate of the userfaultfd, so that it outlives this process if its memory
 /// does (a child of vfork). If there is no keeper (the board is used on its own) it does nothing.
 pub(crate) fn give_duplicate(board: &Path, uffd: &Uffd, pid: u32) -> Result<(), std::io::Error> {
-    use rustix::net::{
-        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix,
-        SocketFlags, SocketType,
-    };
+    use rustix::net::{AddressFamily, SendFlags, SocketAddrUnix, SocketFlags, SocketType};
     let path = board.with_file_name(UFFD_GUARDIAN_SOCKET);
     if !path.exists() {
         return Ok(());
@@ -32,13 +30,8 @@ pub(crate) fn give_duplicate(board: &Path, uffd: &Uffd, pid: u32) -> Result<(), 
             keeper
         )));
     }
-    let descriptors = [uffd.as_fd()];
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    ancillary.push(SendAncillaryMessage::ScmRights(&descriptors));
     let message = pid.to_le_bytes();
-    let parts = [std::io::IoSlice::new(&message)];
-    rustix::net::sendmsg(&socket, &parts, &mut ancillary, SendFlags::NOSIGNAL)?;
+    send_with_descriptors(&socket, &message, &[uffd.as_fd()], SendFlags::empty())?;
     // The keeper answers with one byte when it has it.
     let mut answer = [0_u8; 1];
     if rustix::io::read(&socket, &mut answer)? != 1 {
