@@ -87,6 +87,12 @@ impl Faults {
     /// answered.
     pub(crate) fn set_from(&self, fault: Fault, first: u64) {
         *lock(&self.order) = (fault, first);
+        self.release();
+    }
+
+    /// Performs what was held back, unless the disk hangs.
+    fn release(&self) {
+        let (fault, first) = *lock(&self.order);
         if fault != Fault::Hang {
             let held = std::mem::take(&mut *lock(&self.held));
             held.into_iter().for_each(|job| self.perform(job, fault, first));
@@ -109,9 +115,7 @@ impl Faults {
                 self.done.fetch_add(1, Ordering::Relaxed);
                 lock(&self.held).push(job);
                 // The fault may have been changed since it was read.
-                if lock(&self.order).0 != Fault::Hang {
-                    self.set_from(lock(&self.order).0, first);
-                }
+                self.release();
             }
             Fault::Slow(delay) if offset >= first => {
                 self.done.fetch_add(1, Ordering::Relaxed);
