@@ -5,7 +5,6 @@
 //! can outlive it (a kill between vfork and exec). With the duplicate the faults of such a child go
 //! unanswered instead of wrong, and the keeper ends it: its missing pages are poisoned (SIGBUS).
 
-use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
