@@ -102,17 +102,7 @@ impl Client {
             end: 0,
             _serving: serving,
         };
-        let hello = Hello {
-            client: ClientId(1),
-            grant: None,
-            purpose: Purpose::Client,
-            pid: 0,
-            slot: 0,
-            generation: 0,
-            quota_wanted_bytes: 0,
-            name: "throughput",
-        };
-        client.ask(&Request::Hello(hello));
+        client.ask(&Request::Hello(Hello::first(ClientId(1), "throughput")));
         client.ask(&Request::CreateSegment { span_superpages: SUPERPAGES });
         let (segment, first) = (client.segment, SuperpageNumber(0));
         client.ask(&Request::AllocateSuperpages { segment, first, count: SUPERPAGES });

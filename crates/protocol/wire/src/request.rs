@@ -116,6 +116,24 @@ pub struct Hello<'a> {
     pub name: &'a str,
 }
 
+impl<'a> Hello<'a> {
+    /// The greeting of a client's first connection: without a grant, in slot 0, asking for the
+    /// blade's default quota.
+    #[must_use]
+    pub const fn first(client: ClientId, name: &'a str) -> Hello<'a> {
+        Hello {
+            client,
+            grant: None,
+            purpose: Purpose::Client,
+            pid: 0,
+            slot: 0,
+            generation: 0,
+            quota_wanted_bytes: 0,
+            name,
+        }
+    }
+}
+
 /// A request, its lists borrowed from the caller (to encode) or from the received head (decoded).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[expect(

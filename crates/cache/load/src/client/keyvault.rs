@@ -115,8 +115,13 @@ impl KeyVault {
             // Frames have no numbers for this many shards.
             return Err(LoadError::Greeting(format!("{} shards", granted.shard)));
         }
-        Ok(Self {
-            connection: header.connection,
+        Ok(Self::idle(header.connection, shard, &granted))
+    }
+
+    /// A connection to a shard that has nothing under way, as the server's greeting grants it.
+    fn idle(connection: u16, shard: u16, granted: &Hello) -> Self {
+        Self {
+            connection,
             checked: !granted.unchecked,
             shards: usize::from(granted.shard.max(1)),
             shard,
@@ -131,7 +136,7 @@ impl KeyVault {
             left_out: Vec::new(),
             name: Vec::new(),
             value: Vec::new(),
-        })
+        }
     }
 
     /// Whether a key belongs to the shard of this connection.
@@ -439,23 +444,8 @@ mod tests {
         [KeyNumber(1), KeyNumber(2), KeyNumber(3), KeyNumber(4), KeyNumber(5)];
 
     fn keyvault() -> KeyVault {
-        KeyVault {
-            connection: 1,
-            checked: true,
-            shards: 1,
-            shard: BROADCAST,
-            credits: 1,
-            open: VecDeque::new(),
-            first_open: 0,
-            frames: VecDeque::new(),
-            first_frame: 1,
-            frames_under_way: 0,
-            requests_under_way: 0,
-            held: VecDeque::new(),
-            left_out: Vec::new(),
-            name: Vec::new(),
-            value: Vec::new(),
-        }
+        let granted = Hello { version: VERSION, shard: 1, credits: 1, unchecked: false };
+        KeyVault::idle(1, BROADCAST, &granted)
     }
 
     /// A server's answer to the MULTIGET in `out` that covers `looked_at` keys and finds all but

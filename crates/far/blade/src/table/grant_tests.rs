@@ -1,7 +1,7 @@
 //! Grants against a plain model: what each may and does use, its clients, the epochs it admits.
 
 use super::*;
-use farpool_wire::{Grant, GrantKey, Hello, Purpose, SuperpageNumber};
+use farpool_wire::{Grant, GrantKey, Hello, SuperpageNumber};
 use proptest::prelude::*;
 use std::sync::atomic::Ordering;
 
@@ -44,16 +44,8 @@ fn spec(grant: u8, epoch: u64, superpages: u32) -> GrantSpec {
 }
 
 fn hello(who: u8, grant: Option<(u8, u64)>) -> Hello<'static> {
-    Hello {
-        client: ClientId(u128::from(who)),
-        grant: grant.map(|(grant, epoch)| Grant { key: key(grant, epoch), epoch }),
-        purpose: Purpose::Client,
-        pid: 0,
-        slot: 0,
-        generation: 0,
-        quota_wanted_bytes: 0,
-        name: "",
-    }
+    let grant = grant.map(|(grant, epoch)| Grant { key: key(grant, epoch), epoch });
+    Hello { grant, ..Hello::first(ClientId(u128::from(who)), "") }
 }
 
 #[derive(Clone, Debug)]

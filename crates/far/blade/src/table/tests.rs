@@ -2,7 +2,7 @@
 
 use super::*;
 use farpool_units::PAGES_PER_SUPERPAGE;
-use farpool_wire::{Extent, Hello, PageNumber, Purpose, SuperpageNumber};
+use farpool_wire::{Extent, Hello, PageNumber, SuperpageNumber};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -25,16 +25,7 @@ fn limits() -> Limits {
 }
 
 fn hello(who: usize) -> Hello<'static> {
-    Hello {
-        client: ClientId(who as u128),
-        grant: None,
-        purpose: Purpose::Client,
-        pid: 0,
-        slot: 0,
-        generation: 0,
-        quota_wanted_bytes: 0,
-        name: "",
-    }
+    Hello::first(ClientId(who as u128), "")
 }
 
 #[derive(Clone, Debug)]

@@ -148,16 +148,7 @@ pub(crate) struct Peer {
 }
 
 pub(crate) fn hello(id: u128) -> Hello<'static> {
-    Hello {
-        client: ClientId(id),
-        grant: None,
-        purpose: Purpose::Client,
-        pid: 4711,
-        slot: 0,
-        generation: 0,
-        quota_wanted_bytes: 0,
-        name: "test",
-    }
+    Hello { pid: 4711, ..Hello::first(ClientId(id), "test") }
 }
 
 impl Peer {
