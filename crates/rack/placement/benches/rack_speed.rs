@@ -4,7 +4,7 @@
 //!     cargo bench -p farpool-placement --bench rack_speed -- [ROUNDS [Packet|Mixed|Circuit]]
 //!
 //! Each round releases a random standing segment and requests another for a random compute brick,
-//! so the rack stays as full as it is. The time of drawing random numbers is included.
+//! so the rack stays equally full. The time of drawing random numbers is included.
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
@@ -46,7 +46,8 @@ fn request(id: u128, compute: u32, random: &mut Random, policy: PlacementPolicy)
     Request::new(RequestId(id), ComputeId(compute), bytes, rates, policy)
 }
 
-/// Time on a processor, so that a busy machine does not count; the clock where Linux does not say.
+/// Returns this thread's processor time, so that a busy machine does not count. Returns the time
+/// since `since` if Linux does not report it.
 fn processor_time(since: Instant) -> Duration {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
     let on_cpu_ns = text.split_whitespace().next().and_then(|text| text.parse().ok());

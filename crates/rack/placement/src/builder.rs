@@ -12,7 +12,7 @@ use crate::graph::{
 };
 use crate::ids::{ComputeId, DomainId, LinkId, MemoryId, PortId, RackId, SwitchId, TrayId};
 
-/// Most bricks of a kind, racks, trays or switches: bounds a graph's memory to some gigabytes.
+/// Most bricks of a kind, racks, trays or switches: bounds a graph's memory to a few gigabytes.
 pub(crate) const VERTEX_LIMIT: usize = 1 << 22;
 /// Most ports of one brick or switch; larger switches do not exist.
 pub(crate) const PORTS_LIMIT: u32 = 1 << 20;
@@ -30,13 +30,13 @@ pub enum BuildError {
         /// Its name.
         name: String,
     },
-    /// A name that nothing can have.
+    /// A name that is not allowed.
     #[error("\"{name}\" is no name; use letters, digits, '-', '_' and '.'")]
     BadName {
         /// The name.
         name: String,
     },
-    /// A name that nothing has.
+    /// A name that does not exist.
     #[error("there is no {what} \"{name}\"")]
     UnknownName {
         /// Kind of thing.
@@ -85,17 +85,17 @@ pub enum BuildError {
     Zero {
         /// Which value.
         what: &'static str,
-        /// Of what.
+        /// Name of the thing that has it.
         name: String,
     },
-    /// A capacity that superpages do not fill.
+    /// A capacity that is not a whole number of superpages.
     #[error(
         "the capacity {} of \"{name}\" is no whole number of superpages of {}",
         format_bytes(*bytes),
         format_bytes(SUPERPAGE_BYTES)
     )]
     OddCapacity {
-        /// Brick.
+        /// Name of the brick.
         name: String,
         /// Its capacity.
         bytes: u64,
@@ -103,7 +103,7 @@ pub enum BuildError {
     /// More than this crate handles.
     #[error("{found} {what} are too many; the limit is {limit}")]
     TooMany {
-        /// Of what.
+        /// Kind of thing.
         what: &'static str,
         /// How many.
         found: u64,
@@ -146,7 +146,7 @@ impl GraphBuilder {
     /// Adds a rack.
     ///
     /// # Errors
-    /// A name that is taken or is none.
+    /// A name that is taken or not allowed.
     pub fn rack(&mut self, name: &str) -> Result<RackId, BuildError> {
         check_name(name)?;
         check_count("racks", self.graph.racks.len())?;
@@ -161,7 +161,7 @@ impl GraphBuilder {
     /// Adds a tray to the rack named `rack`.
     ///
     /// # Errors
-    /// A name that is taken or is none; an unknown rack.
+    /// A name that is taken or not allowed; an unknown rack.
     pub fn tray(&mut self, name: &str, rack: &str) -> Result<TrayId, BuildError> {
         check_name(name)?;
         check_count("trays", self.graph.trays.len())?;
@@ -187,7 +187,7 @@ impl GraphBuilder {
     /// The failure domain of this name, made if it is new.
     ///
     /// # Errors
-    /// The name is none.
+    /// The name is not allowed.
     pub fn domain(&mut self, name: &str) -> Result<DomainId, BuildError> {
         if let Some(id) = self.graph.domain_names.get(name) {
             return Ok(*id);
@@ -203,7 +203,7 @@ impl GraphBuilder {
     /// Adds a compute brick with `port_count` new ports (what `brick.ports` holds is replaced).
     ///
     /// # Errors
-    /// A name that is taken or is none; no port.
+    /// A name that is taken or not allowed; no port.
     pub fn compute(
         &mut self,
         mut brick: ComputeBrick,
@@ -219,7 +219,7 @@ impl GraphBuilder {
     /// Adds a memory brick with `port_count` new ports (what `brick.ports` holds is replaced).
     ///
     /// # Errors
-    /// A name that is taken or is none; no port; no memory or an odd amount; a limit of zero.
+    /// A name that is taken or not allowed; no port; no memory or an odd amount; a limit of zero.
     pub fn memory(
         &mut self,
         mut brick: MemoryBrick,
@@ -253,7 +253,7 @@ impl GraphBuilder {
     /// Adds a switch with `port_count` ports.
     ///
     /// # Errors
-    /// A name that is taken or is none; no port.
+    /// A name that is taken or not allowed; no port.
     pub fn switch(
         &mut self,
         name: &str,

@@ -12,7 +12,7 @@ use crate::ids::{ComputeId, DomainId, LinkId, MemoryId, PortId, RackId, SwitchId
 /// How a switch joins its ports.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum SwitchKind {
-    /// Joins ports in pairs that an operator has set up; a port is in one pair at most.
+    /// Joins ports in pairs, as it has been set; a port is in one pair at most.
     Circuit,
     /// Forwards from any port to any port; links are shared by bandwidth.
     Packet,
@@ -21,7 +21,7 @@ pub enum SwitchKind {
 /// Whether an unused brick has power.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum PowerState {
-    /// It has.
+    /// It has power.
     On,
     /// It is switched off until a segment is placed on it.
     Off,
@@ -50,9 +50,9 @@ pub struct ComputeBrick {
     pub name: String,
     /// Where it is.
     pub tray: TrayId,
-    /// What it fails with.
+    /// Its failure domain.
     pub domain: DomainId,
-    /// What it draws when on.
+    /// Power that it draws when on.
     pub power_watts: u32,
     /// Its transceivers, in order.
     pub ports: Vec<PortId>,
@@ -65,7 +65,7 @@ pub struct MemoryBrick {
     pub name: String,
     /// Where it is.
     pub tray: TrayId,
-    /// What it fails with.
+    /// Its failure domain.
     pub domain: DomainId,
     /// Memory it lends: a whole number of superpages.
     pub capacity_bytes: u64,
@@ -76,7 +76,7 @@ pub struct MemoryBrick {
     pub write_limit_bytes_per_s: u64,
     /// Its power when unused.
     pub power: PowerState,
-    /// What it draws when on.
+    /// Power that it draws when on.
     pub power_watts: u32,
     /// Load that does not come from grants, in thousandths.
     pub load_permille: u16,
@@ -95,7 +95,7 @@ pub struct Switch {
     pub kind: SwitchKind,
     /// Time from port to port.
     pub latency_ns: u32,
-    /// What it draws.
+    /// Power that it draws.
     pub power_watts: u32,
     /// Its ports, in order.
     pub ports: Vec<PortId>,

@@ -1,4 +1,4 @@
-//! Names of things as types, so that a port is never taken for a link.
+//! Names of things as types, so that a port is never mistaken for a link.
 //!
 //! Vertices are numbered densely from 0 in the order of the topology; people use names, which the
 //! [`Graph`](crate::Graph) keeps.
@@ -50,12 +50,13 @@ dense_id! {
     LinkId;
 }
 
-/// A circuit that stands in one circuit switch: the lower of the two ports it joins. Unique while
-/// it stands.
+/// A standing circuit of one circuit switch: the lower of the two ports that it joins. Unique while
+/// the circuit stands.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct CircuitId(pub u32);
 
-/// Who asked, chosen by the asker: the same id with the same content is the same request.
+/// The id of a request, chosen by the client: the same id with the same content is the same
+/// request.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct RequestId(pub u128);
 

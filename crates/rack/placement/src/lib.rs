@@ -17,9 +17,9 @@
 //! - A request that any brick and any path could serve is not refused.
 //!
 //! Words: a segment lies in one memory brick; a client that wants several bricks asks for several
-//! segments (crate `pool` makes one memory of them). Sizes are bytes at the border and superpages
-//! of 16 MiB inside; bandwidths are bytes per second, counted per direction: *read* flows from
-//! memory to compute, *write* the other way.
+//! segments (crate `pool` makes one memory of them). Sizes are bytes at the interface and
+//! superpages of 16 MiB inside; bandwidths are bytes per second, counted per direction: *read*
+//! flows from memory to compute, *write* the other way.
 
 mod allocate;
 mod builder;
@@ -32,7 +32,6 @@ pub use allocate::{
     Snapshot, SwitchSetting, UnknownPlacementPolicy,
 };
 pub use builder::{BuildError, GraphBuilder};
-/// Bytes of a superpage, the unit in which memory is handed out.
 pub use graph::{
     ComputeBrick, Graph, Link, MemoryBrick, Port, PowerState, Rack, Switch, SwitchKind, Tray,
     Vertex,

@@ -1,7 +1,7 @@
-//! Grants taken over from a store, also such with a move under way.
+//! Takes over grants from a store, including those with a move under way.
 //!
-//! Adopting reserves exactly what a grant says, or nothing. In ascending order of segment ids it
-//! costs the same for every grant; in any other order each looks at all that stand.
+//! Adopting reserves exactly what a grant says, or nothing. In ascending order of segment ids the
+//! cost is the same for every grant; in any other order each adoption searches all standing grants.
 
 use farpool_units::SUPERPAGE_BYTES;
 
@@ -25,7 +25,7 @@ impl Allocator {
         let superpages = self.check(request)?;
         let conflict = |reason| RackError::Conflict { segment: grant.segment, reason };
         let place = self.check_grant(request, grant, superpages).map_err(conflict)?;
-        // A grant can only share its number with another one if that number was given before.
+        // Another grant can have this segment id only if the id was given before.
         let may_be_known = grant.segment.0 < self.next_segment;
         if may_be_known && self.standing.iter().any(|other| other.segment == grant.segment) {
             return Err(conflict("its segment id has another owner"));
@@ -74,14 +74,15 @@ impl Allocator {
         Ok(())
     }
 
-    /// Segment ids and epochs given from now on are above these. A controller that starts again
-    /// says so, because the highest may have been released before.
+    /// Makes all segment ids and epochs given from now on higher than these. A restarted controller
+    /// calls this, because the highest may have been released before.
     pub fn raise_ids(&mut self, segment: SegmentId, epoch: Epoch) {
         self.next_segment = self.next_segment.max(segment.0.saturating_add(1));
         self.next_epoch = self.next_epoch.max(epoch.0.saturating_add(1));
     }
 
-    /// The highest segment id and epoch given or adopted so far; zero before the first.
+    /// Returns the highest segment id and epoch given or adopted so far. Both are zero before the
+    /// first.
     #[must_use]
     pub fn highest_ids(&self) -> (SegmentId, Epoch) {
         (SegmentId(self.next_segment - 1), Epoch(self.next_epoch - 1))
@@ -102,7 +103,7 @@ impl Allocator {
         Ok(())
     }
 
-    /// The place of a stored grant, once everything is checked that can be without reserving.
+    /// Returns the place of a stored grant after every check that needs no reservation.
     fn check_grant(
         &self,
         request: &Request,

@@ -1,5 +1,6 @@
-//! The reservations of each brick, beside all that an allocation must know of the brick itself, so
-//! that one brick is one place in memory: the graph's own records have names and lists elsewhere.
+//! The reservations of each brick, together with all that an allocation must know about the brick,
+//! so that one brick is one place in memory: the graph's own records keep names and lists
+//! elsewhere.
 
 use farpool_units::SUPERPAGE_BYTES;
 use smallvec::SmallVec;
@@ -21,10 +22,10 @@ pub(super) struct MemoryState {
     pub(super) left: RateLimits,
     pub(super) segments: u32,
     pub(super) observed_permille: u32,
-    /// What the brick's server lends at most now; its capacity unless it says less.
+    /// The most that the brick's server lends now: its capacity unless the server reports less.
     pub(super) lendable_superpages: u32,
     pub(super) draining: bool,
-    /// From here on what never changes.
+    /// The power state of an unused brick. This field and those below never change.
     initial_power: PowerState,
     pub(super) domain: DomainId,
     /// Its place in the index.
@@ -59,7 +60,7 @@ impl MemoryState {
         }
     }
 
-    /// Reserves bandwidth for one segment more.
+    /// Reserves bandwidth for one more segment.
     pub(super) fn reserve(&mut self, rates: RateLimits) {
         let RateLimits { read_bytes_per_s: read, write_bytes_per_s: write } = self.left;
         let is_there = rates.read_bytes_per_s <= read && rates.write_bytes_per_s <= write;
@@ -89,7 +90,8 @@ impl MemoryState {
         if self.segments > 0 { PowerState::On } else { self.initial_power }
     }
 
-    /// What it could serve over its own circuits, whether or not newcomers find a port.
+    /// Returns what the brick could serve over its standing circuits, whether or not other compute
+    /// bricks find a free port.
     pub(super) fn values(&self) -> Values {
         let room = match self.draining {
             true => 0,
@@ -109,8 +111,8 @@ impl MemoryState {
         }
     }
 
-    /// The largest of the shares taken of memory, read and write bandwidth, and of what the brick
-    /// reports.
+    /// Returns the load in thousandths: the largest of the shares taken of memory, of read and of
+    /// write bandwidth, and of the load that the brick reports.
     pub(super) fn load_permille(&self) -> u32 {
         let share = |left: u64, all: u64| {
             let used = all - left;
@@ -127,7 +129,7 @@ impl MemoryState {
     }
 }
 
-/// Segments per failure domain of their brick, sorted; domains without any left out.
+/// Segments per failure domain of their brick, sorted. Domains without segments are left out.
 pub(super) type PerDomain = SmallVec<[(DomainId, u32); 12]>;
 
 /// A compute brick.

@@ -1,8 +1,8 @@
 //! Free space as extents: of a memory brick, and of a compute brick's window of far addresses.
 //!
-//! Sorted, disjoint and coalesced, so equal free space is equal data: what makes "release undoes
-//! allocate" a comparison. Lists stay short (fragments of one brick), so first fit walks them, and
-//! the usual ones lie within their brick's record.
+//! Extents are sorted, disjoint and coalesced, so equal free space is equal data, and "release
+//! undoes allocate" is checked by comparison. Lists stay short (fragments of one brick), so first
+//! fit walks them, and a list of usual length lies inside its brick's record.
 
 use smallvec::{SmallVec, smallvec};
 
@@ -32,7 +32,8 @@ impl Extents {
         self.free.iter().map(|(_, count)| *count).max().unwrap_or(0)
     }
 
-    /// Takes the first run that holds `count`; its first superpage.
+    /// Takes `count` superpages from the first run that has them. Returns the first superpage, or
+    /// None if no run is long enough.
     pub(super) fn take(&mut self, count: u32) -> Option<u32> {
         assert_ne!(count, 0, "nobody takes nothing");
         let at = self.free.iter().position(|(_, free)| *free >= count)?;
@@ -65,7 +66,7 @@ impl Extents {
         Some(taken)
     }
 
-    /// Takes exactly this run; false, and nothing taken, when it is not free.
+    /// Takes exactly this run. Returns false, and takes nothing, if it is not free.
     #[must_use]
     pub(super) fn take_at(&mut self, first: u32, count: u32) -> bool {
         let at = self.free.partition_point(|(start, _)| *start <= first);

@@ -1,4 +1,4 @@
-//! The walk of one request: best brick by policy with a path to it, or the reason there is none.
+//! The search for one request: the best brick by policy with a path to it, or why there is none.
 
 use std::collections::HashMap;
 
@@ -13,20 +13,20 @@ use super::network::{Connection, Hops, Network};
 use super::tree::{Judge, Query, Tree};
 use super::{Allocator, superpages_of};
 
-/// What never changes about cabling, and marks of the search under way.
+/// What never changes about cabling, and the marks of the search under way.
 ///
-/// A *cabling* is the set of switches that a memory brick's ports lead to. Bricks of one cabling
-/// are reached alike, so one that no path leads to speaks for all.
+/// A *cabling* is the set of switches that a memory brick's ports lead to. All bricks with the same
+/// cabling are reached in the same way, so if no path leads to one, none leads to the others.
 #[derive(Clone, Debug)]
 pub(super) struct Scratch {
     /// Per cabling: how many switches it has.
     switch_counts: Vec<usize>,
-    /// Per cabling: the round in which it was found out of reach.
+    /// Per cabling: the round in which it was found to be out of reach.
     failed: Vec<u32>,
     round: u32,
-    /// Per switch: which leaves of the index hang on it.
+    /// Per switch: ranges of the leaves of the index that are attached to it.
     leaves: Vec<Vec<(usize, usize)>>,
-    /// When all that the compute brick can reach is known: the leaves that hang on it, in order.
+    /// Ranges of the leaves that the compute brick can reach, in order. None until all are known.
     within: Option<Vec<(usize, usize)>>,
 }
 
@@ -46,7 +46,7 @@ fn switches_of(graph: &Graph, memory: MemoryId) -> Vec<SwitchId> {
 }
 
 impl Scratch {
-    /// Also returns the cabling of every memory brick.
+    /// Returns the scratch data and the cabling of every memory brick.
     pub(super) fn new(graph: &Graph) -> (Self, Vec<u32>) {
         let mut known: HashMap<Vec<SwitchId>, u32> = HashMap::new();
         let mut switch_counts = Vec::new();
@@ -70,7 +70,7 @@ impl Scratch {
         (scratch, cabling_of)
     }
 
-    /// Notes which leaves hang on which switch.
+    /// Records which leaves are attached to which switch.
     pub(super) fn index_leaves(&mut self, graph: &Graph, tree: &Tree) {
         let mut pairs: Vec<(SwitchId, usize)> = Vec::new();
         for memory in (0..graph.memories().len()).map(MemoryId::at) {
@@ -97,12 +97,12 @@ impl Scratch {
     }
 }
 
-/// Looks for a path to each brick that would win.
+/// Finds a path to each brick that would win.
 struct Finder<'a> {
     memories: &'a [MemoryState],
     network: &'a mut Network,
     scratch: &'a mut Scratch,
-    /// To the brick accepted last.
+    /// The path to the brick accepted last.
     path: Option<Hops>,
 }
 
@@ -118,14 +118,15 @@ impl Judge for Finder<'_> {
             Connection::None(true) => self.scratch.failed[cabling] = self.scratch.round,
             Connection::None(false) => {}
         }
-        // In a network of both kinds a brick's standing circuit may lead further than its cabling.
+        // In a network with both kinds of switch a brick's standing circuit may lead further than
+        // its cabling.
         let whole = self.network.exhausted() && !self.network.mixed;
         if whole && self.scratch.within.is_none() {
             let hanging = |switch: &u32| self.scratch.leaves[*switch as usize].iter().copied();
             let mut ranges: Vec<_> =
                 self.network.switches_reached().iter().flat_map(hanging).collect();
-            // Ranges may overlap where bricks hang on several switches; both their starts and,
-            // after this, their ends must be in order.
+            // Ranges may overlap where bricks are attached to several switches. They are merged
+            // because the lookup needs both their starts and their ends in order.
             ranges.sort_unstable();
             ranges.dedup_by(|next, last| {
                 let joins = next.0 <= last.1;
@@ -150,7 +151,7 @@ impl Judge for Finder<'_> {
     }
 }
 
-/// Accepts every brick: asks only whether one fits.
+/// Accepts every brick, so that a search checks only whether one fits.
 struct Anything;
 
 impl Judge for Anything {
@@ -167,7 +168,7 @@ impl Judge for Anything {
     }
 }
 
-/// A request and how strictly it is meant.
+/// A request and the conditions under which a search tries to meet it.
 struct Wish<'a> {
     request: &'a Request,
     superpages: u32,
@@ -194,7 +195,8 @@ impl<'a> Wish<'a> {
 }
 
 impl Allocator {
-    /// The request's size in superpages, or what is wrong with it by itself.
+    /// Returns the request's size in superpages. Errors if the request is wrong whatever is
+    /// reserved.
     pub(super) fn check(&self, request: &Request) -> Result<u32, RackError> {
         if request.compute.index() >= self.computes.len() {
             return Err(RackError::UnknownCompute(request.compute));
@@ -220,7 +222,7 @@ impl Allocator {
         Ok(superpages_of(bytes))
     }
 
-    /// The brick for the request and the way there; not `except`.
+    /// Returns the best brick for the request, other than `except`, and the path to it.
     pub(super) fn find(
         &mut self,
         request: &Request,
@@ -266,7 +268,7 @@ impl Allocator {
         finder.path.map(|path| (memory, path))
     }
 
-    /// Why nothing was found: looks again with one need less at a time.
+    /// Returns why nothing was found: searches again with fewer requirements at each step.
     fn refusal(
         &mut self,
         request: &Request,

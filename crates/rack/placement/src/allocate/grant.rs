@@ -15,20 +15,20 @@ pub struct RateLimits {
     pub write_bytes_per_s: u64,
 }
 
-/// A wish for far memory.
+/// A request for far memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Request {
     /// Chosen by the client; the same request with the same id is granted once.
     pub id: RequestId,
-    /// Who will use the memory.
+    /// The compute brick that will use the memory.
     pub compute: ComputeId,
-    /// How much; rounded up to superpages.
+    /// Size of the segment in bytes; rounded up to superpages.
     pub bytes: u64,
     /// Bandwidth wanted: reserved on the path and on the memory brick, and granted as rate limits.
     pub rates: RateLimits,
     /// How the brick is chosen.
     pub policy: PlacementPolicy,
-    /// Failure domains that will not do.
+    /// Failure domains whose bricks must not be chosen.
     pub avoid: Vec<DomainId>,
     /// The segment may lie in several pieces of the brick, each with its own MemPort entry.
     pub may_split: bool,
@@ -58,14 +58,14 @@ pub struct MemPortEntry {
     pub length_bytes: u64,
     /// The transceiver that requests leave through.
     pub port: PortId,
-    /// The first circuit on the way; none on a packet network.
+    /// The first circuit on the path. None on a packet network.
     pub circuit: Option<CircuitId>,
-    /// Where they lie in the memory brick.
+    /// Where these bytes start in the memory brick.
     pub brick_offset_bytes: u64,
 }
 
-/// A way from a compute brick to a memory brick, as ports: the brick's own, then for each switch
-/// the port in and the port out, then the memory brick's.
+/// A path from a compute brick to a memory brick, as ports: the compute brick's port, then for each
+/// switch the port in and the port out, then the memory brick's port.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Path {
     /// All ports in order; links join the first and second, third and fourth, ...
@@ -73,7 +73,7 @@ pub struct Path {
 }
 
 impl Path {
-    /// Per switch on the way: the port in and the port out.
+    /// Returns the port in and the port out of each switch on the path.
     pub fn crossings(&self) -> impl Iterator<Item = (PortId, PortId)> + '_ {
         let inner = self.ports.get(1..self.ports.len().saturating_sub(1)).unwrap_or(&[]);
         inner.chunks_exact(2).map(|pair| (pair[0], pair[1]))
@@ -85,7 +85,7 @@ impl Path {
     }
 }
 
-/// How one circuit switch must be set: `from` and `to` joined. It may stand already.
+/// A setting of one circuit switch: `from` and `to` are joined. The circuit may exist already.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct SwitchSetting {
     /// Which switch.
@@ -101,23 +101,23 @@ pub struct SwitchSetting {
 /// Memory granted: what the agents of both bricks and the switches must know.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Grant {
-    /// The segment; a move keeps it.
+    /// The segment's id, which a move keeps.
     pub segment: SegmentId,
     /// Fencing number; a move or a new owner raises it.
     pub epoch: Epoch,
-    /// The user of the memory.
+    /// The compute brick that uses the memory.
     pub compute: ComputeId,
-    /// Where it lies.
+    /// The memory brick that the segment lies in.
     pub memory: MemoryId,
     /// The compute brick's table entries, one per piece, without gaps in client addresses.
     pub entries: Vec<MemPortEntry>,
-    /// The way there.
+    /// The path to the memory brick.
     pub path: Path,
-    /// How the circuit switches on it are set.
+    /// How the circuit switches on the path are set.
     pub settings: Vec<SwitchSetting>,
-    /// What the client may send and ask for.
+    /// Limits on what the client may send and request.
     pub client_limits: RateLimits,
-    /// What the blade serves this client at most.
+    /// The most that the blade serves this client.
     pub blade_limits: RateLimits,
 }
 
@@ -129,7 +129,7 @@ impl Grant {
     }
 }
 
-/// Why the rack says no. Nothing has changed then.
+/// Why the rack refuses. Nothing has changed then.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum RackError {
     /// No such compute brick.
@@ -141,10 +141,10 @@ pub enum RackError {
     /// No such failure domain.
     #[error("there is no failure domain number {}", .0.0)]
     UnknownDomain(DomainId),
-    /// Nobody asked that.
+    /// No segment was requested under this id.
     #[error("no segment was requested under the id {0}")]
     UnknownRequest(RequestId),
-    /// The id stands for something else.
+    /// The id belongs to another request.
     #[error("the id {0} stands for another request; choose a new one")]
     IdInUse(RequestId),
     /// A request for nothing.
@@ -153,7 +153,7 @@ pub enum RackError {
     /// No bandwidth in one direction: the rate limit would stop the client.
     #[error("no bandwidth was asked for; give at least one byte a second to read and to write")]
     ZeroBandwidth,
-    /// More than there is.
+    /// More than the whole pool has.
     #[error("{bytes} bytes were asked for; the whole pool has {pool_bytes}")]
     LargerThanPool {
         /// Asked for.
@@ -161,7 +161,7 @@ pub enum RackError {
         /// All bricks together.
         pool_bytes: u64,
     },
-    /// More than one brick has; a segment lies in one brick.
+    /// More than any brick has. A segment lies in one brick.
     #[error("{bytes} bytes were asked for; the largest brick has {brick_bytes}")]
     LargerThanAnyBrick {
         /// Asked for.
@@ -169,16 +169,17 @@ pub enum RackError {
         /// The largest brick.
         brick_bytes: u64,
     },
-    /// No brick that will do has that much free.
+    /// No suitable brick has that much free.
     #[error("no brick that will do has {bytes} bytes free in the form asked for")]
     NoCapacity {
         /// Asked for, in whole superpages.
         bytes: u64,
     },
-    /// Memory is free, but every port is taken: the compute brick's, or those of all such bricks.
+    /// Memory is free, but every port is taken: those of the compute brick, or those of all memory
+    /// bricks with enough free.
     #[error("no port is free: {0}")]
     NoPort(&'static str),
-    /// Memory and ports are free, but no way through the switches is.
+    /// Memory and ports are free, but no path through the switches is.
     #[error("no circuit through the switches is free to any brick that will do")]
     NoCircuit,
     /// Only bandwidth is missing, on bricks or on links.
@@ -196,9 +197,9 @@ pub enum RackError {
     /// A grant that does not fit the graph or what is reserved.
     #[error("the grant of segment {segment} does not fit: {reason}")]
     Conflict {
-        /// Its segment.
+        /// The grant's segment.
         segment: SegmentId,
-        /// The resource that is short.
+        /// Why the grant does not fit.
         reason: &'static str,
     },
 }

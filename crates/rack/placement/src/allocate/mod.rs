@@ -3,7 +3,7 @@
 //! [`Allocator::allocate`] takes a brick by policy from the index (`tree`), a path from the network
 //! (`network`), pieces of memory (`extents`), and reserves all of it or nothing. A standing grant
 //! records everything that was reserved for it (`standing`), so release reads it back from there,
-//! and a controller that lost its memory gives its stored grants to [`Allocator::adopt`].
+//! and a restarted controller gives its stored grants to [`Allocator::adopt`].
 
 mod adopt;
 mod bricks;
@@ -33,7 +33,7 @@ pub use grant::{Grant, MemPortEntry, Path, RackError, RateLimits, Request, Switc
 pub use policy::{PlacementPolicy, UnknownPlacementPolicy};
 pub use state::Snapshot;
 
-/// Where a compute brick's window of far addresses begins: above any local memory of today.
+/// Start of a compute brick's window of far addresses: above the local memory of any machine today.
 pub(crate) const FAR_BASE_BYTES: u64 = 1 << 44;
 /// Superpages of that window (16 TiB); a compute brick that uses them all is refused more.
 pub(crate) const FAR_WINDOW_SUPERPAGES: u32 = 1 << 20;
@@ -54,13 +54,14 @@ pub struct Allocator {
     next_epoch: u64,
 }
 
-/// Whole superpages that hold `bytes`; the caller has bounded them by a brick's capacity.
+/// Returns the superpages that hold `bytes`, rounded up. The caller has bounded `bytes` by a
+/// brick's capacity or by the window of far addresses.
 fn superpages_of(bytes: u64) -> u32 {
     u32::try_from(bytes.div_ceil(SUPERPAGE_BYTES)).expect("no brick has 2^31 superpages")
 }
 
 impl Allocator {
-    /// All of `graph` free.
+    /// Makes an allocator with all of `graph` free.
     #[must_use]
     pub fn new(graph: Graph) -> Self {
         let network = Network::new(&graph);
@@ -88,7 +89,7 @@ impl Allocator {
         rack
     }
 
-    /// What it allocates from.
+    /// The graph that it allocates from.
     #[must_use]
     pub fn graph(&self) -> &Graph {
         &self.graph
@@ -141,7 +142,8 @@ impl Allocator {
         Some(standing.grant(&standing.place, &self.network))
     }
 
-    /// Everything that stands, in no order: the request, its grant, and where it is moving to.
+    /// Returns everything that stands, in no order: the request, its grant, and the grant that it
+    /// is moving to.
     pub fn grants(&self) -> impl Iterator<Item = (Request, Grant, Option<Grant>)> {
         self.standing.iter().map(|standing| {
             let grant = |place| standing.grant(place, &self.network);
@@ -149,7 +151,7 @@ impl Allocator {
         })
     }
 
-    /// Keeps new segments off a memory brick, or no longer.
+    /// Sets whether new segments are kept off a memory brick.
     ///
     /// # Errors
     /// There is no such brick.
@@ -160,8 +162,8 @@ impl Allocator {
         Ok(())
     }
 
-    /// Notes how much a memory brick lends at most for now. Grants above it stay; nothing new is
-    /// placed until enough has left.
+    /// Records the most that a memory brick lends for now. Grants above it stay, and nothing new is
+    /// placed until enough has been released.
     ///
     /// # Errors
     /// There is no such brick.
@@ -176,7 +178,8 @@ impl Allocator {
         Ok(())
     }
 
-    /// Notes the load that a memory brick reports, in thousandths; least-loaded and spread heed it.
+    /// Records the load that a memory brick reports, in thousandths. The policies least-loaded and
+    /// spread use it.
     ///
     /// # Errors
     /// There is no such brick.
@@ -194,8 +197,8 @@ impl Allocator {
         state.is_some_and(|state| state.power() == PowerState::On)
     }
 
-    /// Reserves for a grant that is new: pieces of the brick, path, rates. The caller has checked
-    /// that all of it is free.
+    /// Reserves pieces of the brick, path and rates for a new grant. The caller has checked that
+    /// all of it is free.
     fn reserve_new(
         &mut self,
         request: &Request,
@@ -238,7 +241,8 @@ impl Allocator {
         self.refresh(place.memory);
     }
 
-    /// The largest share taken of what a memory brick has.
+    /// The load of a memory brick in thousandths: the largest of the shares taken and of the load
+    /// that it reports.
     pub(crate) fn load_permille(&self, memory: MemoryId) -> u32 {
         self.memories[memory.index()].load_permille()
     }

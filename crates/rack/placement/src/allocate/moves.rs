@@ -1,8 +1,8 @@
 //! Segments that change place or owner.
 //!
 //! A move has two steps, because data is copied in between: [`Allocator::begin_move`] reserves the
-//! new place beside the old, [`Allocator::finish_move`] lets go of the old one (or
-//! [`Allocator::abort_move`] of the new). The client's addresses and the segment's id stay.
+//! new place beside the old, [`Allocator::finish_move`] releases the old one (or
+//! [`Allocator::abort_move`] the new one). The client's addresses and the segment's id stay.
 
 use crate::ids::{ComputeId, DomainId, Epoch, MemoryId, RequestId};
 
@@ -39,7 +39,7 @@ impl Allocator {
         Ok(grant)
     }
 
-    /// Lets go of the old place of a segment that was moved; returns its old grant.
+    /// Releases the old place of a segment that was moved. Returns its old grant.
     ///
     /// # Errors
     /// No such request, or no move is under way.
@@ -47,7 +47,8 @@ impl Allocator {
         self.end_move(id, |standing, new| std::mem::replace(&mut standing.place, new))
     }
 
-    /// Lets go of the new place of a segment; it stays where it was.
+    /// Releases the new place of a segment, which stays where it was. Returns the grant of the new
+    /// place.
     ///
     /// # Errors
     /// No such request, or no move is under way.
@@ -55,7 +56,8 @@ impl Allocator {
         self.end_move(id, |_, new| new)
     }
 
-    /// Lets go of the place that `which` chooses when it is given the new one.
+    /// Releases the place that `which` returns when it is given the new one. Returns the grant of
+    /// that place.
     fn end_move(
         &mut self,
         id: RequestId,
@@ -90,7 +92,8 @@ impl Allocator {
         if self.computes[compute.index()].addresses.largest() < superpages {
             return Err(RackError::NoAddress);
         }
-        // The old way must be free before the new one is sought: both may need the same port.
+        // The old path must be released before the new one is searched: both may need the same
+        // port.
         self.network.release(&old.hops, rates);
         let Some(hops) = self.way(compute, old.memory, rates) else {
             let any_way = self.way(compute, old.memory, RateLimits::default()).is_some();

@@ -2,21 +2,21 @@
 //!
 //! A path goes link by link: compute port, switch port in, switch port out, ..., memory port. Every
 //! link on it must have the bandwidth wanted in both directions. In a packet switch any two ports
-//! will do; in a circuit switch the two must be free or joined already. So a circuit that stands
+//! can be used; in a circuit switch the two must be free or joined already. So a standing circuit
 //! carries more segments of the same two bricks, and one that ends at a packet switch carries
-//! whatever goes there.
+//! everything that goes there.
 //!
 //! The search runs from both ends and always expands the end with the smaller switch, so a spine
 //! switch with thousands of ports is met, not expanded, and the cost does not grow with the rack.
-//! It goes over switches: one is reached "open" (packet, or circuit through a free port). A
-//! standing circuit is followed to its end at once. The path found visits a switch once, because
-//! the search stops at the first switch that both ends have reached; so it never needs one port
-//! twice.
+//! The search goes over switches: a switch is reached "open" (packet, or circuit through a free
+//! port). A standing circuit is followed to its end at once. The path found visits a switch once,
+//! because the search stops at the first switch that both ends have reached; so it never needs one
+//! port twice.
 //!
-//! Memory is what limits a large rack, so a link with both its ports is one cache line, and a port
+//! Memory accesses limit a large rack, so a link with both its ports is one cache line, and a port
 //! is named by its link (see [`End`]): a step of a path costs one line, not three.
 //!
-//! Known cost: racks whose uplinks are all taken are found out one by one, once per request. A
+//! Known cost: racks whose uplinks are all taken are discovered one by one, once per request. A
 //! policy that prefers such racks (first-fit on a circuit network) pays for each of them.
 //!
 //! Complete: each end reaches everything that its constraints allow, and these depend only on two
@@ -31,7 +31,7 @@ use super::grant::{Path, RateLimits, SwitchSetting};
 
 const NONE: u32 = u32::MAX;
 
-/// A port that has a cable, by its link: twice the link's number, and one more at its end b.
+/// A port that has a cable, by its link: twice the link's number, plus one at its end b.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct End(u32);
 
@@ -105,7 +105,7 @@ struct EndState {
     owner: Owner,
     /// The end joined to this one in its circuit switch, or `NONE`.
     peer: u32,
-    /// Segments over that circuit; of a brick's port: segments whose whole path is circuits.
+    /// Segments over that circuit. For a brick's port: segments whose whole path is circuits.
     users: u32,
 }
 
@@ -192,7 +192,7 @@ pub(super) struct Network {
 pub(super) enum Connection {
     /// A path.
     Found(Hops),
-    /// None. True: no brick with the same cabling would fare better.
+    /// No path. True if no brick with the same cabling has one either.
     None(bool),
 }
 
@@ -245,13 +245,14 @@ impl Network {
         &mut self.links[end.link()].ends[end.side()]
     }
 
-    /// The end joined to `arrival` by a circuit that stands.
+    /// The end joined to `arrival` by a standing circuit.
     fn joined(&self, arrival: End) -> Option<End> {
         let state = self.at(arrival);
         (state.owner.is_circuit_switch() && state.peer != NONE).then_some(End(state.peer))
     }
 
-    /// Leaves through `out` and follows standing circuits; where that ends.
+    /// Leaves through `out` and follows standing circuits. Returns the end where the last link
+    /// arrives, or None if a link does not have the bandwidth.
     fn follow(&self, mut out: End, want: RateLimits, backwards: bool) -> Option<End> {
         loop {
             if !self.links[out.link()].carries(out, want, backwards) {
@@ -282,12 +283,12 @@ impl Network {
         }
     }
 
-    /// Bricks joined to the compute brick by circuits that stand and have the bandwidth left.
+    /// Memory bricks joined to the compute brick by standing circuits that have the bandwidth left.
     pub(super) fn direct(&self) -> &[(MemoryId, End)] {
         &self.direct
     }
 
-    /// Everything the compute brick can reach is known.
+    /// Whether everything that the compute brick can reach is known.
     pub(super) fn exhausted(&self) -> bool {
         self.forward.front().is_none()
     }
@@ -297,8 +298,8 @@ impl Network {
         &self.forward.queue
     }
 
-    /// A path from the compute brick given to [`begin`](Self::begin) to a memory brick with these
-    /// ports on `switch_count` switches.
+    /// Finds a path from the compute brick given to [`begin`](Self::begin) to a memory brick with
+    /// these ports on `switch_count` switches.
     pub(super) fn connect(
         &mut self,
         memory: MemoryId,
@@ -333,7 +334,7 @@ impl Network {
         Connection::None(same_for_all)
     }
 
-    /// Expands the next switch of one side; the switch where the sides met.
+    /// Expands the next switch of one side. Returns the switch where the sides met, or None.
     fn expand(&mut self, from_memory: bool) -> Option<u32> {
         let side = if from_memory { &mut self.backward } else { &mut self.forward };
         let switch = side.front()?;
@@ -342,7 +343,7 @@ impl Network {
         for index in 0..self.trunks[switch as usize].len() {
             let out = self.trunks[switch as usize][index];
             if self.at(out).peer != NONE {
-                continue; // A circuit stands here; it leads only where it leads.
+                continue; // A standing circuit leads only to its own end.
             }
             let Some(arrival) = self.follow(out, self.want, from_memory) else { continue };
             let Some(next) = self.at(arrival).owner.switch() else { continue };
@@ -356,7 +357,8 @@ impl Network {
             }
             side.reach(next, out);
             if other.has(next) {
-                // The client's side serves further searches of this request: expand it wholly.
+                // The compute brick's side serves further searches of this request: expand all of
+                // it.
                 met = Some(next);
                 if from_memory {
                     break;
@@ -366,7 +368,7 @@ impl Network {
         met
     }
 
-    /// All hops from `out` to where the standing circuits behind it end.
+    /// Appends all hops from `out` to where the standing circuits behind it end.
     fn push_stretch(&self, mut out: End, hops: &mut Hops) {
         loop {
             hops.push(out);
@@ -408,8 +410,8 @@ impl Network {
         hops
     }
 
-    /// The hops of a path, if everything on it could be reserved as it is: cables where it says,
-    /// bandwidth, ports free or joined as it says.
+    /// Returns the hops of a path if all of it could be reserved as given: its cables exist and
+    /// have the bandwidth, and its ports are free or joined as the path says.
     pub(super) fn admits(&self, path: &Path, want: RateLimits) -> Option<Hops> {
         let ports = &path.ports;
         let mut seen = ports.clone();
@@ -493,8 +495,8 @@ impl Network {
         }
     }
 
-    /// The most a newcomer could read and write through any one of a memory brick's ports; none
-    /// when circuits to other bricks have them all.
+    /// Returns the most that another compute brick could read and write through any one of a memory
+    /// brick's ports. Returns None if circuits have taken all ports.
     pub(super) fn port_room(&self, ends: &[End]) -> Option<(u64, u64)> {
         let open = ends.iter().filter(|end| self.at(**end).users == 0);
         open.fold(None, |best: Option<(u64, u64)>, end| {
@@ -522,7 +524,7 @@ impl Network {
         set.collect()
     }
 
-    /// Circuits that stand, each once, with the number of segments over it.
+    /// Standing circuits, each once, with the number of segments over it.
     pub(super) fn circuits(&self) -> impl Iterator<Item = (SwitchSetting, u32)> + '_ {
         self.port_states().filter_map(|(from, state)| {
             let state = state?;
@@ -544,7 +546,7 @@ impl Network {
         self.links.get(link.index()).map(|link| link.left)
     }
 
-    /// The same of every link, for comparisons.
+    /// Bandwidth left on every link, for comparisons.
     pub(super) fn all_left(&self) -> Vec<[u64; 2]> {
         self.links.iter().map(|link| link.left).collect()
     }
@@ -556,7 +558,7 @@ impl Network {
     }
 }
 
-/// Per switch on the way: the end where the path comes in and the one where it leaves.
+/// Per switch on the path: the end where the path comes in and the one where it leaves.
 fn crossings(hops: &[End]) -> impl Iterator<Item = (End, End)> + '_ {
     hops.windows(2).map(|pair| (pair[0].far(), pair[1]))
 }

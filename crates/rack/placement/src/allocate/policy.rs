@@ -1,8 +1,8 @@
-//! Which of the bricks that could serve a request shall.
+//! Which of the bricks that could serve a request is chosen.
 //!
 //! A policy is a score of three numbers, lowest first, compared in order. The index (see `tree`)
-//! keeps for every group of bricks a bound that no member's score is below, so the best brick is
-//! found without looking at all of them.
+//! keeps for every group of bricks a lower bound of its members' scores, so the best brick is found
+//! without visiting all of them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -15,10 +15,11 @@ pub enum PlacementPolicy {
     /// Bricks that have power before those that must be switched on; among equals the one with the
     /// least free memory (in steps of an eighth), so that others stay empty.
     Pack,
-    /// The failure domain where the compute brick has the fewest segments; there, the least loaded.
+    /// The failure domain where the compute brick has the fewest segments; in it, the least loaded
+    /// brick.
     Spread,
-    /// Same tray, then same rack, then elsewhere; there, the brick with the lowest latency behind
-    /// its switch.
+    /// Same tray, then same rack, then elsewhere; among equals, the brick with the lowest latency
+    /// behind its switch.
     Nearest,
     /// The brick with the lowest load: the largest of the shares taken of its memory, of its read
     /// and of its write bandwidth, and of the load it reports.

@@ -1,12 +1,12 @@
-//! The requests that stand and what each was granted, small enough that a million of them are
+//! The standing requests and what each was granted, in records so small that a million of them are
 //! quick.
 //!
-//! A release of a random segment finds nothing of it in a cache, so its whole cost is the number of
-//! lines it touches: one of the table of ids and the two of its [`Standing`]. Everything else in a
-//! [`Grant`] follows from the graph and is made on request.
+//! A release of a random segment finds none of its data in a cache, so its whole cost is the number
+//! of lines that it touches: one of the table of ids and the two of its [`Standing`]. Everything
+//! else in a [`Grant`] follows from the graph and is computed on request.
 //!
 //! The hash is the standard library's keyed one: clients choose request ids, and must not be able
-//! to choose such that share a slot.
+//! to choose ids that share a slot.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -40,7 +40,7 @@ impl Place {
     }
 }
 
-/// What most requests do not have.
+/// Fields that most requests do not use.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct Rare {
     avoid: Vec<DomainId>,
@@ -139,7 +139,7 @@ impl Standing {
         }
     }
 
-    /// All that is granted with `place`, one of this request's.
+    /// Returns the whole grant for `place`, which is one of this request's places.
     pub(super) fn grant(&self, place: &Place, network: &Network) -> Grant {
         let path = network.path(&place.hops);
         let settings = network.settings(&place.hops);
@@ -170,7 +170,8 @@ impl Standing {
     }
 }
 
-/// The place that a grant from outside names; `hops` is its path. The caller has checked it.
+/// Returns the place that a stored grant names; `hops` is its path. The caller has checked the
+/// grant.
 pub(super) fn place_of(grant: &Grant, hops: Hops) -> Place {
     let base = superpages_of(grant.entries[0].client_base_bytes - FAR_BASE_BYTES);
     let piece = |entry: &MemPortEntry| {
@@ -180,7 +181,7 @@ pub(super) fn place_of(grant: &Grant, hops: Hops) -> Place {
     Place { epoch: grant.epoch, memory: grant.memory, base, hops, pieces }
 }
 
-/// All that stand, by request id.
+/// All standing requests, by request id.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Book {
     slots: Vec<Standing>,
@@ -191,7 +192,7 @@ pub(super) struct Book {
 }
 
 impl Book {
-    /// Half of the hash: the table has fewer than 2^32 entries.
+    /// Returns half of the hash, which is enough: the table has fewer than 2^32 entries.
     fn hash(&self, id: RequestId) -> u32 {
         u32::try_from(self.hasher.hash_one(id) >> 32).expect("half of 64 bits")
     }
@@ -209,15 +210,15 @@ impl Book {
         self.slot(id).map(|slot| &mut self.slots[slot])
     }
 
-    /// Everything that stands, in no order.
+    /// All standing requests, in no order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Standing> {
         self.slots.iter().filter(|standing| !standing.is_vacant())
     }
 
-    /// Adds what was not there.
+    /// Adds a request whose id is not in the book.
     ///
     /// # Panics
-    /// If 2^32 stand: their records alone would be 512 GiB.
+    /// If there are 2^32 standing requests: their records alone would be 512 GiB.
     pub(super) fn insert(&mut self, standing: Standing) {
         assert!(!standing.is_vacant(), "what stands has a path");
         let hash = self.hash(standing.id);

@@ -11,8 +11,8 @@ use super::grant::{Grant, Path, RateLimits, SwitchSetting};
 use super::network;
 use super::standing::Standing;
 
-/// All that is reserved at one moment. Two are equal exactly when the same is reserved; the numbers
-/// that only grow (the next segment id and epoch) are left out.
+/// All that is reserved at one moment. Two snapshots are equal exactly when the same is reserved;
+/// the numbers that only grow (the next segment id and epoch) are left out.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Snapshot {
     memories: Vec<MemoryState>,
@@ -35,13 +35,13 @@ impl Allocator {
         }
     }
 
-    /// Circuits that stand, each with the number of segments over it.
+    /// Standing circuits, each with the number of segments over it.
     pub fn circuits(&self) -> impl Iterator<Item = (SwitchSetting, u32)> + '_ {
         self.network.circuits()
     }
 
-    /// How the circuit switches on a path are set for it. None if the path has ports that are not
-    /// there.
+    /// How the circuit switches on a path are set for it. None if the path has ports that do not
+    /// exist.
     #[must_use]
     pub fn settings_of(&self, path: &Path) -> Option<Vec<SwitchSetting>> {
         let (ports, switches) = (self.graph.ports(), self.graph.switches());
@@ -56,7 +56,7 @@ impl Allocator {
         Some(set.collect())
     }
 
-    /// What a memory brick still serves. None if there is no such brick.
+    /// The bandwidth that a memory brick has left. None if there is no such brick.
     #[must_use]
     pub fn rates_left(&self, memory: MemoryId) -> Option<RateLimits> {
         self.memories.get(memory.index()).map(|state| state.left)
@@ -68,8 +68,8 @@ impl Allocator {
         self.network.left(link)
     }
 
-    /// The time a request spends on the way and in the brick: links both ways and switches both
-    /// ways, and the brick once.
+    /// The time that a request spends on the path and in the brick: links both ways and switches
+    /// both ways, and the brick once.
     #[must_use]
     pub fn latency_ns(&self, grant: &Grant) -> u64 {
         let ports = self.graph.ports();

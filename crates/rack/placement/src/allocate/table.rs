@@ -1,12 +1,12 @@
 //! From a hash to a slot: open addressing with linear probing, eight entries a cache line.
 //!
 //! An entry holds half of its hash beside its slot. So a lookup touches one line of the table and
-//! the record itself, and neither growth nor removal reads any record: a removal moves the entries
-//! behind it forward, which leaves no tombstones to sweep out.
+//! the record itself, and neither growth nor removal reads any other record: a removal moves the
+//! entries behind it forward, which leaves no tombstones to sweep out.
 //!
-//! Rejected: `hashbrown` with slots as entries. Its control bytes are a second line, and under a
-//! steady come and go it hashes everything anew each time its tombstones fill it, which looks at
-//! all records in random order.
+//! Rejected: `hashbrown` with slots as entries. Its control bytes are a second line, and under
+//! steady insertion and removal it rehashes everything each time its tombstones fill it, which
+//! reads all records in random order.
 //!
 //! Invariant: between an entry's home, its hash modulo the size, and its place no entry is free.
 
@@ -21,7 +21,7 @@ struct Entry {
 /// The table. Equal hashes are told apart by the caller.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Table {
-    /// A power of two, or none.
+    /// Its length is a power of two, or zero.
     entries: Vec<Entry>,
     count: usize,
 }
@@ -52,12 +52,12 @@ impl Table {
         }
     }
 
-    /// The slot under `hash` that `is_it`.
+    /// Returns the slot under `hash` for which `is_it` is true.
     pub(super) fn find(&self, hash: u32, is_it: impl Fn(u32) -> bool) -> Option<u32> {
         self.place(hash, is_it).map(|at| self.entries[at].slot)
     }
 
-    /// Adds a slot that is not there.
+    /// Adds a slot that is not in the table.
     pub(super) fn insert(&mut self, hash: u32, slot: u32) {
         assert_ne!(slot, FREE, "fewer than 2^32 - 1 slots");
         // Half full at most: longer runs of entries would cost more lines.
@@ -82,7 +82,7 @@ impl Table {
         old.into_iter().filter(|entry| entry.slot != FREE).for_each(|entry| self.put(entry));
     }
 
-    /// Removes the slot under `hash` that `is_it`.
+    /// Removes the slot under `hash` for which `is_it` is true, and returns it.
     pub(super) fn remove(&mut self, hash: u32, is_it: impl Fn(u32) -> bool) -> Option<u32> {
         let mut hole = self.place(hash, is_it)?;
         let slot = self.entries[hole].slot;
@@ -114,7 +114,7 @@ mod tests {
 
     proptest! {
         /// Few hashes, at both ends of a table of 16, so that runs meet, wrap round and hold equal
-        /// hashes; as many entries as make it grow.
+        /// hashes, and enough entries to make it grow.
         #[test]
         fn it_finds_what_was_put_in_and_nothing_else(
             steps in proptest::collection::vec((0..12_u32, any::<bool>()), 1..200),

@@ -1,15 +1,16 @@
-//! The index over memory bricks: finds the best brick for a request without looking at all.
+//! The index over memory bricks: finds the best brick for a request without visiting all.
 //!
 //! A tree with eight children per node whose leaves are the bricks, sorted by rack and tray. A leaf
 //! is one cache line and a node two, because a search or an update reads all children at once. Each
 //! node keeps the best of every dimension among its bricks (most free memory, most bandwidth left,
-//! lowest load, ...), so a search skips a subtree when even its best would not do, or when its best
-//! possible score is no better than what was found. It is exact: nothing is skipped that could win,
-//! and a brick's own values decide at the leaf. A change of one brick updates one way to the root.
+//! lowest load, ...), so a search skips a subtree when even its best would not fit, or when its
+//! best possible score is no better than the best found. It is exact: nothing is skipped that could
+//! win, and a brick's own values decide at the leaf. A change of one brick updates one path to the
+//! root.
 //!
-//! Rejected: one ordered set per policy and wish. A request has several needs at once (memory,
-//! both bandwidths, domains, a path), and an ordered set prunes by one of them only; five sets also
-//! cost five updates.
+//! Rejected: one ordered set per policy and need. A request has several needs at once (memory, both
+//! bandwidths, domains, a path), and an ordered set prunes by one of them only; five sets also cost
+//! five updates.
 
 use farpool_units::exactly;
 
@@ -19,7 +20,7 @@ use crate::ids::{DomainId, MemoryId};
 use super::policy::{PlacementPolicy, Score, lowest_class, size_class};
 
 const FAN_OUT: usize = 8;
-/// Of a node whose bricks differ in this.
+/// The value of a node whose bricks differ in it.
 const VARIOUS: u32 = u32::MAX;
 
 /// What a brick could serve now.
@@ -31,11 +32,11 @@ pub(super) struct Values {
     pub(super) write_left: u64,
     pub(super) load_permille: u32,
     pub(super) power: PowerState,
-    /// Newcomers have a way in.
+    /// Whether other compute bricks can use one of its ports.
     pub(super) is_open: bool,
 }
 
-/// The best of a subtree, in each dimension by itself; of a leaf, the brick's values.
+/// The best of a subtree, in each dimension by itself; for a leaf, the brick's values.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Best {
     pub(super) largest_superpages: u32,
@@ -48,13 +49,14 @@ pub(super) struct Best {
     /// Size classes of the free memory of bricks that have power, and of those that have not.
     classes_on: u128,
     classes_off: u128,
-    /// As the first two, but of bricks without a free port too: tells apart why nothing fits.
+    /// Like the first two fields, but for bricks without a free port too: distinguishes why nothing
+    /// fits.
     pub(super) any_largest: u32,
     pub(super) any_total: u32,
 }
 
 impl Best {
-    /// Of no brick.
+    /// The value for no brick.
     const NONE: Self = Self {
         largest_superpages: 0,
         total_superpages: 0,
@@ -68,7 +70,7 @@ impl Best {
         any_total: 0,
     };
 
-    /// Of one brick.
+    /// The value for one brick.
     fn of(values: &Values, class: u8, index: u32) -> Self {
         let (any_largest, any_total) = (values.largest_superpages, values.total_superpages);
         if !values.is_open {
@@ -108,7 +110,7 @@ impl Best {
     }
 }
 
-/// What of a subtree never changes.
+/// What never changes about a subtree.
 #[derive(Clone, Copy, Debug)]
 struct Fixed {
     rack: (u32, u32),
@@ -131,7 +133,7 @@ impl Fixed {
     }
 }
 
-/// A brick: its values, and what of it never changes.
+/// A brick: its values, and what never changes about it.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 struct Leaf {
@@ -142,7 +144,7 @@ struct Leaf {
     domain: u32,
     cabling: u32,
     latency_ns: u32,
-    /// Of its free memory.
+    /// Size class of its free memory.
     class: u8,
 }
 
@@ -186,14 +188,14 @@ pub(super) struct Query<'a> {
     pub(super) counts: &'a [(DomainId, u32)],
 }
 
-/// Judges a brick that fits and would win: is there a path? Also tells which subtrees cannot have
-/// one.
+/// Decides whether there is a path to a brick that fits and would win, and which subtrees cannot
+/// have one.
 pub(super) trait Judge {
-    /// Whether the brick will do.
+    /// Whether the brick can be used.
     fn accepts(&mut self, memory: MemoryId) -> bool;
-    /// False when no brick with this cabling will do.
+    /// False if no brick with this cabling can be used.
     fn cabling_may_do(&self, cabling: u32) -> bool;
-    /// False when no brick among these leaves will do.
+    /// False if no brick among these leaves can be used.
     fn leaves_may_do(&self, first: usize, end: usize) -> bool;
 }
 
@@ -201,14 +203,14 @@ pub(super) trait Judge {
 #[derive(Clone, Debug)]
 pub(super) struct Tree {
     leaves: Vec<Leaf>,
-    /// Level 0 is above the leaves, the last is the root; none with less than two bricks.
+    /// Level 0 is above the leaves, the last is the root. Empty with fewer than two bricks.
     levels: Vec<Vec<Node>>,
     leaf_of: Vec<u32>,
 }
 
 impl Tree {
-    /// Bricks of `graph`, of which `cabling` says which cabling each has; all unusable until
-    /// [`update`](Self::update).
+    /// Makes the index of the bricks of `graph`; `cabling` has the cabling of each. No brick is
+    /// usable until [`update`](Self::update).
     pub(super) fn new(graph: &Graph, cabling: &[u32]) -> Self {
         let brick = |memory: MemoryId| &graph.memories()[memory.index()];
         let leaf = |memory: MemoryId| Leaf {
@@ -286,8 +288,8 @@ impl Tree {
         }
     }
 
-    /// The brick that fits, is accepted and has the lowest score below `found`'s; otherwise
-    /// `found`.
+    /// Returns the brick that fits, is accepted and has the lowest score below that of `found`.
+    /// Returns `found` if there is none.
     pub(super) fn search(
         &self,
         query: &Query<'_>,
@@ -339,8 +341,8 @@ impl Tree {
         }
     }
 
-    /// A score that no fitting brick of the subtree is below; none when nothing there can fit. At a
-    /// leaf: the brick's score.
+    /// Returns a lower bound of the scores of the fitting bricks of the subtree; at a leaf, the
+    /// brick's score. Returns None if nothing there can fit.
     fn bound(
         &self,
         height: usize,
@@ -367,8 +369,8 @@ impl Tree {
         score(best, fixed, query)
     }
 
-    /// The score of a brick with values that are not in the tree because only its own circuits lead
-    /// to it; none when it does not fit.
+    /// Returns the score of a brick with values that are not in the tree because only its own
+    /// circuits lead to it. Returns None if it does not fit.
     pub(super) fn score_of(
         &self,
         leaf: usize,
@@ -388,7 +390,7 @@ fn join(mut all: impl Iterator<Item = Best>) -> Best {
     all.fold(first, |joined, next| joined.with(&next))
 }
 
-/// Whether the best of a subtree would do.
+/// Whether the best of a subtree would fit.
 fn fits(best: &Best, fixed: &Fixed, query: &Query<'_>) -> bool {
     let room = if query.may_split { best.total_superpages } else { best.largest_superpages };
     room >= query.superpages

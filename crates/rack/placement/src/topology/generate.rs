@@ -104,7 +104,7 @@ fn count(number: u64) -> Result<u32, BuildError> {
     u32::try_from(number).map_err(|_| BuildError::TooMany { what: "ports", found: number, limit })
 }
 
-/// The bricks of one kind on one tray; notes their ports with the rack.
+/// Adds the bricks of one kind to one tray, and their ports with the rack to `cables`.
 fn bricks(
     builder: &mut GraphBuilder,
     spec: &RackSpec,
@@ -140,7 +140,7 @@ fn bricks(
     Ok(())
 }
 
-/// All bricks' ports to their rack's switch, and uplinks to the spine.
+/// Links all bricks' ports to their rack's switch, and the uplinks to the spine.
 fn connect(
     builder: &mut GraphBuilder,
     spec: &RackSpec,

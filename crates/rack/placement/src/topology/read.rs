@@ -1,4 +1,4 @@
-//! TOML to graph. Every mistake is answered with its line and the reason.
+//! TOML to graph. Every mistake is reported with its line and the reason.
 
 use std::fmt;
 use std::ops::Range;
@@ -290,7 +290,7 @@ impl Reader<'_> {
         let made = self.builder.link(ends[0], ends[1], bandwidth, entry.latency_ns);
         let span = match &made {
             Err(BuildError::Zero { .. }) => entry.bandwidth.span(),
-            // Which end it is shows in the reason; the line is that of the end at fault.
+            // The reason shows which end it is; the line is that of the end at fault.
             Err(BuildError::PortLinkedTwice { port }) if port == entry.to.get_ref() => {
                 entry.to.span()
             }

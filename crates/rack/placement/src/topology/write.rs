@@ -1,4 +1,4 @@
-//! Graph to TOML. [`read`](super::read) of what this writes gives an equal graph.
+//! Graph to TOML. Reading the text again with [`read`](super::read) gives an equal graph.
 
 use std::fmt::Write;
 

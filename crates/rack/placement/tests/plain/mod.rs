@@ -12,7 +12,7 @@ use farpool_units::SUPERPAGE_BYTES;
 #[derive(Debug)]
 pub(crate) struct Plain<'a> {
     graph: &'a Graph,
-    /// Per memory brick and superpage: taken.
+    /// Per memory brick and superpage: whether it is taken.
     taken: Vec<Vec<bool>>,
     /// Per memory brick: bandwidth granted.
     served: Vec<RateLimits>,
@@ -26,7 +26,7 @@ impl<'a> Plain<'a> {
     /// Counts all grants.
     ///
     /// # Panics
-    /// If two grants are in each other's way, or a limit is passed.
+    /// If two grants conflict, or a limit is exceeded.
     pub(crate) fn of(rack: &'a Allocator) -> Self {
         let graph = rack.graph();
         let superpages = |bytes: u64| usize::try_from(bytes / SUPERPAGE_BYTES).unwrap();
