@@ -19,10 +19,10 @@ pub enum Error {
     /// A program did something other than expected.
     #[error("{0}")]
     Program(String),
-    /// Under the kernel's swap a program did not get through: a result, not a failure of the demo.
+    /// A program did not finish under the kernel's swap: a result, not a failure of the demo.
     #[error("{0}")]
     Stopped(Stopped),
-    /// Something took longer than anybody would wait.
+    /// Something took longer than the demo waits.
     #[error("not done after {0} s")]
     TooSlow(u64),
     /// A value came back different from what was written: the one unforgivable result.

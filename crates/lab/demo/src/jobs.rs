@@ -30,10 +30,10 @@ const PYTHON_PATIENCE: Duration = Duration::from_secs(90);
 const REDIS_PATIENCE: Duration = Duration::from_secs(120);
 /// How long redis may take to answer after its start.
 const START_PATIENCE: Duration = Duration::from_secs(20);
-/// How often a starting redis is asked.
+/// How often a starting redis is checked.
 const START_POLL: Duration = Duration::from_millis(10);
 
-/// What the demo works on and with.
+/// The records, the number of requests and the stage of a demo.
 #[derive(Debug)]
 pub struct Workspace {
     pub records: Records,
@@ -107,7 +107,8 @@ impl Workspace {
         Ok(Workspace { records, requests: options.requests, stage, _folder: folder })
     }
 
-    /// The row that all others are compared with; its limits are what it has resident.
+    /// Runs the row that all others are compared with. Also returns what its jobs had resident, of
+    /// which the other rows' limits are shares.
     pub fn run_all_local(&self, say: &dyn Fn(&str)) -> Result<(Results, Footprint), Error> {
         let results =
             self.run(Place::Local, &Footprint { redis_bytes: 0, python_bytes: 0 }, say)?;
@@ -118,7 +119,7 @@ impl Workspace {
         Ok((results, footprint))
     }
 
-    /// One row; `all` is what the jobs have resident when all is local.
+    /// Runs one row; `all` is what the jobs have resident when all is local.
     pub fn run(&self, place: Place, all: &Footprint, say: &dyn Fn(&str)) -> Result<Results, Error> {
         say("redis");
         let redis = self.redis(place.of_bytes(all.redis_bytes), all.redis_bytes)?;
@@ -206,7 +207,7 @@ impl Workspace {
         Ok(Ok(PythonResults { took, peak_bytes: peak.bytes(), digest }))
     }
 
-    /// Sends what the program says to a file, to be shown when it fails.
+    /// Sends the program's output to a file, to be shown if it fails. Returns the file's path.
     fn quieten(&self, launch: &mut Launch) -> Result<PathBuf, Error> {
         let path = self.stage.folder.join("program.log");
         let file = std::fs::File::create(&path).during("making a log file")?;
@@ -216,7 +217,7 @@ impl Workspace {
     }
 }
 
-/// What ended redis under the kernel's swap.
+/// Returns how the kernel's swap stopped redis, if that is the cause of `error`.
 fn stopped_or(error: Error, killed: Option<Stopped>) -> Error {
     match (error, killed) {
         (error @ (Error::Interrupted | Error::WrongData(_)), _) => error,
@@ -245,7 +246,8 @@ fn read_digest(job: &mut Running) -> Result<String, Error> {
     digest.ok_or_else(|| Error::Program(format!("the Python job says {:?}", text.trim())))
 }
 
-/// A server in memory only, reached through a socket in the demo's own folder.
+/// Returns the command line of a redis in memory only, reached through a socket in the demo's own
+/// folder.
 fn redis_words(socket: &Path) -> Vec<OsString> {
     let folder = socket.parent().unwrap_or(Path::new("/")).as_os_str().to_owned();
     let mut words: Vec<OsString> =
@@ -281,7 +283,7 @@ fn explained(error: Error, log: &Path) -> Error {
     }
 }
 
-/// The fault latency of the statistics that the keeper wrote.
+/// Reads the fault latency from the statistics that the keeper wrote.
 fn read_faults(stats: &Path) -> Option<Faults> {
     let stats: Value = serde_json::from_str(&std::fs::read_to_string(stats).ok()?).ok()?;
     let number = |name: &str| stats["total"][name].as_u64();

@@ -1,4 +1,4 @@
-//! Times of single requests, kept whole: a demo has few enough to sort them.
+//! Times of single requests, all of them kept: a demo has few enough to sort them.
 
 use std::time::Duration;
 

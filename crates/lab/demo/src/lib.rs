@@ -86,7 +86,7 @@ pub fn run(options: &Options) -> Result<bool, Error> {
     Ok(table::all_alike(&rows))
 }
 
-/// One row; only an interruption ends the demo, everything else is the row's own outcome.
+/// Runs one row. Only an interruption ends the demo; everything else is the row's own outcome.
 fn run_place(
     work: &Workspace,
     place: Place,

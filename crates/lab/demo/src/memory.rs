@@ -1,4 +1,4 @@
-//! How much a program holds in local memory: the figure that the rows' limits are shares of.
+//! How much memory a program has resident. The rows' limits are shares of this figure.
 //!
 //! Anonymous memory only, unlike the bench's own peak: it is what all places can move out.
 
@@ -12,7 +12,7 @@ use farpool_bench::stage::is_servant;
 /// How often a program's resident memory is read.
 const SAMPLE_PERIOD: Duration = Duration::from_millis(20);
 
-/// Watches how much anonymous memory a process has resident, and keeps the most it saw.
+/// Watches how much anonymous memory a process has resident, and keeps the maximum.
 #[derive(Debug)]
 pub struct Peak {
     most_bytes: Arc<AtomicU64>,
@@ -48,7 +48,8 @@ impl Drop for Peak {
     }
 }
 
-/// Anonymous memory resident in a process and in all below it; a sidecar's is its program's.
+/// Anonymous memory resident in a process and in all below it. A sidecar's memory is its program's
+/// and does not count again.
 fn tree_resident_bytes(id: u32) -> u64 {
     let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children"));
     let children = children.unwrap_or_default();

@@ -37,7 +37,7 @@ impl Place {
         places.filter(|place| place.to_string().contains(only.unwrap_or(""))).collect()
     }
 
-    /// The share of memory that may be local there; none where all is.
+    /// The share of memory that may be local, in percent. None if all is local.
     pub fn percent(self) -> Option<u8> {
         match self {
             Place::Local => None,
@@ -48,7 +48,7 @@ impl Place {
         }
     }
 
-    /// Whether the kernel swaps there: what does not get through there is a result, no failure.
+    /// Whether the kernel swaps there: a job that does not finish there is a result, not a failure.
     pub fn is_swap(self) -> bool {
         matches!(self, Place::SwapDisk(_) | Place::SwapZram(_))
     }
@@ -64,7 +64,7 @@ impl Place {
         }
     }
 
-    /// Where a program is that would hold `bytes` if all were local.
+    /// The stage's place for a program that would hold `bytes` if all were local.
     pub fn of_bytes(self, bytes: u64) -> stage::Place {
         let share = |percent: u8| bytes / 100 * u64::from(percent);
         match self {

@@ -29,7 +29,7 @@ const FILES_LIMIT: usize = 400_000;
 /// Where the files come from.
 const FILES_FOLDER: &str = "/usr";
 
-/// What the client needs to know of a record to ask for it and to check the answer.
+/// What the client needs to know about a record to request it and to check the answer.
 #[derive(Clone, Debug)]
 pub struct Known {
     pub key: Vec<u8>,
@@ -122,7 +122,7 @@ impl Writer {
         Ok(())
     }
 
-    /// The first `blocks` blocks of a file; files that cannot be read are none.
+    /// Adds the first `blocks` blocks of a file. Files that cannot be read are left out.
     fn file(&mut self, path: &Path, metadata: &fs::Metadata, blocks: u64) -> io::Result<()> {
         let mut content = Vec::new();
         let opened = File::open(path).map(|file| file.take(blocks * BLOCK_BYTES));
@@ -139,7 +139,7 @@ impl Writer {
     }
 }
 
-/// All packages there are, or those installed when there is no index.
+/// Returns the index of all packages or the list of those installed, whichever is longer.
 fn package_index() -> String {
     let mut apt_cache = Command::new("apt-cache");
     let apt_cache = apt_cache.arg("dumpavail").stdin(Stdio::null()).stderr(Stdio::null());
@@ -190,7 +190,7 @@ impl Reader {
         Ok(Reader { file: BufReader::with_capacity(1 << 20, file) })
     }
 
-    /// The next key and value, into buffers that are used again; false at the end.
+    /// Reads the next key and value into buffers that can be reused. Returns false at the end.
     pub fn next(&mut self, key: &mut Vec<u8>, value: &mut Vec<u8>) -> io::Result<bool> {
         let mut lengths = [0; 8];
         match self.file.read_exact(&mut lengths) {

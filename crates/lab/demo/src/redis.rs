@@ -1,4 +1,4 @@
-//! redis under work: loading, a deterministic query mix, and a full scan that checks every value.
+//! The work of redis: loading, a deterministic query mix, and a full scan that checks every value.
 //!
 //! The mix is Zipf 0.99 over the records, 95 % GET and 5 % SET, from four connections with one
 //! request in flight each. Every connection has records of its own, so the end state and every
@@ -27,12 +27,12 @@ const BATCH: usize = 64;
 const ZIPF_EXPONENT: f64 = 0.99;
 /// One request in this many writes a new value.
 const REQUESTS_PER_WRITE: u32 = 20;
-/// Requests between two looks at the interruption flag.
+/// Requests between two checks of the interruption flag.
 const REQUESTS_PER_CHECK: u64 = 256;
 /// Longest wait for one answer; disk swap at its worst stays far below.
 pub const ANSWER_PATIENCE: Duration = Duration::from_secs(20);
 
-/// When redis has to be done with all that is asked of it.
+/// When redis must have answered everything.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline {
     patience: Duration,
@@ -45,8 +45,8 @@ impl Deadline {
         Deadline { patience, at: Instant::now() + patience }
     }
 
-    /// For every loop that takes long: an error after the deadline, and once the user wants the
-    /// end.
+    /// Errors after the deadline, and once the user has interrupted. Called in every loop that
+    /// takes long.
     fn check(self) -> Result<(), Error> {
         check_interrupted()?;
         match Instant::now() > self.at {
@@ -103,7 +103,7 @@ struct Belief {
 }
 
 impl Beliefs {
-    /// Right after loading.
+    /// What redis holds right after loading.
     pub fn of(records: &Records) -> Beliefs {
         let belief = |known: &crate::records::Known| Belief {
             hash: known.value_hash,
@@ -237,7 +237,7 @@ impl Lane {
     }
 }
 
-/// The value that follows the one believed in: as long, made from its hash.
+/// Makes the value to be written after the believed one: of the same length, made from its hash.
 fn successor(belief: &Belief, value: &mut Vec<u8>) {
     let mut rng = Rng::new(belief.hash);
     let bytes = belief.bytes as usize;
@@ -248,7 +248,7 @@ fn successor(belief: &Belief, value: &mut Vec<u8>) {
     value.truncate(bytes);
 }
 
-/// The hash of the value, once it is the one believed in.
+/// Returns the hash of the value if it is the believed one.
 fn check(key: &[u8], answered: io::Result<()>, value: &[u8], belief: Belief) -> Result<u64, Error> {
     let key = String::from_utf8_lossy(key);
     match answered {

@@ -14,7 +14,7 @@ pub enum Outcome {
     Done(Box<Results>),
     /// This machine does not have what the row needs.
     Skipped(String),
-    /// Under the kernel's swap redis did not get through.
+    /// redis did not finish under the kernel's swap.
     Stopped(Stopped),
     Failed(String),
 }
@@ -94,8 +94,8 @@ impl Row {
     }
 }
 
-/// True when no row failed, all jobs got through that are not the kernel's to swap, and all that
-/// did came to the same digests.
+/// True if no row failed, every job that the kernel does not swap finished, and all that finished
+/// have the same digests.
 pub fn all_alike(rows: &[Row]) -> bool {
     let is_stopped = |row: &Row| row.results().is_some_and(|results| results.python.is_err());
     let failed = rows.iter().any(|row| {
@@ -106,7 +106,7 @@ pub fn all_alike(rows: &[Row]) -> bool {
     !failed && rows.iter().filter_map(Row::results).all(alike)
 }
 
-/// True when all that was computed here is what was computed all-local.
+/// True if all results computed in this row equal those computed all-local.
 fn is_alike(results: &Results, base: &Results) -> bool {
     let python = |results: &Results| results.python.clone().ok().map(|python| python.digest);
     let same_python = python(results).is_none_or(|digest| Some(digest) == python(base));
@@ -134,7 +134,7 @@ pub fn headline(work: &Workspace) -> String {
 }
 
 const COLUMNS: usize = 13;
-/// Over the columns of redis and of Python.
+/// Headings over the columns of redis and of Python.
 const GROUPS: [(&str, std::ops::Range<usize>); 2] = [("redis", 1..10), ("Python", 10..12)];
 const HEADER: [[&str; COLUMNS]; 2] = [
     [
@@ -277,7 +277,7 @@ pub fn notes(rows: &[Row]) -> String {
          swaps in a memory control group of the same limit, swap not counted.\n"
 }
 
-/// The last word.
+/// Returns the last line of the output.
 pub fn verdict(rows: &[Row]) -> &'static str {
     let all_ran = |row: &Row| row.results().is_some_and(|results| results.python.is_ok());
     match (all_alike(rows), rows.iter().all(all_ran)) {

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use serde_json::{Value, json};
 
-/// One thing that was looked at.
+/// One condition that was checked.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Check {
     /// What must be true.
@@ -14,7 +14,7 @@ pub struct Check {
     pub seen: String,
 }
 
-/// All that was looked at in one rack.
+/// All checks of one rack.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Checks(Vec<Check>);
 
@@ -27,7 +27,7 @@ impl Checks {
         &self.0
     }
 
-    /// Whether there were any, and all passed: a scenario that looked at nothing shows nothing.
+    /// Whether there were any checks and all passed: a scenario that checked nothing shows nothing.
     pub fn all_passed(&self) -> bool {
         !self.0.is_empty() && self.0.iter().all(|check| check.passed)
     }
@@ -63,7 +63,7 @@ pub fn table(racks: &[(String, Checks)], may_colour: bool) -> String {
     text
 }
 
-/// The last word.
+/// Returns the last line of the output.
 pub fn verdict(racks: &[(String, Checks)]) -> String {
     let all = || racks.iter().flat_map(|(_, checks)| checks.list());
     let failed = all().filter(|check| !check.passed).count();

@@ -16,9 +16,9 @@ use super::organiser::{Drain, NodeStatus, Organiser, Placement, Status};
 use super::timeline::Role;
 use crate::Error;
 
-/// Datagrams and pages.
+/// Port for datagrams and pages.
 const PORT: u16 = 7070;
-/// For the programs of the same host, and for us.
+/// REST port, for the programs of the same host and for the demo.
 const REST_PORT: u16 = 7081;
 /// How long an answer may take: it is on the same host.
 const REST_TIMEOUT: Duration = Duration::from_secs(2);
@@ -33,27 +33,28 @@ pub struct Collaboration {
 }
 
 impl Collaboration {
-    /// Whether this build of Farpool has it.
+    /// Whether this build of Farpool has collaboration.
     pub fn is_there(farpool: &Path) -> bool {
         let help = Command::new(farpool).args(["node", "--help"]).stdin(Stdio::null()).output();
         help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains("--collaborate"))
     }
 
-    /// The blades' sockets are in `folder`.
+    /// Makes an organiser for these hosts. The blades' sockets are in `folder`.
     pub fn new(farpool: &Path, folder: &Path, hosts: &Hosts) -> Collaboration {
         let hosts = hosts.iter().map(|host| (host.name().to_owned(), host.address()));
         let (farpool, folder) = (farpool.to_owned(), folder.to_owned());
         Collaboration { farpool, folder, hosts: hosts.collect() }
     }
 
-    /// The host's name behind a blade's address; a node calls its own blade by its own name.
+    /// Returns the name of the host behind a blade's address. A node calls its own blade by its own
+    /// name, which is returned unchanged.
     fn name_of(&self, address: &str) -> String {
         let ip = address.rsplit_once(':').map_or(address, |(ip, _)| ip);
         let found = self.hosts.iter().find(|(_, address)| address.to_string() == ip);
         found.map_or(address, |(name, _)| name).to_owned()
     }
 
-    /// Takes in what one daemon says.
+    /// Adds what one daemon reports to `status`.
     fn hear(&self, name: &str, said: &Value, status: &mut Status) {
         let bytes = |key: &str| said[key].as_u64();
         let node = NodeStatus {
@@ -96,7 +97,7 @@ impl Organiser for Collaboration {
         command.args(["--min", "40%:50%", "--max", "80%:90%"]);
         // The hosts share this machine's processors.
         command.args(["--busy-rate", "unlimited"]);
-        // Any two that are there will do.
+        // Any two other hosts suffice.
         let others = self.hosts.iter().filter(|(name, _)| name != host.name()).take(2);
         for (_, address) in others {
             command.args(["--join", &format!("{address}:{PORT}")]);
@@ -115,14 +116,14 @@ impl Organiser for Collaboration {
         let mut status = Status::default();
         let mut known = std::collections::BTreeSet::new();
         for host in hosts {
-            // A host whose daemon does not run says nothing.
+            // A host whose daemon does not run does not answer.
             let Ok(Some(said)) = host.enter(|| ask("/v1/status")) else { continue };
             self.hear(host.name(), &said, &mut status);
             let peers = said["peers"].as_array().cloned().unwrap_or_default();
             let peers = peers.iter().filter_map(|peer| peer["address"].as_str());
             known.extend(peers.map(|address| self.name_of(address)));
         }
-        // Up is who is known to another: one that is cut off still answers us.
+        // A node is up if another node knows it: one that is cut off still answers the demo.
         let is_alone = status.nodes.len() == 1;
         for (name, node) in &mut status.nodes {
             node.is_up = is_alone || known.contains(name);
@@ -155,7 +156,7 @@ fn ask(path: &str) -> Option<Value> {
     parse(&answer)
 }
 
-/// The body of an answer that is 200.
+/// Returns the body of an answer with status 200.
 fn parse(answer: &str) -> Option<Value> {
     let (head, body) = answer.split_once("\r\n\r\n")?;
     let is_ok = head.split(' ').nth(1) == Some("200");

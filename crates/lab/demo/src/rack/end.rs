@@ -18,7 +18,7 @@ pub fn all(rack: &mut Rack) -> Result<(), Error> {
     Ok(())
 }
 
-/// Ends one, which no longer belongs to the rack, and checks what it found.
+/// Ends one program, which no longer belongs to the rack, and checks what it found.
 pub fn finish(rack: &mut Rack, started: &mut StartedProgram) -> Result<(), Error> {
     started.tell("end");
     started.close();

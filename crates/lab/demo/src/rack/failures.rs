@@ -1,5 +1,5 @@
-//! What may fail, and what then (docs of the design: a drained blade, a killed controller, a node
-//! cut off).
+//! What may fail, and what happens then (docs of the design: a drained blade, a killed controller,
+//! a node cut off).
 
 use std::time::{Duration, Instant};
 
@@ -13,19 +13,19 @@ use super::{B, C, D, E};
 use crate::Error;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// A node that was cut off is missed after 30 s at the latest, and back some seconds after its link
-/// is.
+/// A node that was cut off is noticed after 30 s at the latest, and returns a few seconds after its
+/// link does.
 const RETURN_PATIENCE: Duration = Duration::from_secs(60);
-/// How long is looked whether those who have nothing to do with a failure go on.
+/// How long programs that a failure does not concern are watched for progress.
 const LOOK: Duration = Duration::from_secs(3);
 
-/// A program that a failure does not concern never waits longer for 64 KiB: a fifth of what a page
-/// may take.
+/// Longest wait for 64 KiB in a program that a failure does not concern: a fifth of what a page may
+/// take.
 const WAIT_MAX: Duration = Duration::from_secs(2);
-/// And reads at least this part of its pace.
+/// Such a program reads at least its pace divided by this.
 const SLOWEST_PART: u64 = 16;
 
-/// Plays them one after the other.
+/// Plays the failures one after the other.
 ///
 /// # Errors
 /// What ended it.
@@ -45,13 +45,13 @@ pub fn play(rack: &mut Rack) -> Result<(), Error> {
     long_cut(rack, &cut)
 }
 
-/// A node, and who has to do with it.
+/// A node to cut off, and the programs with and without memory on it.
 struct Cut {
     host: usize,
     node: String,
     /// Programs that have memory there.
     victims: Vec<String>,
-    /// Those that have not.
+    /// Programs that have no memory there.
     bystanders: Vec<String>,
 }
 
@@ -70,7 +70,7 @@ fn others_join(rack: &mut Rack) -> Result<(), Error> {
     })
 }
 
-/// A blade is drained: everything moves away, programs go on.
+/// Drains a blade: everything moves away, programs go on.
 fn drain(rack: &mut Rack) -> Result<(), Error> {
     rack.log.step("C is drained");
     let before = Progress::of(rack)?;
@@ -92,7 +92,7 @@ fn drain(rack: &mut Rack) -> Result<(), Error> {
     before.compare(rack, "a blade is drained: programs go on meanwhile")
 }
 
-/// It was killed just now.
+/// Checks that programs go on without the controller, which was just killed, and restarts it.
 fn controller_dies(rack: &mut Rack) -> Result<(), Error> {
     rack.log.step("no controller");
     rack.done("the controller is killed (SIGKILL)");
@@ -120,7 +120,8 @@ fn controller_dies(rack: &mut Rack) -> Result<(), Error> {
     found
 }
 
-/// The node with the fewest programs on it, but one; the controller's host is never cut off.
+/// Returns which of D and E has memory of the fewest programs, but of at least one. The
+/// controller's host is never cut off.
 fn whom_to_cut(rack: &mut Rack) -> Result<Option<Cut>, Error> {
     let has_controller = rack.has_controller();
     let status = rack.status()?;
@@ -138,7 +139,7 @@ fn whom_to_cut(rack: &mut Rack) -> Result<Option<Cut>, Error> {
     Ok(candidates.min_by_key(|cut| cut.victims.len()))
 }
 
-/// The network is away for less than a page may take: programs wait.
+/// Takes the network away for less than a page may take: programs wait.
 fn short_cut(rack: &mut Rack, cut: &Cut) -> Result<(), Error> {
     let (node, who) = (&cut.node, cut.victims.join(" and "));
     let pause = rack.plan.short_cut;
@@ -168,7 +169,7 @@ fn short_cut(rack: &mut Rack, cut: &Cut) -> Result<(), Error> {
     Ok(())
 }
 
-/// The network does not come back: exactly the programs that need it end, with a clear message.
+/// Takes the network away for good: exactly the programs that need it end, with a clear message.
 fn long_cut(rack: &mut Rack, cut: &Cut) -> Result<(), Error> {
     let (node, who) = (&cut.node, cut.victims.join(" and "));
     rack.log.step(&format!("{node} is cut off"));
@@ -201,12 +202,12 @@ fn long_cut(rack: &mut Rack, cut: &Cut) -> Result<(), Error> {
     back
 }
 
-/// A program whose memory is out of reach: it must end, say why, and never have read anything
-/// wrong.
+/// Checks a program whose memory is out of reach: it must end, say why, and never have read
+/// anything wrong.
 fn check_lost(rack: &mut Rack, cut: &Cut, started: &mut StartedProgram) -> Result<(), Error> {
     let name = started.name.clone();
     let code = rack.wait(&format!("{name} to end"), PATIENCE, |_| started.exit_code())?;
-    // Its last words may still be on their way.
+    // Its last lines may not have arrived yet.
     rack.rest(Duration::from_millis(300))?;
     let errors = started.told().errors;
     let address = rack.address(cut.host);
@@ -225,7 +226,7 @@ fn answered(nobody: bool) -> &'static str {
     if nobody { "no answer, as it must be" } else { "somebody does" }
 }
 
-/// How far programs were at a moment.
+/// How far the programs were at one moment.
 struct Progress {
     at: Instant,
     checked: Vec<(String, u64)>,
@@ -246,17 +247,18 @@ impl Progress {
         Ok(Progress { at: Instant::now(), checked })
     }
 
-    /// Each of them has read on, and never waited long. How fast says more of this machine, whose
-    /// processors do the work of all five hosts, than of the rack; it is shown.
+    /// Checks that each program has read on and never waited long. The rate says more about this
+    /// machine, whose processors do the work of all five hosts, than about the rack; it is only
+    /// shown.
     fn compare(self, rack: &mut Rack, name: &str) -> Result<(), Error> {
-        // Programs say how they stand four times a second.
+        // Programs report four times a second.
         let least = Duration::from_secs(1).saturating_sub(self.at.elapsed());
         rack.rest(least)?;
         let (mut passed, mut seen) = (true, Vec::new());
         let ms = at_most::<u64, _>(self.at.elapsed().as_millis()).max(1);
         for (started, before) in &self.checked {
             let started = rack.started(started)?;
-            // Checks that do not concern far memory are shown only where they fail.
+            // Programs without far memory are shown only if they do not go on.
             let per_s = (started.told().report.checked_bytes - before).saturating_mul(1000) / ms;
             let longest = Duration::from_micros(started.take_longest_us());
             let goes_on = per_s >= started.pace_bytes_per_s / SLOWEST_PART && longest <= WAIT_MAX;

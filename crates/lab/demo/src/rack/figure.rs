@@ -19,9 +19,9 @@ const HEIGHT_MIN: u64 = 4;
 const EIGHTHS_PER_DOUBLING: f64 = 4.0;
 /// Widest plot; a longer time has several seconds in a column.
 const COLUMNS_MAX: u64 = 100;
-/// Between two numbers on the axis of time.
+/// Columns between two numbers on the time axis.
 const TICK_COLUMNS: usize = 10;
-/// Left of a plot: the scale.
+/// Columns to the left of a plot, for the scale.
 const MARGIN: usize = 8;
 
 /// A column of a plot: the highest traffic in it, and the last role.
@@ -80,7 +80,7 @@ fn columns(timeline: &Timeline, host: usize, step: u64, count: u64) -> Vec<Colum
             column.letter = Some(host.role.letter());
         }
     }
-    // A second that no sample fell into is like the one before.
+    // A second without a sample repeats the one before.
     for at in 1..columns.len() {
         if columns[at].letter.is_none() {
             columns[at] = columns[at - 1];
@@ -95,7 +95,7 @@ fn cell(traffic_bytes_per_s: u64, line: u64) -> char {
     BLOCKS[exactly::<usize, _>(eighths)]
 }
 
-/// The height of a bar that grows by this much with each doubling; nothing below 1 MiB/s.
+/// The height of a bar that grows by this much with each doubling. Zero below 1 MiB/s.
 fn level(traffic_bytes_per_s: u64, per_doubling: f64) -> u64 {
     if traffic_bytes_per_s < 1 << 20 {
         return 0;

@@ -25,11 +25,11 @@ use super::{A, Options, Variant};
 use crate::Error;
 use crate::error::During;
 
-/// How many there are.
+/// How many hosts there are.
 const HOSTS: usize = 5;
-/// Between two looks at a condition.
+/// Time between two checks of a condition.
 const STEP: Duration = Duration::from_millis(50);
-/// A condition that asks the organiser is checked less often.
+/// Time between two checks of a condition that asks the organiser.
 const ASK_STEP: Duration = Duration::from_millis(200);
 /// How long a daemon may take to say that it is ready, and a program to fill its memory.
 pub const START_PATIENCE: Duration = Duration::from_secs(60);
@@ -126,7 +126,7 @@ impl Rack {
         self.organiser.status(&self.hosts)
     }
 
-    /// Starts it, or starts it again; false if the rack has none.
+    /// Starts or restarts the controller. Returns false if the rack has none.
     pub fn start_controller(&mut self) -> Result<bool, Error> {
         let Some(command) = self.organiser.controller(&self.hosts) else {
             return Ok(false);
@@ -142,7 +142,7 @@ impl Rack {
         self.controller.is_some()
     }
 
-    /// kill -9; false if the rack has none.
+    /// Kills the controller with SIGKILL. Returns false if the rack has none.
     pub fn kill_controller(&mut self) -> bool {
         let Some(mut controller) = self.controller.take() else {
             return false;
@@ -173,7 +173,7 @@ impl Rack {
         }
     }
 
-    /// A program with all of its memory local; returns once it is filled.
+    /// Starts a program with all of its memory local. Returns once the memory is filled.
     pub fn start_own(&mut self, name: &str, host: usize, bytes: u64) -> Result<(), Error> {
         let mut command = self.hosts[host].command(&self.options.farpool);
         let pace = self.plan.pace_bytes_per_s / 8;
@@ -183,8 +183,8 @@ impl Rack {
         self.wait_filled(name)
     }
 
-    /// A program with a limit on its local memory, and the companions that the options have for its
-    /// host.
+    /// Starts a program with a limit on its local memory, and the companions that the options have
+    /// for its host.
     pub fn start_far(&mut self, name: &str, host: usize, program: &Program) -> Result<(), Error> {
         let words =
             tenant_words(program.bytes, program.bytes, self.plan.pace_bytes_per_s, self.seed());
@@ -243,7 +243,7 @@ impl Rack {
         found.ok_or_else(|| Error::Program(format!("there is no {name}")))
     }
 
-    /// Takes a program away, to look at its end; it is still watched.
+    /// Takes a program away, to check how it ends. It is still sampled.
     pub fn take_guest(&mut self, name: &str) -> Result<StartedProgram, Error> {
         let at = self.programs.iter().position(|started| started.name == name);
         let at = at.ok_or_else(|| Error::Program(format!("there is no {name}")))?;
@@ -267,10 +267,10 @@ impl Rack {
         Ok(())
     }
 
-    /// Waits until `condition` gives something.
+    /// Waits until `condition` returns a value.
     ///
     /// # Errors
-    /// It has given nothing in time; a program has ended that should not; somebody wants the end.
+    /// There was no value in time, a program ended that should not have, or the user interrupted.
     pub fn wait<T>(
         &mut self,
         what: &str,
@@ -292,7 +292,8 @@ impl Rack {
         }
     }
 
-    /// The same for what the organiser says; an organiser that does not answer has not said it yet.
+    /// Waits until `condition` returns a value for the organiser's status. An organiser that does
+    /// not answer is asked again.
     pub fn wait_status<T>(
         &mut self,
         what: &str,
@@ -321,7 +322,7 @@ impl Rack {
         self.rest(at.saturating_sub(self.log.elapsed()))
     }
 
-    /// No program may end by itself but those that are not told when.
+    /// Errors if a tenant has ended by itself, or another program has failed.
     fn check_guests(&mut self) -> Result<(), Error> {
         for started in &mut self.programs {
             let code = started.exit_code()?;

@@ -37,7 +37,7 @@ impl Log {
 
     pub fn event(&self, source: Source, text: &str) {
         let event = Event { at: self.elapsed(), source, text: text.to_owned() };
-        // In this order everywhere: the timeline, then the screen.
+        // Lock order everywhere: the timeline, then the screen.
         let mut timeline = lock(&self.timeline);
         let mut screen = lock(&self.screen);
         screen.json(&event.to_json(self.rack));
@@ -60,12 +60,12 @@ impl Log {
         lock(&self.screen).step(step);
     }
 
-    /// Text between what happens.
+    /// Prints text between events.
     pub fn text(&self, text: &str) {
         lock(&self.screen).text(text);
     }
 
-    /// Looks at what has happened so far.
+    /// Calls `look` with what has happened so far.
     pub fn look<R>(&self, look: impl FnOnce(&Timeline) -> R) -> R {
         look(&lock(&self.timeline))
     }

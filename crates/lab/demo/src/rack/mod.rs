@@ -1,8 +1,8 @@
 //! `farpool demo rack`: five hosts that lend each other memory, with a controller and without one.
 //!
-//! The scenario is written once, for people ([`run`]) and for the end-to-end test ([`play`]). What
-//! is pure is apart: [`timeline`], [`checks`], `figure`, `rows`, [`plan`]. `five_hosts` starts and
-//! owns what runs, `sampler` looks at it, and an [`organiser`] says how daemons and programs are
+//! The scenario is written once, for people ([`run`]) and for the end-to-end test ([`play`]). Pure
+//! code is separate: [`timeline`], [`checks`], `figure`, `rows`, [`plan`]. `five_hosts` starts and
+//! owns what runs, `sampler` samples it, and an [`organiser`] says how daemons and programs are
 //! started and who lends what to whom.
 //!
 //! Invariants: all hosts, daemons and programs are owned, and end on every way out; every byte that
@@ -66,11 +66,11 @@ pub struct Companion {
 pub struct Options {
     /// The farpool binary.
     pub farpool: PathBuf,
-    /// For what the daemons keep.
+    /// Folder for what the daemons keep.
     pub folder: PathBuf,
     pub plan: Plan,
     pub variants: Vec<Variant>,
-    /// Only the figure, nothing that fails.
+    /// Only the figure, no failures.
     pub only_figure: bool,
     /// Change a byte of a program behind its back: the demo must notice.
     pub spoil: bool,
@@ -88,7 +88,7 @@ pub enum Variant {
     Collaboration,
 }
 
-/// What came of one rack.
+/// The result of one rack.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     pub title: &'static str,
@@ -101,7 +101,7 @@ pub struct Outcome {
 impl Variant {
     pub const ALL: [Variant; 2] = [Variant::Controller, Variant::Collaboration];
 
-    /// Why this build cannot play it.
+    /// Returns why this build cannot play the variant, or None if it can.
     fn missing(self, farpool: &Path) -> Option<&'static str> {
         let is_missing = self == Variant::Collaboration && !Collaboration::is_there(farpool);
         is_missing.then_some("without a controller: this build has no `farpool node --collaborate`")
@@ -120,7 +120,7 @@ impl Variant {
     }
 }
 
-/// Plays all variants and prints the table of checks; true if all passed.
+/// Plays all variants and prints the table of checks. Returns true if all passed.
 ///
 /// # Errors
 /// This machine lacks something, or somebody interrupted.
@@ -146,8 +146,7 @@ pub fn run(options: &Options) -> Result<bool, Error> {
     Ok(!racks.is_empty() && racks.iter().all(|(_, checks)| checks.all_passed()))
 }
 
-/// Plays one variant. That the scenario stopped before its end is a check that failed, not an
-/// error.
+/// Plays one variant. A scenario that stopped before its end is a failed check, not an error.
 ///
 /// # Errors
 /// This machine lacks something, or somebody interrupted.
@@ -188,7 +187,7 @@ fn whole_story(
     });
     if options.spoil {
         rack.done("a bit is changed behind its back in each program of A");
-        // The second is never cut off, so it is sure to look at all of its pages at the end.
+        // The second is never cut off, so it is sure to check all of its pages at the end.
         for name in [scenario::OF_A, scenario::OWN_OF_A] {
             rack.started(name)?.tell("spoil");
         }

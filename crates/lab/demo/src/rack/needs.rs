@@ -4,7 +4,7 @@ use std::path::Path;
 
 use crate::Error;
 
-/// What all hosts together use at most, with some room: the scenario's programs and what is lent.
+/// The most that all hosts together use, with some room: the scenario's programs and what is lent.
 const MEMORY_BYTES: u64 = 4 << 30;
 
 /// The state of this machine.
@@ -16,7 +16,7 @@ struct Found {
     available_bytes: Option<u64>,
 }
 
-/// Looks whether the rack can run here.
+/// Checks whether the rack can run here.
 ///
 /// # Errors
 /// Says everything that is missing, and the remedy.

@@ -13,25 +13,25 @@ use crate::Error;
 /// A node as the organiser sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct NodeStatus {
-    /// It takes part and answers.
+    /// Whether it takes part and answers.
     pub is_up: bool,
-    /// What it lends at most now.
+    /// The most that it lends now.
     pub offered_bytes: u64,
-    /// Bytes that hold others' data; none if not reported yet.
+    /// Bytes that hold other hosts' data. None if not reported yet.
     pub lent_bytes: Option<u64>,
-    /// What it is to the others, where that is more than what it does at the moment.
+    /// Its role, if the organiser gives it a class that can differ from what it does at the moment.
     pub class: Option<Role>,
 }
 
 /// Memory that a host's program may use on a node.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Placement {
-    /// Whose program.
+    /// The host whose program uses the memory.
     pub host: String,
-    /// On which node.
+    /// The node that has the memory.
     pub node: String,
     pub bytes: u64,
-    /// It can be used, and need not move.
+    /// Whether it can be used and need not move.
     pub is_ready: bool,
 }
 
@@ -45,7 +45,7 @@ pub struct Status {
 /// How a node is emptied.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Drain {
-    /// The organiser has been asked to.
+    /// The organiser has been asked to empty it.
     Asked,
     /// The node's daemon does it when it is asked to end.
     ByEnding,
@@ -53,31 +53,32 @@ pub enum Drain {
 
 /// A way to run a rack.
 pub trait Organiser: std::fmt::Debug + Send + Sync {
-    /// In a word, for JSON.
+    /// Its name in one word, for JSON.
     fn name(&self) -> &'static str;
 
-    /// In words, for headings.
+    /// Its name in words, for headings.
     fn title(&self) -> &'static str;
 
-    /// How the daemon that decides is started, if there is one; the same again after it was killed.
+    /// Returns the command that starts the daemon that decides, or None if there is none. The same
+    /// command restarts it after it was killed.
     fn controller(&self, hosts: &Hosts) -> Option<Command>;
 
-    /// The daemon of a host that lends at most this much.
+    /// Returns the command that starts the daemon of a host, which lends at most `donate_bytes`.
     fn node(&self, host: &Host, donate_bytes: u64) -> Command;
 
-    /// `farpool run` on a host, up to where its memory comes from.
+    /// Returns a `farpool run` command on a host, with the options for where its memory comes from.
     fn run(&self, host: &Host) -> Command;
 
-    /// How the rack stands.
+    /// Returns the state of the rack.
     ///
     /// # Errors
-    /// Nobody says.
+    /// Nobody answers.
     fn status(&self, hosts: &Hosts) -> Result<Status, Error>;
 
-    /// Has a node emptied.
+    /// Asks to empty a node. Returns how the node is emptied.
     ///
     /// # Errors
-    /// It is refused.
+    /// The request is refused.
     fn drain(&self, hosts: &Hosts, node: &str) -> Result<Drain, Error>;
 }
 
@@ -96,12 +97,12 @@ impl Status {
         self.placements.iter().any(|it| it.host == host && it.node == node)
     }
 
-    /// What a node lends at most; nothing while it does not answer.
+    /// The most that a node lends. Zero while it does not answer.
     pub fn offered_bytes(&self, node: &str) -> u64 {
         self.nodes.get(node).filter(|node| node.is_up).map_or(0, |node| node.offered_bytes)
     }
 
-    /// What a node has for others at present.
+    /// Bytes that a node has for others at present.
     pub fn granted_bytes(&self, node: &str) -> u64 {
         let on_it = self.placements.iter().filter(|it| it.node == node);
         on_it.map(|it| it.bytes).sum()

@@ -15,11 +15,12 @@ const QUOTA_EXTRA_MIB: u64 = 48;
 /// A program whose memory is partly far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Program {
-    /// What it has.
+    /// Its whole memory.
     pub bytes: u64,
-    /// What of it may be in local memory.
+    /// The part that may be in local memory.
     pub local_bytes: u64,
-    /// What it asks the rack for: a far page takes a whole superpage's place, so as much as it has.
+    /// What it asks the rack for. A far page takes up a whole superpage, so this is as much as it
+    /// has.
     pub quota_bytes: u64,
 }
 
@@ -28,13 +29,13 @@ pub struct Program {
 pub struct Plan {
     /// Each host's memory.
     pub host_bytes: u64,
-    /// What A and C lend at most.
+    /// The most that A and C lend.
     pub donate_bytes: u64,
-    /// What D and E lend at most: room for one program, not for two.
+    /// The most that D and E lend: room for one program, not for two.
     pub small_donate_bytes: u64,
     /// B's program, before its demand shrinks.
     pub of_b: Program,
-    /// What B has besides, all local.
+    /// Memory of B's other programs, all local.
     pub own_of_b_bytes: u64,
     /// B's demand after it has shrunk, in steps: the last fits its local memory.
     pub shrunk_bytes: Vec<u64>,
@@ -50,18 +51,18 @@ pub struct Plan {
     pub rate_bytes_per_s: u64,
     /// When the big program starts, at the earliest.
     pub moment: Duration,
-    /// How long is watched after A has become a client.
+    /// How long the rack is watched after A has become a client.
     pub after: Duration,
-    /// How long the controller is away.
+    /// How long there is no controller.
     pub outage: Duration,
-    /// How long a short cut takes: less than the 10 s in which a page must come.
+    /// How long a short cut lasts: less than the 10 s in which a page must come.
     pub short_cut: Duration,
     /// How long the whole scenario of a rack takes, about.
     pub expected: Duration,
 }
 
 impl Program {
-    /// With room in the rack for all of it.
+    /// Makes a program with room in the rack for all of its memory.
     pub fn of_mib(mib: u64, local_mib: u64) -> Program {
         let quota_mib = (mib + QUOTA_EXTRA_MIB).next_multiple_of(SUPERPAGE_MIB);
         Program { bytes: mib * MIB, local_bytes: local_mib * MIB, quota_bytes: quota_mib * MIB }
@@ -91,7 +92,7 @@ impl Plan {
         }
     }
 
-    /// The same with shorter waits.
+    /// The whole scenario with shorter waits.
     pub fn quick() -> Plan {
         Plan {
             moment: Duration::from_secs(12),

@@ -14,34 +14,34 @@ use super::plan::Program;
 use super::timeline::Source;
 use crate::Error;
 
-/// A program with all that it says.
+/// A program and everything that it prints.
 #[derive(Debug)]
 pub struct StartedProgram {
-    /// What people call it.
+    /// Its name for people.
     pub name: String,
-    /// What a tenant reads in a second; others are no tenants, and end by themselves.
+    /// What a tenant reads in a second. Zero for other programs, which end by themselves.
     pub pace_bytes_per_s: u64,
-    /// It runs under `farpool run`.
+    /// Whether it runs under `farpool run`.
     pub is_far: bool,
-    /// The statistics that `farpool run` leaves.
+    /// File of the statistics that `farpool run` writes.
     pub stats: std::path::PathBuf,
     running: Running,
     stdin: Option<ChildStdin>,
     told: Arc<Mutex<Told>>,
 }
 
-/// What a program has said so far.
+/// What a program has printed so far.
 #[derive(Clone, Debug, Default)]
 pub struct Told {
     /// A tenant's last line.
     pub report: TenantReport,
-    /// Longest that one read took since this was last asked for.
+    /// Longest time of one read since [`StartedProgram::take_longest_us`] was last called.
     pub longest_us: u64,
     /// All lines on standard error, with newlines.
     pub errors: String,
 }
 
-/// What a program is to be.
+/// A program's part in the scenario.
 #[derive(Debug)]
 pub struct Role<'a> {
     pub name: &'a str,
@@ -51,7 +51,7 @@ pub struct Role<'a> {
 }
 
 impl StartedProgram {
-    /// Starts it; each line on standard error is an event.
+    /// Starts a program. Each line on its standard error is an event.
     pub fn start(
         role: &Role<'_>,
         mut command: Command,
@@ -84,7 +84,7 @@ impl StartedProgram {
         })
     }
 
-    /// Whether it is one that can be told things.
+    /// Whether it takes commands.
     pub fn is_tenant(&self) -> bool {
         self.pace_bytes_per_s > 0
     }
@@ -97,24 +97,25 @@ impl StartedProgram {
         told_of(&self.told).clone()
     }
 
-    /// For those who look at it from another thread.
+    /// Returns what the program prints, for use in another thread.
     pub fn ear(&self) -> Arc<Mutex<Told>> {
         Arc::clone(&self.told)
     }
 
-    /// Longest that one read took since this was last asked.
+    /// Returns the longest time of one read since the last call.
     pub fn take_longest_us(&self) -> u64 {
         std::mem::take(&mut told_of(&self.told).longest_us)
     }
 
-    /// Tells a tenant something; one that has ended shows it by its exit code.
+    /// Sends a command to a tenant. Errors are ignored: a tenant that has ended shows it by its
+    /// exit code.
     pub fn tell(&mut self, command: &str) {
         if let Some(stdin) = &mut self.stdin {
             let _ = writeln!(stdin, "{command}").and_then(|()| stdin.flush());
         }
     }
 
-    /// No more commands will come: a tenant ends then.
+    /// Closes the program's standard input, which ends a tenant.
     pub fn close(&mut self) {
         self.stdin = None;
     }
@@ -132,7 +133,7 @@ impl StartedProgram {
     }
 }
 
-/// Starts a daemon; it is ready when it has said its first line, see [`Daemon::is_ready`].
+/// A daemon. It is ready once it has printed its first line, see [`Daemon::is_ready`].
 #[derive(Debug)]
 pub struct Daemon {
     pub running: Running,
@@ -140,7 +141,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Its log goes to a file in `folder`.
+    /// Starts a daemon. Its log goes to a file in `folder`.
     pub fn start(name: &str, mut command: Command, folder: &Path) -> Result<Daemon, Error> {
         let path = folder.join(format!("{name}.log"));
         let file = std::fs::OpenOptions::new().create(true).append(true).open(&path);
@@ -163,7 +164,7 @@ impl Daemon {
     }
 }
 
-/// The tenant as a command's further words.
+/// Returns the arguments that start a tenant.
 pub fn tenant_words(bytes: u64, bytes_max: u64, pace: u64, seed: u64) -> Vec<String> {
     let words =
         [("--bytes", bytes), ("--bytes-max", bytes_max), ("--pace", pace), ("--seed", seed)];
@@ -171,7 +172,7 @@ pub fn tenant_words(bytes: u64, bytes_max: u64, pace: u64, seed: u64) -> Vec<Str
     ["demo", "tenant"].map(str::to_owned).into_iter().chain(words).collect()
 }
 
-/// The limits of a far program as words of `farpool run`.
+/// Returns the limits of a far program as arguments of `farpool run`.
 pub fn limit_words(program: &Program, rate_bytes_per_s: u64) -> Vec<String> {
     let limits = [
         ("--local", program.local_bytes),
@@ -186,7 +187,7 @@ pub fn told_of(told: &Mutex<Told>) -> MutexGuard<'_, Told> {
 }
 
 fn hear(told: &Mutex<Told>, line: &str) {
-    // Programs other than tenants say other things.
+    // Programs other than tenants print other lines.
     if let Ok(report) = serde_json::from_str::<TenantReport>(line) {
         let mut told = told_of(told);
         told.longest_us = told.longest_us.max(report.longest_us);
@@ -194,7 +195,7 @@ fn hear(told: &Mutex<Told>, line: &str) {
     }
 }
 
-/// Hands on each line of a stream, on a thread that ends with it.
+/// Passes each line of a stream to `hear`, on a thread that ends with the stream.
 fn follow(
     stream: Option<impl Read + Send + 'static>,
     mut hear: impl FnMut(&str) + Send + 'static,

@@ -5,15 +5,15 @@ use std::time::Duration;
 use super::figure::spark;
 use super::timeline::{Event, HostSample, Role, Sample, Source, Timeline};
 
-/// Over the columns of [`row`].
+/// Heading of the columns of [`row`].
 pub const HEADER: &str = "             own  lent  borrowed     in   out";
-/// Under it: the units.
+/// Second line of the heading: the units.
 pub const UNITS: &str = "host role    MiB   MiB       MiB  MiB/s MiB/s  checked";
 /// Seconds of traffic beside a host of the panel.
 const SPARKS: usize = 30;
-/// How much of a text is shown; JSON has all of it.
+/// Most characters of a text that are shown. JSON has all of them.
 const EVENT_CHARS_MAX: usize = 150;
-/// Smaller differences are not shown to a reader.
+/// Smaller differences are not shown.
 const NOISE_BYTES: u64 = 4 << 20;
 
 /// One line of a host.
@@ -31,7 +31,7 @@ pub fn row(name: &str, host: &HostSample, may_colour: bool) -> String {
     )
 }
 
-/// The lines of the hosts that have something to tell since the line `before`.
+/// The lines of the hosts that have changed since the sample `before`.
 pub fn news(
     names: &[String],
     before: Option<&Sample>,
@@ -47,7 +47,7 @@ pub fn news(
     sample.hosts.iter().enumerate().filter_map(told).collect()
 }
 
-/// All hosts at the last look, each with its traffic of the last half minute.
+/// All hosts in the last sample, each with its traffic of the last half minute.
 pub fn panel(names: &[String], timeline: &Timeline, may_colour: bool) -> Vec<String> {
     let Some(last) = timeline.samples.last() else {
         return Vec::new();

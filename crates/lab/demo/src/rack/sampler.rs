@@ -1,4 +1,4 @@
-//! Looks at all hosts once a second, on a thread of its own.
+//! Samples all hosts once a second, on a thread of its own.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -18,9 +18,9 @@ use super::programs::{Told, told_of};
 use super::timeline::{HostSample, Role, Sample};
 use crate::Error;
 
-/// Between two looks.
+/// Time between two samples.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Less than this is no borrowing: a page or two that have not been touched for long.
+/// Less than this does not count as borrowed: a page or two that have not been touched for long.
 const NOTHING_BYTES: u64 = 1 << 20;
 
 /// The scenario's input to the sampler.
@@ -32,7 +32,7 @@ pub struct Watched {
     pub cut_off: BTreeSet<usize>,
 }
 
-/// The thread; it ends when this is dropped.
+/// The sampling thread, which ends when this is dropped.
 #[derive(Debug)]
 pub struct Sampler {
     stop: Option<Sender<()>>,
@@ -84,14 +84,15 @@ impl Drop for Sampler {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
-            // It cannot do more than end.
+            // If it panicked, nothing can be done about it here.
             let _ = thread.join();
         }
     }
 }
 
 impl Eye {
-    /// One look; none the first time, for traffic is what is new since the last.
+    /// Takes one sample. Returns None the first time, because traffic is the difference to the last
+    /// sample.
     fn look(&mut self) -> Option<Vec<HostSample>> {
         let counters = self.hosts.iter().map(|host| host.counters().unwrap_or_default());
         let counters: Vec<LinkCounters> = counters.collect();
@@ -126,7 +127,7 @@ impl Eye {
         self.hosts.iter().enumerate().map(sample).collect()
     }
 
-    /// Asks who lends what; the names of those of whom it is said now.
+    /// Asks who lends what. Returns the names of the nodes that report it now.
     fn hear(&mut self) -> BTreeSet<String> {
         let nodes = self.organiser.status(&self.hosts).map(|status| status.nodes);
         let told = nodes.unwrap_or_default().into_iter().filter(|(_, it)| it.lent_bytes.is_some());
@@ -151,7 +152,8 @@ fn rate(bytes: u64, passed: Duration) -> u64 {
     at_most(u128::from(bytes) * 1000 / ms)
 }
 
-/// The far memory of each run, by the process of its keeper; nothing where it is not reported.
+/// The far memory of each run, by the process id of its keeper. Runs that do not report it are left
+/// out.
 fn far_bytes(farpool: &std::path::Path) -> BTreeMap<u32, u64> {
     let output = Command::new(farpool).args(["stat", "--json"]).stdin(Stdio::null()).output();
     let output = output.map(|output| output.stdout).unwrap_or_default();

@@ -20,12 +20,12 @@ const OWN_OF_C: &str = "C's own program";
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long A's data may take to leave A's own blade.
 const ALONE_PATIENCE: Duration = Duration::from_secs(20);
-/// In this time a donor has its memory back, whatever its clients do (docs/operators/control.md,
-/// docs/operators/collaboration.md).
+/// Time within which a donor has its memory back, whatever its clients do
+/// (docs/operators/control.md, docs/operators/collaboration.md).
 const RECLAIM_DEADLINE: Duration = Duration::from_secs(30);
 /// Between two steps of B's demand.
 const SHRINK_STEP: Duration = Duration::from_secs(2);
-/// How long C's own program ends before the moment, so that C can offer enough by then.
+/// How long before the moment C's own program ends, so that C can offer enough by then.
 const C_LEAD: Duration = Duration::from_secs(17);
 
 /// When the big program started, and when the figure ends.
@@ -35,7 +35,8 @@ pub struct Figure {
     pub until: Duration,
 }
 
-/// Plays it. What must be true for the rest to make sense ends it; everything else is a check.
+/// Plays the figure's scenario. A failed condition on which the rest depends ends it; everything
+/// else is a check.
 ///
 /// # Errors
 /// What ended it.
@@ -115,7 +116,7 @@ fn the_moment(rack: &mut Rack) -> Result<(), Error> {
     rack.start_far(OF_A, A, &plan.of_a)
 }
 
-/// B's demand becomes that of a step of the plan.
+/// Sets B's demand to that of a step of the plan.
 fn shrink(rack: &mut Rack, step: usize) -> Result<(), Error> {
     if let Some(bytes) = rack.plan.shrunk_bytes.get(step).copied() {
         rack.started(OF_B)?.tell(&format!("size {bytes}"));
@@ -147,7 +148,8 @@ fn a_takes_back(rack: &mut Rack, moment: Duration) -> Result<(), Error> {
 
 fn a_is_a_client(rack: &mut Rack) -> Result<(), Error> {
     wait_borrowed(rack, A, PATIENCE)?;
-    // Without a controller its own blade serves the program until it is a client by its use.
+    // Without a controller A's own blade serves the program until A's use of memory makes it a
+    // client.
     let alone = rack.wait_status("A's memory to be on C alone", ALONE_PATIENCE, |_, status| {
         (status.lenders_of("A") == ["C"]).then_some(())
     });
@@ -172,7 +174,7 @@ fn b_is_home(rack: &mut Rack) -> Result<(), Error> {
     let home = rack.wait("B's data to come home", PATIENCE, |rack| {
         Ok((borrowed(rack) <= COLD_BYTES).then_some(()))
     });
-    // That it does not is no reason to stop.
+    // Data that does not come home is no reason to stop.
     if matches!(home, Err(Error::Interrupted)) {
         return home;
     }
@@ -183,7 +185,7 @@ fn b_is_home(rack: &mut Rack) -> Result<(), Error> {
     Ok(())
 }
 
-/// What the figure shows: traffic between A and B before, between A and C after.
+/// Checks what the figure shows: traffic between A and B before, between A and C after.
 fn traffic(rack: &mut Rack, moment: Duration, until: Duration) {
     let from = moment.saturating_sub(until - moment);
     let (before, after) = rack.log.look(|timeline| {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::rows;
 use super::timeline::{Event, Sample, Timeline};
 
-/// Elsewhere than on a terminal progress is said as often as this.
+/// How often progress is printed if the output is no terminal.
 const PROGRESS_PERIOD: Duration = Duration::from_secs(10);
 
 /// The screen; it lives as long as all racks.
@@ -18,7 +18,7 @@ pub struct Screen {
     is_json: bool,
     is_terminal: bool,
     may_colour: bool,
-    /// Lines of the panel that stand on the terminal now.
+    /// Lines of the panel that are on the terminal now.
     drawn_lines: usize,
     panel: Vec<String>,
     last: Option<Sample>,
@@ -35,7 +35,8 @@ impl std::fmt::Debug for Screen {
 }
 
 impl Screen {
-    /// Shows it to people, and with `json` to programs too; `expected` is how long all takes.
+    /// Makes a screen for people and, with `json`, for programs too. `expected` is how long all
+    /// takes.
     pub fn new(json: bool, expected: Duration) -> Screen {
         let is_terminal =
             if json { io::stderr().is_terminal() } else { io::stdout().is_terminal() };
@@ -48,7 +49,7 @@ impl Screen {
         Screen { is_json: json, is_terminal, may_colour, ..Screen::plain(out, expected) }
     }
 
-    /// Lines only, to wherever they shall go.
+    /// Makes a screen that prints only lines, to `out`.
     pub fn plain(out: Box<dyn Write + Send>, expected: Duration) -> Screen {
         let now = Instant::now();
         Screen {
@@ -70,19 +71,19 @@ impl Screen {
         self.may_colour
     }
 
-    /// A new rack: nothing of the one before is compared with.
+    /// Begins a new rack, which is not compared with the one before.
     pub fn begin(&mut self) {
         self.last = None;
         self.panel.clear();
     }
 
-    /// Says what is being done from now on.
+    /// Sets the step that is shown from now on.
     pub fn step(&mut self, step: &str) {
         step.clone_into(&mut self.step);
         self.progress_after = Instant::now();
     }
 
-    /// Text that stays.
+    /// Prints text that stays.
     pub fn text(&mut self, text: &str) {
         self.clear();
         self.write(&format!("{}\n", text.trim_end_matches('\n')));
@@ -93,7 +94,7 @@ impl Screen {
         self.text(&rows::event(event, self.may_colour));
     }
 
-    /// What the hosts do now: the last sample of the timeline.
+    /// Shows what the hosts do now: the last sample of the timeline.
     pub fn sample(&mut self, names: &[String], timeline: &Timeline) {
         let Some(sample) = timeline.samples.last() else {
             return;
@@ -123,10 +124,10 @@ impl Screen {
         self.panel.clear();
     }
 
-    /// A line for programs.
+    /// Prints a line of JSON for programs.
     pub fn json(&self, value: &serde_json::Value) {
         if self.is_json {
-            // A reader that has seen enough is no error.
+            // A reader that has closed its end is no error.
             let _ = writeln!(io::stdout(), "{value}");
         }
     }
@@ -158,7 +159,7 @@ impl Screen {
     }
 
     fn write(&mut self, text: &str) {
-        // Nobody is hurt when what happens cannot be shown.
+        // It does no harm if the text cannot be shown.
         let _ = self.out.write_all(text.as_bytes()).and_then(|()| self.out.flush());
     }
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use farpool_units::at_most;
 use serde_json::{Value, json};
 
-/// What a host is to the others.
+/// The role of a host towards the others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Role {
     /// Lends, or has something to lend.
@@ -30,11 +30,11 @@ pub struct HostSample {
     pub role: Role,
     /// Bytes of its own programs in its memory.
     pub own_bytes: u64,
-    /// The most it lends; nothing if it is no node, or it is not reported.
+    /// The most that it lends. Zero if it is no node, or if it is not reported.
     pub offered_bytes: u64,
-    /// Bytes of its memory that hold others' data; none if not reported.
+    /// Bytes of its memory that hold other hosts' data. None if not reported.
     pub lent_bytes: Option<u64>,
-    /// What of its programs' data lies on other hosts.
+    /// Bytes of its programs' data that are on other hosts.
     pub borrowed_bytes: u64,
     pub in_bytes_per_s: u64,
     pub out_bytes_per_s: u64,
@@ -76,7 +76,7 @@ pub struct Timeline {
 }
 
 impl Role {
-    /// From what a host does, where no organiser gives it a class.
+    /// Returns the role that follows from what a host does, where no organiser gives it a class.
     pub fn of(offered_bytes: u64, lent_bytes: u64, borrowed_bytes: u64) -> Role {
         match (lent_bytes > 0, borrowed_bytes > 0) {
             (true, true) => Role::Both,
@@ -155,7 +155,7 @@ impl Event {
 }
 
 impl Timeline {
-    /// Takes a sample in, and says whose role has changed since the one before.
+    /// Adds a sample. Returns an event for each host whose role has changed since the one before.
     pub fn push(&mut self, sample: Sample, names: &[String]) -> Vec<Event> {
         let mut changes = Vec::new();
         if let Some(last) = self.samples.last() {
@@ -170,7 +170,7 @@ impl Timeline {
         changes
     }
 
-    /// A host at the last look.
+    /// A host in the last sample.
     pub fn last(&self, host: usize) -> Option<&HostSample> {
         self.samples.last().and_then(|sample| sample.hosts.get(host))
     }
