@@ -1,6 +1,6 @@
 //! A memory control group for one program or one host: the limit under which the kernel swaps.
 //!
-//! Versions 1 and 2 are told apart by their files; where neither may be made the reason is given. A
+//! Versions 1 and 2 are distinguished by their files; if neither can be used, the error says why. A
 //! group outlives a process that is killed, so its name ends in the id of the process that made it,
 //! and [`remove_leftovers`] finds those whose process is gone.
 
@@ -23,20 +23,20 @@ const REMOVE_PAUSE: Duration = Duration::from_millis(20);
 /// How often the group's statistics are read; a reading takes some 30 us.
 const READ_PERIOD: Duration = Duration::from_millis(10);
 
-/// A group with a limit; removed when dropped.
+/// A group with a limit. It is removed when this is dropped.
 #[derive(Debug)]
 pub struct Cgroup {
     folder: PathBuf,
     reader: Option<Reader>,
 }
 
-/// Reads a group's statistics all the time: that makes the kernel bring its own up to date.
+/// Reads a group's statistics all the time, which makes the kernel update its own.
 ///
-/// Reclaim without it takes them from counters that are up to some seconds old (6.18, lists of
-/// active and inactive pages). When these say that there are inactive pages although there are none
-/// left, it looks at no active one either, and kills the program with all of its memory
+/// Without it, reclaim uses counters that are up to a few seconds old (6.18, lists of active and
+/// inactive pages). If these show inactive pages although there are none left, reclaim does not
+/// scan active pages either, and the kernel kills the program although all of its memory is
 /// reclaimable. Small groups that swap fast get there within seconds; the kernel is to be measured
-/// at its best, not at that.
+/// at its best, not in that state.
 #[derive(Debug)]
 struct Reader {
     stop: Arc<AtomicBool>,
@@ -49,7 +49,7 @@ impl Reader {
         let stopped = Arc::clone(&stop);
         let thread = std::thread::spawn(move || {
             while !stopped.load(Relaxed) {
-                // What it says is of no interest, nor that it cannot be read.
+                // The content and an error do not matter here.
                 let _ = fs::read(&file);
                 std::thread::park_timeout(READ_PERIOD);
             }
@@ -70,14 +70,14 @@ impl Drop for Reader {
 }
 
 impl Cgroup {
-    /// A group of that name whose memory is limited to `limit_bytes`, swap not counted.
+    /// Makes a group of that name whose memory is limited to `limit_bytes`, swap not counted.
     ///
     /// # Errors
     /// This machine has no memory control groups, or does not let this process make one.
     pub fn with_limit(name: &str, limit_bytes: u64) -> Result<Self, HostsError> {
         let (root, limit_file) = memory_controller()?;
         let folder = root.join(name);
-        // One that an interrupted run of the same process id left is taken over.
+        // A group that an interrupted run with the same process id left is taken over.
         match fs::create_dir(&folder) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
                 return Err(refused(&folder, &error));
@@ -91,12 +91,13 @@ impl Cgroup {
         Ok(group)
     }
 
-    /// Where a group of that name is, or would be.
+    /// Returns where a group of that name is, or would be.
     pub(crate) fn folder_of(name: &str) -> Result<PathBuf, HostsError> {
         Ok(memory_controller()?.0.join(name))
     }
 
-    /// Bytes of memory its processes hold now, as the kernel counts them; none if it does not say.
+    /// Bytes of memory that its processes hold now, as the kernel counts them. None if the kernel
+    /// does not report them.
     #[must_use]
     pub fn used_bytes(&self) -> Option<u64> {
         let files = ["memory.usage_in_bytes", "memory.current"].map(|name| self.folder.join(name));
@@ -107,7 +108,7 @@ impl Cgroup {
     /// Whether the kernel killed a process of the group because it found nothing more to reclaim.
     #[must_use]
     pub fn has_killed(&self) -> bool {
-        // The file of version 1 and that of version 2 have the same line for it.
+        // The files of versions 1 and 2 have the same line for it.
         let files = ["memory.oom_control", "memory.events"].map(|name| self.folder.join(name));
         let texts = files.map(|file| fs::read_to_string(file).unwrap_or_default());
         let counts = texts.iter().flat_map(|text| text.lines());
@@ -118,7 +119,7 @@ impl Cgroup {
         let members = fs::read_to_string(self.members_file()).unwrap_or_default();
         let ids = members.lines().filter_map(|line| Pid::from_raw(line.parse().ok()?));
         for id in ids {
-            // One that ended meanwhile is what is wanted.
+            // A process that has ended meanwhile needs no signal.
             let _ = kill_process(id, Signal::KILL);
         }
     }
@@ -133,7 +134,7 @@ impl Cgroup {
 impl Drop for Cgroup {
     fn drop(&mut self) {
         for _ in 0..REMOVE_TRIES {
-            // Only what this process started is in it.
+            // The group has only what its maker started.
             self.kill_members();
             match fs::remove_dir(&self.folder) {
                 Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
@@ -145,8 +146,8 @@ impl Drop for Cgroup {
     }
 }
 
-/// Removes the groups named `prefix` and a process id whose process was killed, with what runs in
-/// them.
+/// Removes the groups whose names are `prefix` and the id of a process that is gone, with what runs
+/// in them.
 pub fn remove_leftovers(prefix: &str) {
     let roots = [V1_ROOT, V2_ROOT].map(Path::new);
     for folder in roots.into_iter().flat_map(|root| leftovers(root, prefix)) {

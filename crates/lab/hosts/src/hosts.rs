@@ -1,9 +1,9 @@
 //! The hosts themselves: made together, wired one way, taken down together.
 //!
 //! Every host has an interface `eth0` with an address of 192.0.2.0/24 (set aside for
-//! documentation). What it is wired to lies in a namespace of its own, the hub, as interfaces
-//! `port0`, `port1` and so on: host N is on port N. A host with links to a switch besides has them
-//! joined as `data0` (see `wiring`).
+//! documentation). Except with direct wiring, the other ends of the links are in a namespace of
+//! their own, the hub, as interfaces `port0`, `port1` and so on: host N is on port N. A host that
+//! also has links to a switch has them joined as `data0` (see `wiring`).
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
@@ -33,8 +33,8 @@ pub struct HostsBuilder {
     memory_limit_bytes: Option<u64>,
 }
 
-/// Hosts on one network. They end, with all that runs in them, when dropped or when this process
-/// ends.
+/// Hosts on one network. The hosts end, with all that runs in them, when this is dropped or when
+/// this process ends.
 #[derive(Debug)]
 pub struct Hosts {
     hosts: Vec<Host>,
@@ -80,7 +80,7 @@ impl HostsBuilder {
         self
     }
 
-    /// Makes them.
+    /// Makes the hosts.
     ///
     /// # Errors
     /// This machine lacks something or does not permit it; nothing is left behind then.
@@ -126,7 +126,7 @@ impl HostsBuilder {
         Err(HostsError::Count { asked: self.count, reason })
     }
 
-    /// Names no other hosts on this machine have.
+    /// Names that no other hosts on this machine have.
     fn group_names(&self) -> Vec<String> {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         let (serial, process) = (SERIAL.fetch_add(1, Relaxed), std::process::id());
@@ -136,13 +136,13 @@ impl HostsBuilder {
 }
 
 impl Hosts {
-    /// So many hosts, wired like that; [`HostsBuilder::make`] makes them.
+    /// Describes `count` hosts with this wiring; [`HostsBuilder::make`] makes them.
     #[must_use]
     pub fn builder(count: usize, wiring: Wiring) -> HostsBuilder {
         HostsBuilder { count, wiring, memory_limit_bytes: None }
     }
 
-    /// A host, counted from 0; none beyond the last.
+    /// A host, counted from 0. None beyond the last.
     #[must_use]
     pub fn get(&self, index: usize) -> Option<&Host> {
         self.hosts.get(index)
@@ -153,7 +153,7 @@ impl Hosts {
         self.hosts.iter()
     }
 
-    /// How many there are.
+    /// How many hosts there are.
     #[must_use]
     pub fn len(&self) -> usize {
         self.hosts.len()
@@ -165,7 +165,7 @@ impl Hosts {
         self.hosts.is_empty()
     }
 
-    /// Where their links end, if they are wired for a switch.
+    /// Where the hosts' links end, if they are wired for a switch.
     #[must_use]
     pub fn switch(&self) -> Option<&SwitchSide> {
         self.switch.as_ref()
@@ -202,7 +202,7 @@ impl Host {
         self.address
     }
 
-    /// Its address on the network of the switch, if it has one besides the other.
+    /// Its second address, on the network of the switch, if it has one.
     #[must_use]
     pub fn data_address(&self) -> Option<Ipv4Addr> {
         self.data_address
@@ -222,7 +222,7 @@ impl Host {
         self.namespace.enter(work)
     }
 
-    /// Takes its link down, or up again; those to a switch besides stay as they are.
+    /// Takes its link down, or up again. Additional links to a switch stay as they are.
     ///
     /// # Errors
     /// `ip` refuses.
@@ -231,7 +231,7 @@ impl Host {
         link::ip(&self.namespace, "set a link", &[format!("link set {INTERFACE} {state}")])
     }
 
-    /// The traffic of its link; that of its links to a switch is in [`SwitchSide::counters`].
+    /// The traffic of its link. The traffic of links to a switch is in [`SwitchSide::counters`].
     ///
     /// # Errors
     /// They cannot be read.
@@ -281,7 +281,8 @@ impl SwitchSide {
         self.namespace.enter(work)
     }
 
-    /// The traffic of a port's interface, seen from the switch: its host sent what it received.
+    /// The traffic of a port's interface, seen from the switch: what the port received, its host
+    /// sent.
     ///
     /// # Errors
     /// There is no such port, or the counters cannot be read.

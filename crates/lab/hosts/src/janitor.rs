@@ -12,14 +12,15 @@ use crate::{HostsError, Namespace};
 
 const SCRIPT: &str = include_str!("janitor.sh");
 
-/// Dropping it has everything cleaned up, and waits until that is done.
+/// The janitor process. Dropping this makes it clean up, and waits until that is done.
 #[derive(Debug)]
 pub(crate) struct Janitor {
     child: Child,
 }
 
 impl Janitor {
-    /// For processes in these namespaces and in these control groups, which need not exist yet.
+    /// Starts a janitor for processes in these namespaces and in these control groups, which need
+    /// not exist yet.
     pub(crate) fn start(
         namespaces: &[Namespace],
         groups: &[std::path::PathBuf],

@@ -3,14 +3,14 @@
 //!
 //! How the hosts are wired is chosen once: two of them back to back, any number on a packet network
 //! (a kernel bridge), any number with their links ending as the ports of a switch, in a namespace
-//! of the switch's own, where nothing forwards until a program does, or both of these.
+//! of the switch's own, where nothing forwards until a program does, or both a bridge and a switch.
 //!
 //! Invariants:
 //! * namespaces have no names: descriptors of this process hold them, so they end with it;
 //! * what descriptors do not hold (control groups, processes started in a host) is taken down by a
 //!   janitor process, which sees this process's end whatever ended it (`janitor`);
-//! * hosts speak IPv4 only and nothing by themselves: IPv6 is off, so a frame that arrives was
-//!   caused.
+//! * hosts speak IPv4 only and send nothing by themselves: IPv6 is off, so every frame that arrives
+//!   was caused by a program.
 //!
 //! It takes root, or the capabilities `CAP_SYS_ADMIN` and `CAP_NET_ADMIN`, and iproute2's `ip`.
 //! Where something is missing the error says what, so that a test can skip visibly.

@@ -11,15 +11,15 @@ use crate::{HostsError, Namespace};
 pub struct LinkCounters {
     /// Frames that arrived here. A frame that the kernel would cut up later counts as one.
     pub received_frames: u64,
-    /// Their bytes.
+    /// Bytes of these frames.
     pub received_bytes: u64,
     /// Frames that left from here.
     pub sent_frames: u64,
-    /// Their bytes.
+    /// Bytes of these frames.
     pub sent_bytes: u64,
 }
 
-/// Runs a list of `ip` commands inside a namespace, all or up to the first that fails.
+/// Runs `ip` commands inside a namespace, up to the first that fails.
 pub(crate) fn ip(namespace: &Namespace, action: &str, lines: &[String]) -> Result<(), HostsError> {
     let mut child = namespace
         .command("ip")
@@ -43,12 +43,12 @@ pub(crate) fn ip(namespace: &Namespace, action: &str, lines: &[String]) -> Resul
 
 /// How long the kernel may take to activate the queues of links that are set up.
 const ACTIVE_WAIT: Duration = Duration::from_secs(10);
-/// Pause between two checks of that.
+/// Pause between two checks of the queues.
 const STEP: Duration = Duration::from_millis(5);
 
 /// Waits until every link of a namespace that is up can send. The kernel activates a link's queue
-/// some time after it was set up, together with its operational state (linkwatch), and loses all
-/// frames before in silence.
+/// some time after it was set up, together with its operational state (linkwatch), and silently
+/// drops all frames before.
 pub(crate) fn await_active(namespace: &Namespace) -> Result<(), HostsError> {
     let deadline = Instant::now() + ACTIVE_WAIT;
     loop {
@@ -64,7 +64,7 @@ pub(crate) fn await_active(namespace: &Namespace) -> Result<(), HostsError> {
     }
 }
 
-/// Whether a line of `ip -oneline link show` is of a link that is up and not operational yet. A
+/// Whether a line of `ip -oneline link show` describes a link that is up and not operational yet. A
 /// loopback interface has the state UNKNOWN.
 fn is_inactive(line: &str) -> bool {
     let flags = line.split_once('<').and_then(|(_, rest)| rest.split_once('>'));

@@ -14,7 +14,7 @@ use crate::{HostsError, sys};
 const IPV6_SETTINGS: [&str; 2] =
     ["/proc/sys/net/ipv6/conf/all/disable_ipv6", "/proc/sys/net/ipv6/conf/default/disable_ipv6"];
 
-/// A network namespace; it ends with the last of its descriptors, processes and sockets.
+/// A network namespace, which ends with the last of its descriptors, processes and sockets.
 #[derive(Clone, Debug)]
 pub struct Namespace {
     descriptor: Arc<OwnedFd>,
@@ -22,7 +22,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// A new, empty one in which nothing speaks IPv6.
+    /// Makes a new, empty namespace in which nothing speaks IPv6.
     ///
     /// # Errors
     /// This process may not make one.
@@ -49,7 +49,8 @@ impl Namespace {
         self.command_in_group(program, None)
     }
 
-    /// The same in a control group too, given by its open file of members.
+    /// A command that runs a program inside, and in a control group if its open file of members is
+    /// given.
     pub(crate) fn command_in_group(
         &self,
         program: impl AsRef<OsStr>,
@@ -65,13 +66,13 @@ impl Namespace {
         format!("/proc/{}/fd/{}", std::process::id(), self.descriptor.as_raw_fd())
     }
 
-    /// What /proc/PID/ns/net of a process inside says.
+    /// What /proc/PID/ns/net shows for a process inside.
     pub(crate) fn identity(&self) -> String {
         format!("net:[{}]", self.inode)
     }
 }
 
-/// To be called on a thread that ends right after.
+/// Makes a namespace and opens its file. Must be called on a thread that ends right after.
 fn make_file() -> io::Result<File> {
     sys::unshare_network()?;
     for setting in IPV6_SETTINGS {

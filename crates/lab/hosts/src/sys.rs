@@ -1,6 +1,6 @@
 //! The calls that move a thread or a child process to another network namespace.
 //!
-//! Everything here is one system call each, straight to the kernel.
+//! Every step here is one system call, straight to the kernel.
 
 use std::fs::File;
 use std::io;
@@ -13,9 +13,8 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space}
 
 /// Puts the calling thread into a new network namespace.
 pub(crate) fn unshare_network() -> io::Result<()> {
-    // SAFETY: the call is unsafe for the sake of CLONE_FILES, which takes other threads'
-    // descriptors out of this thread's sight. A network namespace concerns only sockets opened from
-    // now on.
+    // SAFETY: the call is unsafe because of CLONE_FILES, which would hide other threads'
+    // descriptors from this thread. A network namespace concerns only sockets opened from now on.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }?;
     Ok(())
 }
@@ -26,8 +25,8 @@ pub(crate) fn enter_network(namespace: impl AsFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Has what a command starts run in a network namespace, and in a control group if one is given by
-/// its file of members.
+/// Makes a command run its program in a network namespace, and in a control group if its file of
+/// members is given.
 pub(crate) fn start_inside(
     command: &mut Command,
     namespace: Arc<OwnedFd>,

@@ -2,8 +2,8 @@
 //!
 //! A host with links to a switch *besides* a bridge has all of them in a bridge of its own,
 //! `data0`, with one address, so that it need not know which of its links leads where: it learns
-//! that, as a bridge does. Nothing passes from one of these links to another, for a host is no
-//! switch; two circuits between the same two hosts make no loop therefore.
+//! that, as a bridge does. Nothing passes from one of these links to another, because a host is not
+//! a switch; so two circuits between the same two hosts make no loop.
 
 use std::net::Ipv4Addr;
 
@@ -14,10 +14,11 @@ use crate::{HostsError, Namespace};
 
 /// A host's interface.
 pub(crate) const INTERFACE: &str = "eth0";
-/// How a host's links to a switch are joined, where it has an interface besides.
+/// The bridge that joins a host's links to a switch, if it also has an interface to a bridge.
 const DATA: &str = "data0";
-/// How long such a host believes that who spoke over a link is still there, in hundredths of a
-/// second: circuits change, and the kernel's usual 300 s would then have it speak into the void.
+/// How long such a host assumes that a sender is still behind the link that it used, in hundredths
+/// of a second: circuits change, and with the kernel's usual 300 s the host would then send to
+/// nobody.
 const LEARNED_CENTISECONDS: u32 = 500;
 /// The bridge of a packet network, in the hub.
 const BRIDGE: &str = "bridge0";
@@ -35,7 +36,7 @@ pub enum Wiring {
     /// A kernel bridge for managing the hosts ([`crate::Host::address`]) and, besides, this many
     /// links of each host to a switch, for data ([`crate::Host::data_address`]).
     BridgeAndSwitch {
-        /// Of each host, 1 to [`crate::MAX_SWITCH_LINKS`].
+        /// Links of each host, 1 to [`crate::MAX_SWITCH_LINKS`].
         links: usize,
     },
 }
@@ -51,7 +52,7 @@ impl Wiring {
     }
 }
 
-/// The namespaces in which the hosts' links end; that of a switch is the last.
+/// Makes the namespaces in which the hosts' links end. That of a switch is the last.
 pub(crate) fn hubs(wiring: Wiring) -> Result<Vec<Namespace>, HostsError> {
     let count = match wiring {
         Wiring::Direct => 0,
@@ -95,7 +96,7 @@ pub(crate) fn wire(
     hosts.iter().chain(hubs).try_for_each(link::await_active)
 }
 
-/// All hosts on one bridge in the hub.
+/// Returns the commands that connect all hosts to one bridge in the hub.
 fn bridge(hosts: &[Namespace]) -> Vec<String> {
     let mut lines = vec![format!("link add {BRIDGE} type bridge"), format!("link set {BRIDGE} up")];
     for (index, host) in hosts.iter().enumerate() {
@@ -105,13 +106,13 @@ fn bridge(hosts: &[Namespace]) -> Vec<String> {
     lines
 }
 
-/// A link from a port of the hub to a host's interface.
+/// Returns the commands for a link from a port of the hub to a host's interface.
 fn plug(index: usize, host: &Namespace, interface: &str) -> [String; 2] {
     let port = port(index);
     [veth(&port, host, interface), format!("link set {port} up")]
 }
 
-/// A host's links to the switch become one interface with one address.
+/// Returns the commands that join a host's links to the switch to one interface with one address.
 fn data_lines(host: usize, links: usize) -> Vec<String> {
     let ageing = LEARNED_CENTISECONDS;
     let mut lines = vec![format!("link add {DATA} type bridge ageing_time {ageing}")];

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use farpool_hosts::{Host, Hosts, HostsError, MAX_HOSTS, MAX_SWITCH_LINKS, Wiring};
 
-/// A condition that has not come true by then never will.
+/// How long a condition may take to come true.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Set in the copy of this test that is to be killed.
+/// Environment variable, set in the copy of this test that is to be killed.
 const VICTIM: &str = "FARPOOL_HOSTS_VICTIM";
 
 fn make(count: usize, wiring: Wiring) -> Option<Hosts> {
@@ -29,7 +29,7 @@ fn reach(from: &Host, to: SocketAddr) -> std::io::Result<TcpStream> {
     from.enter(|| TcpStream::connect_timeout(&to, Duration::from_millis(500))).expect("enter")
 }
 
-/// Sends a word from one host to another and has it said back.
+/// Sends a word from one host to another.
 fn talk(from: &Host, to: &Host) {
     let listener = listen(to);
     let mut near = reach(from, listener.local_addr().expect("address")).expect("reaches it");
@@ -45,7 +45,7 @@ fn wait_until(what: &str, condition: impl FnMut() -> bool) {
     farpool_testkit::wait_until(what, PATIENCE, condition);
 }
 
-/// Alive and not merely waiting to be asked for its status.
+/// Whether a process is alive and not a zombie.
 fn is_alive(process: u32) -> bool {
     let text = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     text.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))
@@ -149,7 +149,7 @@ fn victim() {
     }
     let builder = Hosts::builder(2, Wiring::Bridge).memory_limit_bytes(64 << 20);
     let Some(hosts) = made(builder.make()) else { return };
-    // It leaves the session, as daemons do.
+    // The child leaves the session, as daemons do.
     let mut child = hosts[1].command("setsid").args(["sleep", "60"]).spawn().expect("sleep");
     let file = hosts[1].group().expect("a group").members_file();
     println!("\nREADY {} {}", child.id(), file.display());
