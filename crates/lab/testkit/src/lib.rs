@@ -10,8 +10,8 @@ pub mod ports;
 
 use std::time::{Duration, Instant};
 
-/// Pause between two checks of a condition: short beside all that is waited for, and long beside
-/// what a check costs.
+/// Pause between two checks of a condition: short compared with all that is waited for, and long
+/// compared with the cost of a check.
 const STEP: Duration = Duration::from_millis(2);
 
 /// Waits until `condition` gives a value, and returns it.

@@ -1,7 +1,8 @@
 //! Ports for servers that must be told one beforehand.
 //!
 //! A port that was free a moment ago can be gone the next: the kernel gives it to a connection of
-//! another test. So these lie below the ports that it gives away, and each is taken only once.
+//! another test. So these lie below the ports that the kernel gives to connections, and each is
+//! taken only once.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::linux::net::SocketAddrExt;
@@ -11,7 +12,7 @@ use std::sync::Mutex;
 use farpool_kernel::lock;
 
 /// Below what Linux gives to connections by itself (32768 and up, `ip_local_port_range`), and above
-/// what servers have by custom.
+/// the usual ports of servers.
 const FIRST: u16 = 20_000;
 const COUNT: u16 = 12_000;
 
@@ -22,7 +23,7 @@ const COUNT: u16 = 12_000;
 /// When every port is taken.
 #[must_use]
 pub fn free_port() -> u16 {
-    // Held to the end of the process: one name for each port, that other processes see.
+    // Held until the process ends: one socket name for each port, which other processes see.
     static TAKEN: Mutex<Vec<UnixListener>> = Mutex::new(Vec::new());
     let mut taken = lock(&TAKEN);
     // Processes that start one after another begin far from each other.
