@@ -54,7 +54,8 @@ pub(crate) fn class_of(program: &TestProgram) -> Class {
     own.or_else(|| of_package().map(|(_, class)| *class)).unwrap_or(Class::Quick)
 }
 
-/// Programs that have a class and do not exist: a new name would be classed like its package.
+/// Lines of [`OTHERS`] whose program does not exist: a renamed program would be classed like its
+/// package.
 pub(crate) fn unknown(programs: &[TestProgram]) -> Vec<String> {
     let is_known = |line: &&_| programs.iter().any(|program| is_about(line, program));
     let unknown = OTHERS.iter().filter(|line| !is_known(line));

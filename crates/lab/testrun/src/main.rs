@@ -79,12 +79,12 @@ enum Job {
 struct Outcomes(Mutex<Vec<Outcome>>);
 
 impl Outcomes {
-    /// Does what a queue holds, until it is empty.
+    /// Runs the jobs of a queue until it is empty.
     fn work(&self, queue: &Mutex<VecDeque<Job>>, args: &Args) -> anyhow::Result<()> {
         self.work_until(queue, args, Priority::Usual, &AtomicBool::new(false))
     }
 
-    /// Does what a queue holds, until it is empty or `is_over`.
+    /// Runs the jobs of a queue until it is empty or `is_over`.
     fn work_until(
         &self,
         queue: &Mutex<VecDeque<Job>>,
@@ -111,7 +111,7 @@ impl Outcomes {
 fn run_program(program: &TestProgram, logs: &Path, priority: Priority) -> anyhow::Result<Outcome> {
     let mut command = priority.command(&program.path);
     command.arg("--show-output").current_dir(&program.folder);
-    // As cargo sets them for the tests that it starts.
+    // The variables that cargo sets for the tests that it starts.
     command
         .env("CARGO_MANIFEST_DIR", &program.folder)
         .env("CARGO", programs::cargo().get_program());

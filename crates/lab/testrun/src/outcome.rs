@@ -1,8 +1,8 @@
-//! What a test program printed, read.
+//! Reads what a test program printed.
 
 use std::time::Duration;
 
-/// Lines of a program that died without a result which are shown again.
+/// How many of its last lines are shown again if a program died without a result.
 const LAST_LINES: usize = 40;
 /// Longest part of a line that is shown again, in characters: some tests print whole models.
 const LINE_LIMIT: usize = 300;
@@ -12,20 +12,20 @@ const LINE_LIMIT: usize = 300;
 pub(crate) struct Outcome {
     pub title: String,
     pub took: Duration,
-    /// Time of a processor that it and its children took, if the kernel said it.
+    /// Processor time of the program and its children, if the kernel reported it.
     pub cpu: Option<Duration>,
     pub passed: u64,
     pub failed: u64,
     pub ignored: u64,
     /// Reasons of tests that could not run here.
     pub skipped: Vec<String>,
-    /// What it said of what failed.
+    /// What it printed about failed tests.
     pub complaint: String,
 }
 
 impl Outcome {
-    /// Reads what libtest printed. A program that did not end well has one failure at the least:
-    /// it may have died before it had a result.
+    /// Reads what libtest printed. A program that did not end well has at least one failure: it may
+    /// have died before it had a result.
     pub(crate) fn read(title: String, text: &str, ended_well: bool) -> Self {
         let mut outcome = Self { title, ..Self::default() };
         let (mut part, mut has_result) = (Part::Names, false);
@@ -51,13 +51,13 @@ impl Outcome {
             let last = lines.iter().skip(lines.len().saturating_sub(LAST_LINES));
             last.for_each(|it| outcome.complain(it));
         }
-        // A skipped test returned, and libtest took that for a success.
+        // A skipped test returned, and libtest counted it as passed.
         let skipped = if has_result { outcome.skipped.len() as u64 } else { 0 };
         outcome.passed = outcome.passed.checked_sub(skipped).expect("who is skipped has passed");
         outcome
     }
 
-    /// A line of what tests printed.
+    /// Reads a line of what tests printed.
     fn hear(&mut self, part: &mut Part, line: &str) {
         match part {
             Part::Names => {}
@@ -80,7 +80,7 @@ impl Outcome {
     }
 }
 
-/// What libtest prints after one another.
+/// A part of what libtest prints.
 enum Part {
     /// Tests and how they ended.
     Names,
@@ -131,7 +131,7 @@ mod tests {
         let outcome = Outcome::read("x".into(), "test a ... ", false);
         assert_eq!(outcome.failed, 1);
         assert!(outcome.complaint.contains("test a ... "), "{}", outcome.complaint);
-        // After its results, too.
+        // A program can also die after its results.
         assert_eq!(Outcome::read("x".into(), PASSES, false).failed, 1);
     }
 }

@@ -11,7 +11,7 @@ use serde_json::Value;
 pub(crate) struct TestProgram {
     pub package: String,
     pub name: String,
-    /// `lib`, `bin`, `test` or `example`.
+    /// `lib`, `bin`, `test`, `example` or `bench`.
     pub kind: String,
     pub path: PathBuf,
     /// The folder of its package, in which cargo would start it.
@@ -65,7 +65,8 @@ fn read(line: &str) -> Option<TestProgram> {
     })
 }
 
-/// `bin`, `test` and `example` are kinds of cargo's; every other kind is some form of library.
+/// Returns cargo's kind if it is `bin`, `test`, `example` or `bench`. Every other kind is some form
+/// of library.
 fn kind_of(kinds: &Value) -> &str {
     match kinds[0].as_str() {
         Some(kind @ ("bin" | "test" | "example" | "bench")) => kind,

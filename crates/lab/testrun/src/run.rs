@@ -10,22 +10,22 @@ use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
 use crate::outcome::Outcome;
 
-/// No test program takes this long: one that does hangs, and is killed.
+/// Longest time of a test program. One that takes longer hangs, and is killed.
 const PATIENCE: Duration = Duration::from_secs(20 * 60);
-/// Between two looks whether it has ended.
+/// Time between two checks whether it has ended.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Runs a command, writes what it prints to `log`, and reads the log.
 ///
 /// # Errors
-/// When it cannot be started, or the log not be written or read.
+/// When it cannot be started, or the log cannot be written or read.
 pub(crate) fn run(title: String, mut command: Command, log: &Path) -> anyhow::Result<Outcome> {
     let file = File::create(log).with_context(|| format!("cannot write {}", log.display()))?;
     command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file);
     let start = Instant::now();
     let mut child = command.spawn().with_context(|| format!("cannot start {title}"))?;
     let is_in_time = has_ended(&child, start + PATIENCE)?;
-    // Its times are there until it is waited for.
+    // /proc has the child's times until the child is waited for.
     let cpu = cpu_time(child.id());
     if !is_in_time {
         child.kill()?;
@@ -42,7 +42,8 @@ pub(crate) fn run(title: String, mut command: Command, log: &Path) -> anyhow::Re
     Ok(outcome)
 }
 
-/// Waits until a child has ended, and leaves it to be waited for. False when it has not by then.
+/// Waits until a child has ended, and leaves it to be waited for. Returns false if it has not ended
+/// by the deadline.
 fn has_ended(child: &Child, deadline: Instant) -> anyhow::Result<bool> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("a process id")?;
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
@@ -55,7 +56,7 @@ fn has_ended(child: &Child, deadline: Instant) -> anyhow::Result<bool> {
     Ok(true)
 }
 
-/// The processor time of a process and of its children that it has waited for; None when /proc does
+/// The processor time of a process and of its children that it has waited for. None if /proc does
 /// not say.
 fn cpu_time(pid: u32) -> Option<Duration> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;

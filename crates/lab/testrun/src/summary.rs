@@ -21,7 +21,7 @@ pub(crate) fn line(outcome: &Outcome) -> String {
     let skipped = outcome.skipped.len() as u64 + outcome.ignored;
     for (count, what) in [(outcome.failed, "failed"), (skipped, "skipped")] {
         if count > 0 {
-            // A String takes everything.
+            // Writing to a String cannot fail.
             let _ = write!(line, ", {count} {what}");
         }
     }
