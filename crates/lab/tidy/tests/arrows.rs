@@ -16,7 +16,7 @@ const ARROWS: [(&str, &[&str]); 8] = [
     ("lab", &["ground", "protocol", "study", "far", "rack", "cache"]),
     ("cli", &["ground", "protocol", "study", "far", "rack", "cache", "lab"]),
 ];
-/// The floors of the key-value server: a crate, and those of the others that it may import.
+/// The layers of the key-value server: a crate, and the other crates of it that it may import.
 const KV_ARROWS: [(&str, &[&str]); 4] = [
     ("farpool-kv-store", &[]),
     ("farpool-kv-protocol", &["farpool-kv-store"]),
@@ -74,7 +74,7 @@ fn arrows_between_groups_point_down() {
         let row = ARROWS.iter().find(|(group, _)| *group == importer.group());
         let (group, allowed) = row.unwrap_or_else(|| panic!("{} has no group", importer.folder));
         for (name, is_of_tests) in &importer.imports {
-            // A crate of others has no group.
+            // A crate from outside the workspace has no group.
             let Some(imported) = crates.iter().find(|it| it.name == *name) else { continue };
             let target = imported.group();
             let may = target == *group

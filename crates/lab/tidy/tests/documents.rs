@@ -181,7 +181,7 @@ fn tests_that_are_named_exist() {
     assert!(found > 0, "SPECIFICATION.md names tests");
 }
 
-/// Messages that docs/users/troubleshooting.md explains, at least: with fewer its form has changed.
+/// Fewest messages that docs/users/troubleshooting.md explains: with fewer, its form has changed.
 const LEAST_MESSAGES: usize = 70;
 
 /// The text of a file of the repository.
@@ -238,8 +238,8 @@ fn every_variable_is_documented() {
     require_none("docs/operators/configuration.md has every variable", &broken);
 }
 
-/// Formats and protocols: their names on the page, their constants' sources and what stands before
-/// the number.
+/// Formats and protocols: the name on the page, the source of the constant, and the text before the
+/// number.
 const VERSIONS: [(&str, &str, &str); 6] = [
     ("wire", "crates/protocol/wire/src/lib.rs", "pub const PROTOCOL_VERSION: u8 = "),
     ("board", "crates/far/board/src/layout.rs", "pub const VERSION: u32 = "),

@@ -1,8 +1,8 @@
-//! What CONTRIBUTING.md says of the form of sources, where neither rustfmt nor clippy looks.
+//! The rules of CONTRIBUTING.md for the form of sources that rustfmt and clippy do not check.
 
 use farpool_tidy::{of_the_product, require_none, sources};
 
-/// Longest file; a longer one holds two things.
+/// Most lines of a file. A longer one has two subjects.
 const FILE_LINES: usize = 700;
 /// Crates that decide: they take the time as an argument.
 const PURE: [&str; 6] = [
