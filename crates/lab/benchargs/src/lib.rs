@@ -1,5 +1,5 @@
-//! What `cargo bench` tells the programs below `benches/`. It starts them in the folder of their
-//! package, so a path among the arguments should be a whole one.
+//! The arguments that `cargo bench` passes to the programs below `benches/`. It starts them in the
+//! folder of their package, so a path among the arguments should be absolute.
 
 /// cargo adds it to the arguments when it runs a bench.
 const FLAG: &str = "--bench";
@@ -7,7 +7,7 @@ const FLAG: &str = "--bench";
 /// The arguments that a person gave after `--`.
 ///
 /// Ends the process, without an error, if `cargo bench` did not start it: `cargo test
-/// --all-targets` starts benches as well, and what measures is no test.
+/// --all-targets` starts benches as well, and a measurement is not a test.
 pub fn arguments() -> impl Iterator<Item = String> {
     let mut words: Vec<String> = std::env::args().skip(1).collect();
     if !take_flag(&mut words) {
