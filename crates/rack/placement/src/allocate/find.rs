@@ -201,8 +201,8 @@ impl Allocator {
         if request.compute.index() >= self.computes.len() {
             return Err(RackError::UnknownCompute(request.compute));
         }
-        let known = |domain: &&crate::DomainId| domain.index() >= self.graph.domains().len();
-        if let Some(domain) = request.avoid.iter().find(known) {
+        let is_unknown = |domain: &&crate::DomainId| domain.index() >= self.graph.domains().len();
+        if let Some(domain) = request.avoid.iter().find(is_unknown) {
             return Err(RackError::UnknownDomain(*domain));
         }
         let bytes = request.bytes;
