@@ -4,6 +4,8 @@ mod common;
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -313,6 +315,8 @@ fn what_is_not_served_is_refused_with_what_to_write_instead() {
         (["--policy", "mru"], "choose one of: lru, fifo, clock, sieve, lfu, s3-fifo"),
         (["-D", "é"], "write -D :"),
         (["--far", "1GiB"], "--blade ADDR or --pool URL"),
+        (["-a", "rw"], "write -a 700"),
+        (["-a", "4755"], "write -a 700"),
     ] {
         let (code, _, error) = ended(farpool(home.path()).arg("kv").args(flags));
         assert!(code == 2 && error.contains(hint), "{flags:?}: {code}, {error}");
@@ -320,6 +324,22 @@ fn what_is_not_served_is_refused_with_what_to_write_instead() {
     let flags = ["--keyvault", "tcp://127.0.0.1:0", "--keyvault-leases"];
     let (code, _, error) = ended(farpool(home.path()).arg("kv").args(flags));
     assert!(code == 2 && error.contains("give --keyvault unix:///PATH"), "{code}, {error}");
+}
+
+#[test]
+fn the_mode_is_that_of_both_unix_sockets() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (text, keyvault) = (folder.path().join("text"), folder.path().join("keyvault"));
+    let mode =
+        |path: &Path| std::fs::metadata(path).expect("a socket").permissions().mode() & 0o777;
+    let flag = format!("unix://{}", keyvault.display());
+    {
+        let _kv = Kv::start(&["-a", "770", "--keyvault", &flag]);
+        assert_eq!(mode(&keyvault), 0o770);
+    }
+    let path = text.to_str().expect("its name is UTF-8");
+    let _kv = Kv::start(&["-a", "0660", "-s", path, "--keyvault", &flag]);
+    assert_eq!((mode(&text), mode(&keyvault)), (0o660, 0o660));
 }
 
 #[test]

@@ -17,7 +17,7 @@ mod worker;
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use farpool_keyvault::frame::BROADCAST;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 pub use below::far::FarError;
 pub use clients::auth;
@@ -107,7 +107,7 @@ impl Server {
         let socket_path = settings.socket_path.clone();
         let keyvault_path = settings.keyvault_path.clone();
         if let Some(path) = &socket_path {
-            let socket = listen_unix(path, settings.socket_mode)?;
+            let socket = listen_unix(path, &settings)?;
             listeners.push(Listener { socket, is_local: true, protocol: Protocol::Text });
         }
         for &address in &settings.keyvault_addresses {
@@ -117,7 +117,7 @@ impl Server {
             listeners.push(Listener { socket, is_local: false, protocol: Protocol::KeyVault });
         }
         if let Some(path) = &settings.keyvault_path {
-            let socket = listen_unix(path, settings.socket_mode)?;
+            let socket = listen_unix(path, &settings)?;
             listeners.push(Listener { socket, is_local: true, protocol: Protocol::KeyVault });
         }
         let metrics = settings
@@ -334,8 +334,9 @@ fn listen_tcp(address: SocketAddr, backlog: i32) -> std::io::Result<(OwnedFd, So
     Ok((listener.into(), bound))
 }
 
-/// Listens on a path; replaces a socket that a dead server left behind.
-fn listen_unix(path: &Path, mode: u32) -> Result<OwnedFd, ServerError> {
+/// Listens on a path; replaces a socket that a dead server left behind. Nobody can connect before
+/// the socket has its mode.
+fn listen_unix(path: &Path, settings: &Settings) -> Result<OwnedFd, ServerError> {
     let shown = path.display().to_string();
     let failed = |source| ServerError::Listen { address: shown.clone(), source };
     if let Ok(metadata) = std::fs::symlink_metadata(path) {
@@ -344,8 +345,14 @@ fn listen_unix(path: &Path, mode: u32) -> Result<OwnedFd, ServerError> {
         }
         std::fs::remove_file(path).map_err(failed)?;
     }
-    let listener = UnixListener::bind(path).map_err(failed)?;
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).map_err(failed)?;
-    listener.set_nonblocking(true).map_err(failed)?;
-    Ok(listener.into())
+    let refused = |errno: Errno| failed(errno.into());
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+        .map_err(refused)?;
+    let address = SocketAddrUnix::new(path).map_err(refused)?;
+    rustix::net::bind(&socket, &address).map_err(refused)?;
+    let permissions = std::fs::Permissions::from_mode(settings.socket_mode);
+    std::fs::set_permissions(path, permissions).map_err(failed)?;
+    rustix::net::listen(&socket, settings.backlog).map_err(refused)?;
+    Ok(socket)
 }

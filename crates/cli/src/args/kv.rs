@@ -116,7 +116,7 @@ pub struct KvArgs {
     /// Serve Prometheus metrics at http://IP:PORT/metrics
     #[arg(long, value_name = "IP:PORT", env = "FARPOOL_KV_METRICS", hide_env_values = true)]
     pub metrics: Option<SocketAddr>,
-    /// Permissions of the unix sockets, in octal; without -s always 700
+    /// Permissions of the unix sockets (-s, --keyvault unix://), in octal
     #[arg(short = 'a', long, value_name = "MODE", default_value = "700")]
     pub socket_mode: String,
     /// UDP port; must be 0, as UDP is not served

@@ -219,6 +219,7 @@ fn settings(args: &KvArgs) -> Result<Settings, UsageError> {
         drain: args.drain.map_or(Duration::ZERO, |span| span.0),
         spin_us: args.spin_us,
         item_bytes_max: item_bytes(&args.item_max)?,
+        socket_mode: socket_mode(&args.socket_mode)?,
         quotas: args.quota.iter().map(|it| (it.prefix.clone().into(), it.size.0)).collect(),
         ..Settings::default()
     };
@@ -237,9 +238,6 @@ fn settings(args: &KvArgs) -> Result<Settings, UsageError> {
     }
     if let Some(path) = &args.socket {
         settings.socket_path = Some(path.clone());
-        settings.socket_mode = u32::from_str_radix(&args.socket_mode, 8).map_err(|_| {
-            UsageError(format!("{:?} is not a mode in octal; write -a 700", args.socket_mode))
-        })?;
     } else if args.port != 0 {
         settings.addresses = addresses(&args.listen, args.port)?;
     }
@@ -266,6 +264,11 @@ fn settings(args: &KvArgs) -> Result<Settings, UsageError> {
         }
     }
     Ok(settings)
+}
+
+fn socket_mode(text: &str) -> Result<u32, UsageError> {
+    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
+    mode.ok_or_else(|| UsageError(format!("{text:?} is not a mode in octal; write -a 700")))
 }
 
 fn far(args: &KvArgs) -> Result<Option<FarSettings>, UsageError> {
