@@ -1,4 +1,4 @@
-//! What the emulated switch costs: TCP between two hosts over it, beside a bridge and a direct
+//! The cost of the emulated switch: TCP between two hosts over it, beside a bridge and a direct
 //! link.
 //!
 //! `cargo bench -p farpool-switch --bench throughput -- [ROUNDS]`, as root.
@@ -15,13 +15,13 @@ use farpool_units::PAGE_BYTES;
 type Failure = Box<dyn Error + Send + Sync>;
 
 const BLOCK_BYTES: usize = 256 * 1024;
-/// Of one measurement.
+/// Length of one measurement.
 const LENGTH: Duration = Duration::from_secs(1);
 
 fn main() -> Result<(), Failure> {
     let rounds: usize = farpool_benchargs::arguments().next().map_or(Ok(5), |word| word.parse())?;
     let wirings = [Wiring::Direct, Wiring::Bridge, Wiring::Switch];
-    // In turns, so that what else the machine does meets all of them.
+    // In turns, so that other load of the machine affects all of them.
     let mut figures = [const { [const { Vec::new() }; 3] }; 3];
     for _ in 0..rounds.max(1) {
         for (wiring, figures) in wirings.into_iter().zip(&mut figures) {
@@ -46,7 +46,7 @@ fn spread(figures: &mut [f64]) -> String {
     format!("{:.2} ({:.2} to {:.2})", at(last / 2), at(0), at(last))
 }
 
-/// GiB/s of a stream, then the two round trips in us.
+/// Returns the GiB/s of a stream, then the two round-trip times in us.
 fn round(wiring: Wiring) -> Result<[f64; 3], Failure> {
     let hosts = Hosts::builder(2, wiring).make()?;
     let mut switch = None;
@@ -55,7 +55,7 @@ fn round(wiring: Wiring) -> Result<[f64; 3], Failure> {
         opened.connect(Circuit::new(0, 1).ok_or("two ports")?)?;
         switch = Some(opened);
     }
-    // On a thread of its own, so that what the next round starts is not pinned too.
+    // On a thread of its own, so that the threads of the next round are not pinned, too.
     let measured = std::thread::scope(|scope| {
         let measure = || -> Result<_, Failure> {
             pin(1);
@@ -82,16 +82,16 @@ fn pair(hosts: &Hosts) -> Result<(TcpStream, TcpStream), Failure> {
     Ok((near, far))
 }
 
-/// Keeps the two ends on CPUs of their own: trips take 20 us when both are on one and 70 us
-/// otherwise, and where they are left to the kernel the figures say which it chose. The switch's
-/// threads are left free.
+/// Pins one end of a connection, so that each end has a CPU of its own: round trips take 20 us if
+/// both are on one CPU and 70 us otherwise, and if the kernel may choose, the figures show its
+/// choice. The switch's threads are not pinned.
 fn pin(cpu: usize) {
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    // Where it is not allowed the figures vary more.
+    // If pinning is not allowed, the figures vary more.
     let _ = farpool_kernel::pin_thread(cpu % cpus);
 }
 
-/// GiB/s of one stream.
+/// Measures the GiB/s of one stream.
 fn stream(hosts: &Hosts) -> Result<f64, Failure> {
     let (mut near, mut far) = pair(hosts)?;
     let sender = std::thread::spawn(move || -> std::io::Result<()> {
@@ -115,7 +115,7 @@ fn stream(hosts: &Hosts) -> Result<f64, Failure> {
     Ok(bytes as f64 / seconds / f64::from(1 << 30))
 }
 
-/// Mean time in us from a request of one byte to its answer of `bytes`.
+/// Measures the mean time in us from a request of one byte to its answer of `bytes`.
 fn trips(hosts: &Hosts, bytes: usize) -> Result<f64, Failure> {
     let (mut near, mut far) = pair(hosts)?;
     let answering = std::thread::spawn(move || -> std::io::Result<()> {

@@ -1,9 +1,9 @@
 //! Drives an emulated switch in another process, over its control socket.
 //!
-//! A connection that breaks is made again by the next call. If the switch was started again
-//! meanwhile (another instance greets), that call says [`SwitchError::Restarted`] and does nothing
-//! else, for its caller has to know that circuits are gone; if it is the same one, the call is
-//! carried out, which does no harm if it was already: every call is idempotent.
+//! A broken connection is replaced by the next call. If the switch was restarted meanwhile (another
+//! instance greets), that call fails with [`SwitchError::Restarted`] and does nothing else, because
+//! its caller has to know that circuits are gone. If it is the same instance, the call is carried
+//! out. This is harmless if it was carried out before, because every call is idempotent.
 
 use std::io::{self, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -15,7 +15,8 @@ use crate::protocol::{
 };
 use crate::{Circuit, CircuitCounters, SwitchDriver, SwitchError};
 
-/// A switch answers within microseconds; one that takes longer than this is as good as gone.
+/// Longest wait for an answer: a switch answers within microseconds, so one that takes longer is
+/// treated as gone.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A driver of the switch that listens at a path.
@@ -33,7 +34,7 @@ struct Connection {
     stream: BufReader<UnixStream>,
 }
 
-/// What a switch says of itself.
+/// A switch's description of itself in its greeting.
 struct Greeting {
     name: String,
     instance: String,
@@ -41,7 +42,7 @@ struct Greeting {
 }
 
 impl EmulatedSwitchDriver {
-    /// A driver of the switch whose control socket is there.
+    /// Connects to the switch whose control socket is at `path`.
     ///
     /// # Errors
     /// No switch answers there.
@@ -53,27 +54,27 @@ impl EmulatedSwitchDriver {
         Ok(Self { path, name, instance, ports, connection: Some(connection) })
     }
 
-    /// A driver of the switch whose control socket is, or will be, there; it is asked at the first
-    /// call. Until it has answered it goes by this name, and has no ports.
+    /// Returns a driver of the switch whose control socket is, or will be, at `path`. The first
+    /// call connects. Until the switch has answered, the driver has this name and no ports.
     #[must_use]
     pub fn at(path: impl Into<PathBuf>, name: impl Into<String>) -> Self {
         let (path, name) = (path.into(), name.into());
         Self { path, name, instance: String::new(), ports: 0, connection: None }
     }
 
-    /// The switch's name, as it says it.
+    /// The switch's name: its own once it has answered.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// How many ports it has; they are numbered from 0.
+    /// Number of ports, which are numbered from 0.
     #[must_use]
     pub fn ports(&self) -> u32 {
         self.ports
     }
 
-    /// The traffic of its circuits, in ascending order.
+    /// Returns the traffic of the switch's circuits, in ascending order.
     ///
     /// # Errors
     /// The switch does not answer.
@@ -93,7 +94,7 @@ impl EmulatedSwitchDriver {
                 Ok(answer) => return self.accepted(answer),
                 Err(error) => {
                     self.connection = None;
-                    // One that hangs would hang again.
+                    // A switch that hangs would hang again.
                     if error.kind() == io::ErrorKind::WouldBlock {
                         return Err(unreachable(&self.name, error));
                     }
@@ -115,7 +116,7 @@ impl EmulatedSwitchDriver {
         let (connection, greeting) =
             Connection::open(&self.path).map_err(|error| unreachable(&self.name, error))?;
         self.connection = Some(connection);
-        // One that was never asked before has lost no circuits of this driver's.
+        // A switch that has never answered cannot have lost circuits of this driver.
         let restarted = !self.instance.is_empty() && greeting.instance != self.instance;
         Greeting { name: self.name, instance: self.instance, ports: self.ports } = greeting;
         if restarted {

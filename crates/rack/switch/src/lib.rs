@@ -1,6 +1,6 @@
-//! Switch drivers: the one trait behind which the controller sets circuits up and takes them down.
+//! Switch drivers: the trait through which the controller sets circuits up and takes them down.
 //!
-//! A circuit joins two ports of one switch, both directions; a port is in one circuit at most.
+//! A circuit joins two ports of one switch, in both directions; a port is in one circuit at most.
 //! Ports are numbered from 0, as topologies number them. Calls may block; the controller makes them
 //! from threads that may wait.
 //!
@@ -21,23 +21,24 @@ pub use protocol::MAX_LINE_BYTES;
 
 /// One switch, as the controller drives it.
 pub trait SwitchDriver: Send {
-    /// The circuits that stand, lower port first, in ascending order.
+    /// Returns the circuits that are set up, each with its lower port first, in ascending order.
     ///
     /// # Errors
     /// The switch does not answer.
     fn circuits(&mut self) -> Result<Vec<Circuit>, SwitchError>;
 
-    /// Sets a circuit up; nothing happens if it stands already.
+    /// Sets a circuit up. Does nothing if it is up already.
     ///
     /// # Errors
-    /// No such port, one of them is in another circuit, or the switch does not answer; nothing has
-    /// changed then.
+    /// There is no such port, a port is in another circuit or its interface fails, or the switch
+    /// does not answer. Nothing has changed then, except that a switch that does not answer may
+    /// have carried out the call.
     fn connect(&mut self, circuit: Circuit) -> Result<(), SwitchError>;
 
-    /// Takes a circuit down; nothing happens if it does not stand.
+    /// Takes a circuit down. Does nothing if it is not up.
     ///
     /// # Errors
-    /// No such port, or the switch does not answer.
+    /// There is no such port, or the switch does not answer.
     fn disconnect(&mut self, circuit: Circuit) -> Result<(), SwitchError>;
 }
 
@@ -49,7 +50,8 @@ pub struct Circuit {
 }
 
 impl Circuit {
-    /// The circuit of two ports in either order; none if they are the same port.
+    /// Returns the circuit of two ports, given in either order. Returns None if they are the same
+    /// port.
     #[must_use]
     pub fn new(a: u32, b: u32) -> Option<Self> {
         (a != b).then(|| Self { low: a.min(b), high: a.max(b) })
@@ -62,7 +64,7 @@ impl Circuit {
     }
 }
 
-/// What a circuit has carried since it was set up.
+/// Traffic of a circuit since it was set up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CircuitCounters {
     /// The circuit.
@@ -73,19 +75,21 @@ pub struct CircuitCounters {
     pub from_high: DirectionCounters,
 }
 
-/// What one direction of a circuit has carried.
+/// Traffic of one direction of a circuit.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DirectionCounters {
-    /// Frames. One that is to be segmented later (64 KiB of TCP, say) counts once.
+    /// Frames carried. A frame that is to be segmented later (64 KiB of TCP, for example) counts
+    /// once.
     pub frames: u64,
-    /// Their bytes.
+    /// Bytes of these frames.
     pub bytes: u64,
-    /// Frames that were lost: no room at the other port, or its interface is down.
+    /// Frames lost: a port's buffer was full, its interface was down, or the frame could not be
+    /// carried.
     pub dropped: u64,
 }
 
-/// Why a switch was not set.
+/// Why a call on a switch failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SwitchError {
     /// A port number the switch does not have.
@@ -103,9 +107,9 @@ pub enum SwitchError {
         switch: String,
         /// The port asked for.
         port: u32,
-        /// The circuit it is in.
+        /// Lower port of the circuit that it is in.
         low: u32,
-        /// The circuit it is in.
+        /// Higher port of that circuit.
         high: u32,
     },
     /// A port that cannot be set because its interface fails; nothing has changed.
@@ -118,8 +122,8 @@ pub enum SwitchError {
         /// What happened.
         reason: String,
     },
-    /// The switch was started again since the last call: every circuit set up before is gone, and
-    /// this call has changed nothing. Said once; the next call is carried out.
+    /// The switch was restarted since the last call: every circuit set up before is gone, and this
+    /// call has changed nothing. Reported once; the next call is carried out.
     #[error(
         "switch {switch} was started again: all its circuits are gone and must be set up again"
     )]
@@ -127,7 +131,7 @@ pub enum SwitchError {
         /// The switch's name.
         switch: String,
     },
-    /// The switch cannot be reached or gives no sensible answer.
+    /// The switch cannot be reached or gives no valid answer.
     #[error("switch {switch} does not answer: {reason}")]
     Unreachable {
         /// The switch's name.

@@ -17,15 +17,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Circuit, CircuitCounters, DirectionCounters, SwitchError};
 
-/// Of this protocol; a greeting with another one is not understood.
+/// Version of this protocol. A greeting with another version is refused.
 pub(crate) const VERSION: u32 = 1;
 /// Longest request, in bytes: every valid one is below a hundred. A longer one is refused and the
 /// connection closed, since its end is not searched for.
 pub const MAX_LINE_BYTES: usize = 4096;
-/// Longest answer a driver takes: counters of a full switch are below 16 KiB.
+/// Longest answer that a driver accepts, in bytes: counters of a full switch are below 32 KiB.
 pub(crate) const MAX_ANSWER_BYTES: usize = 256 * 1024;
 
-/// What may be asked.
+/// A request to a switch.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Request {
@@ -35,11 +35,11 @@ pub(crate) enum Request {
     Disconnect { ports: [u32; 2] },
 }
 
-/// The answer.
+/// An answer of a switch.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "snake_case", deny_unknown_fields)]
 pub(crate) enum Answer {
-    /// The greeting. `instance` is another one each time a switch is started.
+    /// The greeting. `instance` differs each time a switch is started.
     Switch {
         version: u32,
         name: String,
@@ -80,14 +80,14 @@ pub(crate) enum Why {
     Busy {},
 }
 
-/// The bytes read up to the end of a line.
+/// The result of reading a line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Line {
     /// One line, without its end.
     Whole(Vec<u8>),
     /// More bytes than a line may have.
     TooLong,
-    /// Nothing more comes. A line that was begun counts as nothing: it may have been cut.
+    /// The end of the input. An incomplete line is ignored: it may have been cut.
     End,
 }
 
@@ -102,7 +102,7 @@ pub(crate) fn read_line(reader: &mut impl BufRead, max_bytes: usize) -> io::Resu
     })
 }
 
-/// A value as a line.
+/// Serializes a value as a line.
 pub(crate) fn line_of(value: &impl Serialize) -> io::Result<Vec<u8>> {
     let mut line = serde_json::to_vec(value)?;
     line.push(b'\n');
@@ -115,7 +115,7 @@ pub(crate) fn ports_of(circuit: Circuit) -> [u32; 2] {
 }
 
 impl Answer {
-    /// The answer to what failed.
+    /// Returns the answer to a request that failed with `error`.
     pub(crate) fn refusal(error: &SwitchError) -> Self {
         let message = error.to_string();
         let why = match error {
@@ -126,7 +126,7 @@ impl Answer {
             SwitchError::PortFailed { port, reason, .. } => {
                 Why::PortFailed { port: *port, reason: reason.clone() }
             }
-            // A switch does not say this of itself.
+            // A switch never reports this about itself.
             SwitchError::Restarted { .. } | SwitchError::Unreachable { .. } => Why::Malformed {},
         };
         Self::Refused { why, message }
@@ -134,7 +134,7 @@ impl Answer {
 }
 
 impl Why {
-    /// The error of the switch with that name.
+    /// Converts the refusal into an error of the switch with this name.
     pub(crate) fn into_error(self, switch: String, message: String) -> SwitchError {
         match self {
             Self::NoPort { port } => SwitchError::NoPort { switch, port },
@@ -157,7 +157,7 @@ impl From<&CircuitCounters> for Counted {
 }
 
 impl Counted {
-    /// None if its ports are the same.
+    /// Returns the counters. Returns None if both ports are the same.
     pub(crate) fn counters(&self) -> Option<CircuitCounters> {
         let circuit = Circuit::new(self.ports[0], self.ports[1])?;
         Some(CircuitCounters { circuit, from_low: self.from_low, from_high: self.from_high })

@@ -1,9 +1,9 @@
-//! Packet sockets: raw frames with the metadata of offloading, many at a call.
+//! Packet sockets: raw frames with offload metadata, many per call.
 //!
 //! A frame from a veth interface may be a super-frame of up to 64 KiB whose checksum is still to be
-//! computed. `PACKET_VNET_HDR` puts ten bytes before each frame that say so, in both directions, so
-//! that a frame goes on as it came; `PACKET_AUXDATA` tells the VLAN tag that the kernel has taken
-//! out.
+//! computed. `PACKET_VNET_HDR` puts ten bytes that say so before each frame, in both directions, so
+//! that a frame is sent as it was received. `PACKET_AUXDATA` gives the VLAN tag that the kernel has
+//! removed.
 
 use std::io;
 use std::mem::size_of;
@@ -13,7 +13,8 @@ use farpool_units::exactly;
 
 use crate::emulated::frame::{CONTROL_BYTES, Frame, PACKET_AUXDATA};
 
-/// Frames taken and given at a call: enough that the call no longer counts, and 2 MiB of buffers.
+/// Frames received or sent per call: enough to make the cost of a call negligible, with 2 MiB of
+/// buffers.
 pub(crate) const BATCH_FRAMES: usize = 32;
 
 // From linux/if_packet.h; stable numbers of the kernel's interface.
@@ -24,9 +25,9 @@ const PACKET_IGNORE_OUTGOING: i32 = 23;
 const PACKET_MR_PROMISC: u16 = 1;
 /// "Return K" of classic BPF: keep the first K bytes of every frame.
 const BPF_RETURN: u16 = 0x06;
-/// Parts of a frame on their way in: metadata, addresses, the rest.
+/// Parts of a received frame: metadata, addresses, the rest.
 const PARTS_IN: usize = 3;
-/// On their way out there may be a VLAN tag after the addresses.
+/// Parts of a sent frame: there may be a VLAN tag after the addresses.
 const PARTS_OUT: usize = 4;
 
 /// `struct packet_mreq`.
@@ -55,14 +56,14 @@ const _: () = assert!(size_of::<libc::mmsghdr>() == 64);
 const _: () = assert!(size_of::<libc::iovec>() == 16);
 const _: () = assert!(size_of::<libc::cmsghdr>() == 16);
 
-/// A socket that takes and gives the frames of one interface, closed to frames at first (see
-/// [`set_open`]). `buffer_bytes` bounds what waits in it in each direction.
+/// Opens a socket that receives and sends the frames of one interface, closed to frames at first
+/// (see [`set_open`]). `buffer_bytes` limits the bytes queued in each direction.
 pub(crate) fn packet_socket(interface: u32, buffer_bytes: i32) -> io::Result<OwnedFd> {
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: makes a descriptor from numbers. Protocol 0: no frame comes before it is bound.
+    // SAFETY: creates a descriptor from numbers. Protocol 0: no frame arrives before it is bound.
     let raw = unsafe { libc::socket(libc::AF_PACKET, kind, 0) };
     check(raw)?;
-    // SAFETY: the descriptor was made just now and nothing else has it.
+    // SAFETY: the descriptor was just created and nothing else has it.
     let socket = unsafe { OwnedFd::from_raw_fd(raw) };
     let interface = i32::try_from(interface).map_err(|_| io::ErrorKind::InvalidInput)?;
     set_open(&socket, false)?;
@@ -93,7 +94,8 @@ fn bind(socket: &OwnedFd, interface: i32) -> io::Result<()> {
     check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) })
 }
 
-/// Whether frames that arrive are kept for this socket; those that are not, no program sees.
+/// Sets whether the socket keeps arriving frames. If not, the kernel drops them before they are
+/// queued.
 pub(crate) fn set_open(socket: &OwnedFd, open: bool) -> io::Result<()> {
     let keep = if open { u32::MAX } else { 0 };
     let mut program = [libc::sock_filter { code: BPF_RETURN, jt: 0, jf: 0, k: keep }];
@@ -109,7 +111,7 @@ fn set_option<T>(socket: &OwnedFd, level: i32, name: i32, value: &T) -> io::Resu
     check(unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value, len) })
 }
 
-/// How many frames were lost since this was last asked because too many waited already.
+/// Returns how many frames were lost to a full queue since the last call.
 pub(crate) fn take_lost(socket: &OwnedFd) -> io::Result<u32> {
     let mut statistics = Statistics::default();
     let mut len = exactly(size_of::<Statistics>());
@@ -121,8 +123,8 @@ pub(crate) fn take_lost(socket: &OwnedFd) -> io::Result<u32> {
     Ok(statistics.lost)
 }
 
-/// Takes frames that have arrived, as many as there are and fit; waits for none. Each says how many
-/// bytes came and whether some did not fit.
+/// Receives frames that have arrived, as many as there are and fit, without waiting. Returns how
+/// many. Each frame records how many bytes arrived and whether some did not fit.
 pub(crate) fn receive(socket: BorrowedFd<'_>, frames: &mut [Frame]) -> io::Result<usize> {
     let count = frames.len().min(BATCH_FRAMES);
     let mut parts = [[part(&mut []); PARTS_IN]; BATCH_FRAMES];
@@ -151,7 +153,7 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, frames: &mut [Frame]) -> io::Resul
     Ok(taken)
 }
 
-/// Sends frames, in order. Returns how many were taken. Waits for no room.
+/// Sends frames, in order, without waiting for space. Returns how many the kernel accepted.
 pub(crate) fn send(socket: BorrowedFd<'_>, frames: &[&Frame]) -> io::Result<usize> {
     let count = frames.len().min(BATCH_FRAMES);
     let mut parts = [[part(&mut []); PARTS_OUT]; BATCH_FRAMES];

@@ -37,7 +37,7 @@ impl CircuitTable {
         lower.filter_map(|(port, peer)| Circuit::new(port, peer)).collect()
     }
 
-    /// Sets a circuit up; false if it stood already.
+    /// Sets a circuit up. Returns false if it was up already.
     pub(crate) fn connect(&mut self, circuit: Circuit) -> Result<bool, Conflict> {
         let (low, high) = self.check(circuit)?;
         for port in [low, high] {
@@ -52,7 +52,7 @@ impl CircuitTable {
         Ok(true)
     }
 
-    /// Takes a circuit down; false if it did not stand.
+    /// Takes a circuit down. Returns false if it was not up.
     pub(crate) fn disconnect(&mut self, circuit: Circuit) -> Result<bool, Conflict> {
         let (low, high) = self.check(circuit)?;
         if self.peer(low) != Some(high) {
@@ -88,7 +88,7 @@ mod tests {
 
     const PORTS: u32 = 6;
 
-    /// The rules, as one would say them: a set of circuits that share no port.
+    /// The rules in their simplest form: a set of circuits that share no port.
     #[derive(Default, Debug)]
     struct Model(BTreeSet<Circuit>);
 

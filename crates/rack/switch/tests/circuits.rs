@@ -1,4 +1,4 @@
-//! Five hosts on an emulated switch: a circuit is needed and enough.
+//! Five hosts on an emulated switch: a circuit is necessary and sufficient.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -13,9 +13,9 @@ use farpool_switch::{
 
 const HOSTS: usize = 5;
 const PORT: u16 = 7;
-/// A connection that takes longer is none: without a circuit no host refuses it.
+/// A connection that takes longer has failed: without a circuit no host refuses it.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(300);
-/// A condition that has not come true by then never will.
+/// Longest wait for a condition: one that takes longer never comes true.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn make() -> Option<Hosts> {
@@ -54,7 +54,7 @@ fn wait_until(what: &str, condition: impl FnMut() -> bool) {
     farpool_testkit::wait_until(what, PATIENCE, condition);
 }
 
-/// Sends `bytes` and has all of them come back, whole.
+/// Sends `bytes` bytes from `near` and checks that all of them reach `far` unchanged.
 fn echo(near: &mut TcpStream, far: &mut TcpStream, bytes: usize) {
     let sent: Vec<u8> = (0..=250).cycle().take(bytes).collect();
     std::thread::scope(|scope| {
@@ -126,7 +126,8 @@ fn traffic_stops_when_the_circuit_is_down_and_goes_on_when_it_is_up_again() {
         let from = &from;
         scope.spawn(move || {
             while !flag.load(Relaxed) {
-                // A circuit that was refused for want of room or of an address is asked for again.
+                // A datagram that is refused for lack of space or of an address is not needed: the
+                // next follows.
                 let _ = from.send_to(&[7; 1000], to);
             }
         });
@@ -135,7 +136,7 @@ fn traffic_stops_when_the_circuit_is_down_and_goes_on_when_it_is_up_again() {
             wait_until("traffic", || received(&hosts[2]) > before + 10);
             switch.disconnect(circuit(0, 2)).expect("down");
             let after = received(&hosts[2]);
-            // The sender goes on: the switch's side sees it, C does not.
+            // The sender continues: the switch's side sees that, C receives nothing.
             let port = || side(&hosts).counters(0).expect("counters").received_frames;
             let seen = port();
             wait_until("the sender to go on", || port() > seen + 10);
@@ -145,7 +146,7 @@ fn traffic_stops_when_the_circuit_is_down_and_goes_on_when_it_is_up_again() {
     });
 }
 
-/// Ends a thread of the test also when the test fails.
+/// Ends a thread of the test even if the test fails.
 struct StopOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {
@@ -158,7 +159,7 @@ impl Drop for StopOnDrop<'_> {
 fn frames_never_travel_over_a_circuit_that_came_after_them() {
     let Some(hosts) = make() else { return };
     let mut switch = open(&hosts);
-    // A must not ask where B is: then it sends only what the test makes it send.
+    // A must not ask for B's address, so that it sends only what the test makes it send.
     let (a, b, c) = (&hosts[0], &hosts[1], &hosts[2]);
     let known = ["lladdr", "02:00:00:00:00:01", "dev", "eth0", "nud", "permanent"];
     let mut neighbour = a.command("ip");

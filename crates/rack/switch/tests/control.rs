@@ -12,7 +12,7 @@ use farpool_switch::{
     SwitchDriver,
 };
 
-/// An answer that takes longer never comes.
+/// Longest wait for an answer: one that takes longer never comes.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 struct Stage {
@@ -36,7 +36,7 @@ fn stage() -> Option<Stage> {
 struct Client(BufReader<UnixStream>);
 
 impl Client {
-    /// Connects and takes the greeting.
+    /// Connects and reads the greeting.
     fn to(path: &Path) -> Self {
         let stream = UnixStream::connect(path).expect("connect");
         stream.set_read_timeout(Some(PATIENCE)).expect("option");
@@ -106,7 +106,7 @@ fn a_line_without_end_is_refused_and_half_a_line_is_not_carried_out() {
     client.say(&vec![b' '; MAX_LINE_BYTES + 1]);
     assert!(client.line().contains(r#""kind":"too_long""#));
     assert_eq!(client.line(), "", "and closed");
-    // Whole but for its end: it may have been cut.
+    // Complete except for its end: the line may have been cut.
     let mut client = Client::to(stage.control.path());
     client.say(br#"{"do":"connect","ports":[0,2]}"#);
     client.0.get_ref().shutdown(std::net::Shutdown::Write).expect("shutdown");

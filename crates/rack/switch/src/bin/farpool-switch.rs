@@ -1,6 +1,6 @@
 //! An emulated circuit switch as a process of its own: runs until SIGINT or SIGTERM.
 //!
-//! It says one line when its control socket answers. Its circuits end with it.
+//! It prints one line once its control socket answers. Its circuits end with the process.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<(), EmulatedError> {
-    // Before anything is set up, so that a signal takes it down in order.
+    // Before anything is set up, so that a signal always ends the switch cleanly.
     let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(EmulatedError::Forward)?;
     let switch = EmulatedSwitch::open(&arguments.name, &arguments.interfaces)?;
     let control = switch.serve(&arguments.control)?;

@@ -1,8 +1,9 @@
 //! The control socket of a switch.
 //!
-//! One thread accepts, one serves each connection, so a client that says nothing or reads nothing
-//! holds up itself only. Invariants: a request is carried out only when its whole line has come and
-//! every word of it is understood; dropping the server ends all its threads and removes its socket.
+//! One thread accepts connections and one serves each of them, so a client that sends or reads
+//! nothing delays only itself. Invariants: a request is carried out only when its whole line has
+//! arrived and every word of it is understood; dropping the server ends all its threads and removes
+//! its socket.
 
 use std::collections::HashMap;
 use std::io::{self, BufReader, Write};
@@ -26,15 +27,15 @@ use crate::protocol::{
 };
 use crate::{Circuit, SwitchError};
 
-/// Connections at a time: a controller, its successor, an operator. Further ones are told so and
-/// closed.
+/// Most connections at a time: for a controller, its successor, an operator. A further one is
+/// refused with a message and closed.
 pub const MAX_CONNECTIONS: usize = 16;
-/// A client that does not take its answer for this long is given up.
+/// How long a client may take to accept its answer before it is disconnected.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Connections that wait to be accepted.
+/// Most connections that wait to be accepted.
 const BACKLOG: i32 = 16;
 
-/// Answers until it is dropped.
+/// A control socket, served until this is dropped.
 #[derive(Debug)]
 pub struct ControlServer {
     path: PathBuf,
@@ -75,7 +76,7 @@ impl ControlServer {
         Ok(server)
     }
 
-    /// Where it listens.
+    /// Path of the socket.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
@@ -84,18 +85,18 @@ impl ControlServer {
 
 impl Drop for ControlServer {
     fn drop(&mut self) {
-        // It can only fail when it is set already.
+        // The write can fail only if the event is set already.
         let _ = rustix::io::write(&self.shared.stop, &1_u64.to_ne_bytes());
         if let Some(acceptor) = self.acceptor.take() {
-            // A thread that panicked has ended, which is what is wanted.
+            // A thread that panicked has ended, too, as intended.
             let _ = acceptor.join();
         }
-        // Somebody may have removed it already.
+        // The socket may have been removed already.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// A listening socket that no other user may use, at no moment.
+/// Creates a listening socket to which no other user can connect at any moment.
 fn listen(path: &Path) -> io::Result<UnixListener> {
     if UnixStream::connect(path).is_ok() {
         return Err(io::Error::new(io::ErrorKind::AddrInUse, "another switch answers there"));
@@ -108,7 +109,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    // Before it listens no client can connect.
+    // No client can connect before the socket listens.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     rustix::net::listen(&socket, BACKLOG)?;
     Ok(UnixListener::from(socket))
@@ -125,23 +126,23 @@ fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
             break;
         }
         threads.retain(|thread| !thread.is_finished());
-        // A client that is gone again is no error.
+        // A client that has left already is not an error.
         let Ok((stream, _)) = listener.accept() else { continue };
         let shared = Arc::clone(shared);
         let thread = std::thread::Builder::new().name("switch-client".to_owned());
-        // Where no thread can be started the connection closes, which the client sees.
+        // If no thread can be started, the connection closes, which the client sees.
         threads.extend(thread.spawn(move || shared.attend(&stream)));
     }
     shared.close_all();
     for thread in threads {
-        // A thread that panicked has ended, which is what is wanted.
+        // A thread that panicked has ended, too, as intended.
         let _ = thread.join();
     }
 }
 
 impl Shared {
     fn attend(&self, stream: &UnixStream) {
-        // The client gets no answer when this fails: it is gone.
+        // If this fails, the client is gone and gets no answer.
         let _ = stream.set_nonblocking(false);
         let _ = stream.set_write_timeout(Some(WRITE_TIMEOUT));
         match self.admit(stream) {
@@ -158,7 +159,8 @@ impl Shared {
         let _ = stream.shutdown(Shutdown::Both);
     }
 
-    /// A number for a new connection; none if there are too many.
+    /// Returns a number for a new connection. Returns None if there are too many, or the server
+    /// ends.
     fn admit(&self, stream: &UnixStream) -> io::Result<Option<u64>> {
         let copy = stream.try_clone()?;
         let mut connections = self.connections();
@@ -222,7 +224,7 @@ impl Shared {
         let mut connections = self.connections();
         connections.stopped = true;
         for stream in connections.open.values() {
-            // It may be closed already.
+            // The stream may be closed already.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }

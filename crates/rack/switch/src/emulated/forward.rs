@@ -1,7 +1,8 @@
 //! The threads that carry frames.
 //!
-//! There are at most as many as CPUs; each serves some of the ports, and a port always the same
-//! thread, so frames of a circuit keep their order. A port without a circuit wakes no thread.
+//! There are at most as many threads as CPUs. Each serves some of the ports, and a port always has
+//! the same thread, so the frames of a circuit keep their order. A port without a circuit wakes no
+//! thread.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,16 +19,16 @@ use super::frame::Frame;
 use super::plane::SharedPlane;
 use crate::sys::BATCH_FRAMES;
 
-/// Batches from one port before the next one has its turn.
+/// Batches forwarded from one port before the next port has its turn.
 const BATCHES_PER_TURN: usize = 4;
-/// More threads than this gain nothing on the machines this is for.
+/// Most threads: more gain nothing on the machines this is for.
 const MAX_THREADS: usize = 8;
-/// Ports that are looked at after one wait.
+/// Most events handled after one wait.
 const EVENTS: usize = 32;
-/// What the stop event is known by; ports are known by their numbers.
+/// Data of the stop event in the queue; the data of a port is its number.
 const STOP: u64 = u64::MAX;
 
-/// The threads; dropping it ends them.
+/// The forwarding threads. Dropping this ends them.
 #[derive(Debug)]
 pub(super) struct Forwarding {
     stop: Arc<OwnedFd>,
@@ -60,10 +61,10 @@ impl Forwarding {
 
 impl Drop for Forwarding {
     fn drop(&mut self) {
-        // It can only fail when it is set already.
+        // The write can fail only if the event is set already.
         let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
         for thread in self.threads.drain(..) {
-            // A thread that panicked has ended, which is what is wanted.
+            // A thread that panicked has ended, too, as intended.
             let _ = thread.join();
         }
     }

@@ -1,28 +1,31 @@
 //! One frame on its way through the switch.
 //!
-//! It stays as the kernel gave it: metadata of offloading, the two addresses, the rest. The kernel
-//! hands a VLAN tag over beside the frame; it is put back where it was, between addresses and rest.
+//! A frame stays as the kernel delivered it: offload metadata, the two addresses, the rest. The
+//! kernel delivers a VLAN tag beside the frame; it is put back where it was, between addresses and
+//! rest.
 
-/// `struct virtio_net_hdr`: flags, kind of segmentation, header length, segment size, checksum's
-/// place.
+/// `struct virtio_net_hdr`: flags, kind of segmentation, header length, segment size, position of
+/// the checksum.
 const OFFLOAD_BYTES: usize = 10;
 /// Destination and source.
 const ADDRESSES_BYTES: usize = 12;
 /// The rest of the longest frame: the kernel builds no super-frame above 64 KiB unless configured
 /// to (BIG TCP). Longer ones are dropped and counted.
 const REST_BYTES: usize = 64 * 1024;
-/// Room for what the kernel says beside a frame: one header of 16 bytes, 20 of data.
+/// Space for the control data that the kernel delivers with a frame: one header of 16 bytes, 20 of
+/// data.
 pub(crate) const CONTROL_BYTES: usize = 40;
 /// A VLAN tag: protocol and number.
 const TAG_BYTES: usize = 4;
-/// Addresses and protocol: less is no frame.
+/// Shortest frame: addresses and protocol.
 const MIN_FRAME_BYTES: usize = 14;
-/// "The checksum is to be computed" in the first byte of the metadata.
+/// Flag in the first byte of the metadata: the checksum is still to be computed.
 const NEEDS_CHECKSUM: u8 = 1;
-/// The kernel tells a tag, and its protocol (`TP_STATUS_VLAN_VALID`, `TP_STATUS_VLAN_TPID_VALID`).
+/// Status bits: the kernel gives a tag, and its protocol (`TP_STATUS_VLAN_VALID`,
+/// `TP_STATUS_VLAN_TPID_VALID`).
 const TAG_VALID: u32 = 1 << 4;
 const TAG_PROTOCOL_VALID: u32 = 1 << 6;
-/// 802.1Q, the default where no protocol is given.
+/// 802.1Q, the default if no protocol is given.
 const DOT1Q: u16 = 0x8100;
 
 /// A buffer for one frame.
@@ -38,7 +41,7 @@ pub(crate) struct Frame {
     is_whole: bool,
 }
 
-/// Aligned as the kernel's `cmsghdr` wants it.
+/// Control data, aligned as the kernel's `cmsghdr` requires.
 #[repr(C, align(8))]
 #[derive(Debug)]
 pub(crate) struct Control([u8; CONTROL_BYTES]);
@@ -59,12 +62,13 @@ impl Frame {
         }
     }
 
-    /// Makes it ready for the next frame.
+    /// Prepares the buffer for the next frame.
     pub(crate) fn clear(&mut self) {
         (self.tag_len, self.rest_len, self.is_whole) = (0, 0, false);
     }
 
-    /// `len` bytes have come, metadata included, and `control_len` beside them.
+    /// Notes that `len` bytes were received, metadata included, with `control_len` bytes of control
+    /// data, and whether some were `cut`.
     pub(crate) fn arrived(&mut self, len: usize, control_len: usize, cut: bool) {
         let frame_len = len.saturating_sub(OFFLOAD_BYTES);
         self.is_whole = !cut && frame_len >= MIN_FRAME_BYTES;
@@ -76,12 +80,12 @@ impl Frame {
         }
     }
 
-    /// Whether all of it came.
+    /// Whether the whole frame was received, and is not too short.
     pub(crate) fn is_whole(&self) -> bool {
         self.is_whole
     }
 
-    /// Its length on the wire, were it sent in one piece.
+    /// Its length on the wire in bytes, if it were sent in one piece.
     pub(crate) fn bytes(&self) -> u64 {
         (ADDRESSES_BYTES + self.tag_len + self.rest_len) as u64
     }
@@ -91,7 +95,7 @@ impl Frame {
         [&self.offload, &self.addresses, &self.tag[..self.tag_len], &self.rest[..self.rest_len]]
     }
 
-    /// Everything behind the tag has moved on by its length.
+    /// Moves the offsets behind the tag on by its length.
     fn shift_offload(&mut self) {
         const HEADER_LEN: usize = 2;
         const CHECKSUM_START: usize = 6;
@@ -109,7 +113,8 @@ impl Frame {
 }
 
 impl Control {
-    /// The VLAN tag, if the kernel told one: `struct tpacket_auxdata` behind one `struct cmsghdr`.
+    /// Returns the VLAN tag, if the kernel gave one, from a `struct tpacket_auxdata` behind one
+    /// `struct cmsghdr`.
     fn tag(&self, len: usize) -> Option<[u8; TAG_BYTES]> {
         const LEVEL: usize = 8;
         const KIND: usize = 12;
@@ -171,7 +176,7 @@ mod tests {
         frame
     }
 
-    /// The next frame of our sender's; the kernel's own are passed over.
+    /// Returns the next frame of the test's sender. Skips the kernel's own frames.
     fn next(socket: &OwnedFd, counted: impl Fn() -> String) -> Frame {
         let deadline = Instant::now() + Duration::from_secs(10);
         loop {
@@ -196,7 +201,7 @@ mod tests {
         let mut switch = opened.expect("enter").expect("open");
         switch.connect(Circuit::new(0, 1).expect("two ports")).expect("connect");
         let (near, far) = (socket(&hosts[0]), socket(&hosts[1]));
-        // An experimental protocol and some bytes, with no tag, a 802.1Q tag and a 802.1ad tag.
+        // An experimental protocol and some bytes, with no tag, an 802.1Q tag and an 802.1ad tag.
         for tag in [&[][..], &[0x81, 0x00, 0x20, 0x05], &[0x88, 0xa8, 0x01, 0x23]] {
             let payload = [&[0x88, 0xb5][..], &[7; 500]].concat();
             let sent = frame(&[tag, &payload].concat());
@@ -207,7 +212,8 @@ mod tests {
             });
             assert!(got.is_whole());
             assert_eq!(got.bytes(), sent.bytes());
-            // The receiving socket has had the tag taken out once more, and put it back.
+            // The kernel has removed the tag once more at the receiving socket, and `Frame` has put
+            // it back.
             assert_eq!(got.parts()[2], tag);
             assert_eq!(got.parts()[3], payload);
         }

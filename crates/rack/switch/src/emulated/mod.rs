@@ -2,10 +2,10 @@
 //! while a circuit joins them, in both directions, unchanged.
 //!
 //! Invariants:
-//! * nothing passes without a circuit, not even ARP; [`plane`] says how;
-//! * the switch does not latch: its circuits are in its memory only, and end with it. (Some real
-//!   ones keep their mirrors where they are without power.)
-//! * control runs on threads of its own and waits for one batch of frames at most.
+//! * nothing passes without a circuit, not even ARP ([`plane`] says how);
+//! * the switch does not latch: its circuits are only in its memory, and end with it. (Some real
+//!   switches keep their mirrors in place without power.)
+//! * control runs on threads of its own and waits for at most one batch of frames.
 
 mod control;
 mod forward;
@@ -24,10 +24,11 @@ pub use control::{ControlServer, MAX_CONNECTIONS};
 use forward::Forwarding;
 use plane::{Plane, Port, SharedPlane};
 
-/// Most ports of a switch, the size of the smaller optical ones that are sold. More are refused.
+/// Most ports of a switch: the size of the smaller optical switches that are sold. More are
+/// refused.
 pub const MAX_PORTS: usize = 256;
 
-/// A switch that forwards from when it is opened until it is dropped.
+/// A switch that forwards from its opening until it is dropped.
 #[derive(Debug)]
 pub struct EmulatedSwitch {
     plane: SharedPlane,
@@ -47,9 +48,9 @@ pub enum EmulatedError {
     /// A port's interface cannot be used.
     #[error("interface {interface} cannot be a port: {source}")]
     Port {
-        /// Its name.
+        /// Name of the interface.
         interface: String,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The threads that forward cannot be started.
@@ -58,19 +59,20 @@ pub enum EmulatedError {
     /// The control socket cannot be made.
     #[error("cannot listen at {}: {source}", path.display())]
     Listen {
-        /// Where.
+        /// Path of the socket.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
 }
 
 impl EmulatedSwitch {
-    /// A switch whose ports are these interfaces of the calling thread's network namespace; the
-    /// first is port 0. It has no circuits. It takes `CAP_NET_RAW` and `CAP_NET_ADMIN`.
+    /// Opens a switch whose ports are these interfaces of the calling thread's network namespace;
+    /// the first is port 0. It has no circuits. Requires `CAP_NET_RAW` and `CAP_NET_ADMIN`.
     ///
     /// # Errors
-    /// An interface is not there or cannot be used.
+    /// The number of ports is not supported, or an interface is given twice, does not exist or
+    /// cannot be used.
     pub fn open(name: &str, interfaces: &[impl AsRef<str>]) -> Result<Self, EmulatedError> {
         if interfaces.is_empty() || interfaces.len() > MAX_PORTS {
             return Err(EmulatedError::PortCount(interfaces.len()));
@@ -93,30 +95,30 @@ impl EmulatedSwitch {
         Ok(Self { plane, instance, _forwarding: forwarding })
     }
 
-    /// Answers on a unix socket, which only this user may use, until the server is dropped. A
-    /// socket there at which no process answers is replaced.
+    /// Serves a unix socket, which only this user may use, until the server is dropped. A socket at
+    /// this path that no process serves is replaced.
     ///
     /// # Errors
-    /// The socket cannot be made, or another switch answers there.
+    /// The socket cannot be created, or another switch serves it.
     pub fn serve(&self, path: impl AsRef<Path>) -> Result<ControlServer, EmulatedError> {
         let path = path.as_ref();
         ControlServer::start(Arc::clone(&self.plane), &self.instance, path)
             .map_err(|source| EmulatedError::Listen { path: path.to_owned(), source })
     }
 
-    /// Its name.
+    /// Name of the switch.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.plane.name
     }
 
-    /// How many ports it has.
+    /// Number of ports.
     #[must_use]
     pub fn ports(&self) -> usize {
         self.plane.ports.len()
     }
 
-    /// The traffic of its circuits, in ascending order.
+    /// Returns the traffic of the switch's circuits, in ascending order.
     #[must_use]
     pub fn counters(&self) -> Vec<CircuitCounters> {
         self.plane.counters()
@@ -143,7 +145,7 @@ fn open_port(interface: &str) -> io::Result<Port> {
     Port::open(rustix::net::netdevice::name_to_index(&any, interface)?)
 }
 
-/// Tells this run of a switch from any other.
+/// Returns a random name of this run of the switch, which no other run has.
 fn new_instance() -> io::Result<String> {
     let mut bytes = [0_u8; 16];
     fill_random(&mut bytes)?;

@@ -1,13 +1,13 @@
-//! What the switch does: its ports, the circuits between them, and carrying frames along these.
+//! The switching itself: ports, the circuits between them, and forwarding frames along circuits.
 //!
 //! Invariants:
 //! * frames go from one port to another only under the read side of one lock, while a circuit joins
 //!   them; circuits change under its write side. So when a call that takes a circuit down has
 //!   returned, no frame passes any more;
-//! * a port in no circuit keeps no frames (its socket is closed to them), and what it may still
-//!   hold is thrown away before it is joined: a frame never travels over a circuit that was set up
-//!   after it;
-//! * a frame that a worker took before the port's circuits changed is dropped (`changes`).
+//! * a port in no circuit keeps no frames (its socket is closed to them), and frames that it may
+//!   still hold are discarded before it joins a circuit: a frame never passes over a circuit that
+//!   was set up after the frame arrived;
+//! * a frame that a thread received before the port's circuits changed is dropped (`changes`).
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,18 +21,19 @@ use super::frame::Frame;
 use crate::table::{CircuitTable, Conflict};
 use crate::{Circuit, CircuitCounters, DirectionCounters, SwitchError, sys};
 
-/// Bytes that may wait at a port in each direction, as the kernel counts them: a hundred
-/// super-frames. When it is full further frames are lost and counted, as in a real port's buffer.
+/// Most bytes that wait at a port in each direction, as the kernel counts them: over a hundred
+/// super-frames. When the buffer is full, further frames are lost and counted, as in a real port's
+/// buffer.
 const PORT_BUFFER_BYTES: i32 = 8 << 20;
-/// Frames thrown away before a port is joined: more than its buffer holds. It ends earlier, since a
-/// closed port takes no more.
+/// Most frames discarded before a port joins a circuit: more than its buffer holds. Discarding ends
+/// earlier, because a closed port accepts no more frames.
 const MAX_STALE_FRAMES: usize = 64 * 1024;
 
 /// One port: the socket on its interface.
 #[derive(Debug)]
 pub(super) struct Port {
     socket: OwnedFd,
-    /// How often its circuits have changed.
+    /// Number of changes of its circuits.
     changes: AtomicU64,
 }
 
@@ -50,7 +51,7 @@ struct Circuits {
     carried: BTreeMap<Circuit, Carried>,
 }
 
-/// What a circuit has carried: from the lower port, from the higher port.
+/// Traffic of a circuit: from the lower port, from the higher port.
 #[derive(Debug, Default)]
 struct Carried([Direction; 2]);
 
@@ -72,11 +73,10 @@ impl Port {
     }
 
     fn discard(&self) {
-        // Only while a circuit is being set up, so the buffer need not be kept.
+        // Called only when a circuit is set up, so the buffer need not be kept.
         let mut frames = [Frame::new()];
         for _ in 0..MAX_STALE_FRAMES {
-            // An error that is no end of frames belongs to one frame, or to an interface that is
-            // gone.
+            // Any other error concerns one frame, or an interface that is gone.
             match sys::receive(self.socket.as_fd(), &mut frames) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 _ => {}
@@ -100,7 +100,7 @@ impl Plane {
         let circuits = self.read();
         for (number, port) in (0..).zip(&self.ports) {
             if let Some((_, direction)) = circuits.way(number) {
-                // What cannot be read now is counted the next time.
+                // Losses that cannot be read now are counted the next time.
                 let lost = sys::take_lost(&port.socket).unwrap_or(0);
                 direction.dropped.fetch_add(u64::from(lost), Relaxed);
             }
@@ -122,13 +122,13 @@ impl Plane {
         let ports = self.ends(circuit);
         for (_, port) in &ports {
             port.discard();
-            // Frames lost until now belong to no standing circuit.
+            // Frames lost until now belong to no present circuit.
             let _ = sys::take_lost(&port.socket);
             port.changes.fetch_add(1, SeqCst);
         }
         for (number, port) in &ports {
             if let Err(error) = sys::set_open(&port.socket, true) {
-                // A port left open is one whose frames are dropped here instead of in the kernel.
+                // If a port stays open, its frames are dropped here instead of in the kernel.
                 let _ = circuits.table.disconnect(circuit);
                 let reason = error.to_string();
                 return Err(SwitchError::PortFailed {
@@ -148,14 +148,15 @@ impl Plane {
             circuits.carried.remove(&circuit);
             for (_, port) in self.ends(circuit) {
                 port.changes.fetch_add(1, SeqCst);
-                // Should it fail, frames are taken and dropped for want of a circuit.
+                // If this fails, frames are received and dropped, because there is no circuit.
                 let _ = sys::set_open(&port.socket, false);
             }
         }
         Ok(())
     }
 
-    /// Carries the frames that wait at a port, a batch at most. Returns whether there may be more.
+    /// Forwards the frames that wait at a port, at most one batch. Returns whether there may be
+    /// more.
     pub(super) fn carry(&self, number: u32, batch: &mut [Frame]) -> bool {
         let Some(port) = usize::try_from(number).ok().and_then(|index| self.ports.get(index))
         else {
@@ -197,7 +198,7 @@ impl Plane {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => 0,
                 Err(error) => {
-                    // A full port loses all that is at hand; any other error concerns one frame.
+                    // A full port loses all remaining frames; any other error concerns one frame.
                     let full = error.kind() == io::ErrorKind::WouldBlock;
                     let lost = if full { frames.len() } else { 1 };
                     direction.dropped.fetch_add(lost as u64, Relaxed);
@@ -241,7 +242,7 @@ impl Plane {
 }
 
 impl Circuits {
-    /// Where frames from a port go, and their counters.
+    /// Returns the port to which frames from `from` go, and their counters.
     fn way(&self, from: u32) -> Option<(u32, &Direction)> {
         let to = self.table.peer(from)?;
         let Carried([low, high]) = self.carried.get(&Circuit::new(from, to)?)?;
@@ -259,5 +260,5 @@ impl Direction {
     }
 }
 
-/// Shared by the workers and the control.
+/// The plane, shared by the forwarding and the control threads.
 pub(super) type SharedPlane = Arc<Plane>;
