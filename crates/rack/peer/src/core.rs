@@ -1,9 +1,9 @@
-//! Protocol, ledger and blade behind one lock, and what they want done, carried out in its order.
+//! Protocol, ledger and blade behind one lock; their actions are carried out in order.
 //!
-//! Whoever changes something does it through [`Core::with`]; before the lock is let go, everything
-//! that follows from it has been done: datagrams sent, grants set, programs' versions raised. Only
-//! taking a grant back is left to a thread of its own, because the blade zeroes its memory first;
-//! the grant's epoch is never used again, so nothing has to wait for that.
+//! Every change is made through [`Core::with`]. Before the lock is released, all its consequences
+//! have been carried out: datagrams sent, grants set, programs' versions raised. Only taking a
+//! grant back is left to a thread of its own, because the blade zeroes its memory first. Nothing
+//! has to wait for that, because the grant's epoch is never used again.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::UdpSocket;
@@ -24,10 +24,10 @@ use tokio::sync::watch;
 use crate::Observation;
 use crate::ledger::{Effect, HerePlace, Ledger, Placement, Surroundings};
 
-/// Events remembered for those who come later; older ones are gone.
+/// Events kept for later readers; older ones are dropped.
 const EVENTS_LIMIT: usize = 1_000;
-/// Rounds of "what one wants changes what the other wants" before the rest waits for the next time:
-/// more than two have never been seen.
+/// Most rounds in which protocol and ledger react to each other before the rest waits for the next
+/// change: more than two have never been seen.
 const ROUNDS_MAX: usize = 16;
 
 /// A grant this node lends.
@@ -58,20 +58,21 @@ pub(crate) struct State {
     pub ledger: Ledger,
     pub usage: Option<MemoryUse>,
     pub lent: BTreeMap<GrantId, Lent>,
-    /// The bytes that others hold here, and that programs of this node hold, at the last sample.
+    /// Bytes of this node's blade in use at the last sample: by others, and by programs of this
+    /// node.
     pub lent_used_bytes: u64,
     pub here_used_bytes: u64,
     pub counts: Counts,
     pub is_ending: bool,
     events: VecDeque<Event>,
     event_count: u64,
-    /// Of the change under way.
+    /// Time of the change under way.
     now: Duration,
     demand_bytes: Option<u64>,
     capacity_bytes: Option<u64>,
 }
 
-/// One order to the thread that takes grants back.
+/// An order to the thread that takes grants back: id and epoch of a grant.
 pub(crate) type Revocation = (farpool_blade::GrantId, u64);
 
 /// The node.
@@ -128,7 +129,7 @@ impl Core {
         &self.socket
     }
 
-    /// Tells that something may have changed.
+    /// Returns a receiver that is told when something may have changed.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
     }
@@ -138,12 +139,12 @@ impl Core {
         lock(&self.state)
     }
 
-    /// Looks without changing anything.
+    /// Reads the state without changing anything.
     pub(crate) fn read<T>(&self, look: impl FnOnce(&State, Duration) -> T) -> T {
         look(&self.lock(), self.now())
     }
 
-    /// Changes something, and does all that follows from it.
+    /// Changes the state, and carries out all consequences.
     pub(crate) fn with<T>(&self, change: impl FnOnce(&mut State, Duration) -> T) -> T {
         let mut state = self.lock();
         let now = self.now();
@@ -157,7 +158,7 @@ impl Core {
         result
     }
 
-    /// Takes in one look at the memory.
+    /// Takes a sample of the memory into account.
     pub(crate) fn observe(&self, seen: Observation) {
         let grants = self.blade.grants();
         self.with(|state, now| {
@@ -180,7 +181,7 @@ impl Core {
         });
     }
 
-    /// The memory could not be looked at: nothing is lent on doubtful numbers.
+    /// Notes that the memory could not be sampled: nothing is lent on doubtful numbers.
     pub(crate) fn observe_failed(&self, error: &std::io::Error) {
         self.with(|state, now| {
             if state.counts.looks_failed == 0 {
@@ -195,7 +196,7 @@ impl Core {
         });
     }
 
-    /// Does everything that follows.
+    /// Carries out all consequences of a change.
     fn settle(&self, state: &mut State, now: Duration) {
         for _ in 0..ROUNDS_MAX {
             let mut is_quiet = true;
@@ -295,8 +296,7 @@ impl Core {
                 state.lent.insert(grant, Lent { client: client.node, bytes });
                 state.tell("grant-made", client.addr, format!("{bytes} bytes"));
             }
-            // The client finds the blade shut and loses the grant with its lease; nothing of it is
-            // used.
+            // The blade refuses the client, which loses the grant with its lease; no data is on it.
             Err(error) => tracing::error!(%grant, %error, "the blade does not lend"),
         }
     }
@@ -316,7 +316,7 @@ impl Core {
         self.order_back(grant);
     }
 
-    /// The thread lives as long as this does.
+    /// Orders a grant to be taken back. The thread that does so lives as long as this node.
     fn order_back(&self, grant: GrantId) {
         let _ends_with_us = self.revocations.send((blade_id(grant), grant.epoch.0));
     }
@@ -344,7 +344,7 @@ impl Core {
         }
     }
 
-    /// The blade may hold what is lent or offered and what own programs have; it can have no more
+    /// Sets the blade's capacity: what is lent or offered and what own programs have, but no more
     /// than it was set up with.
     fn set_capacity(&self, state: &mut State) {
         let member = &state.member;
@@ -359,8 +359,9 @@ impl Core {
 }
 
 impl State {
-    /// Grants here may have what is below MEM_MAX_LOW and neither used nor lent. What they hold
-    /// already is in the node's use.
+    /// Returns what the ledger needs to know. Grants here may take the memory below MEM_MAX_LOW
+    /// that is neither used nor lent. Their present use is part of the node's use, and is
+    /// subtracted.
     fn surroundings(&self) -> Surroundings {
         let limit = self.usage.map_or(0, |usage| {
             let most = self.member.config().thresholds.max_low_bytes(usage.total_bytes);
@@ -371,12 +372,13 @@ impl State {
         Surroundings { class: self.member.class(), here_limit_bytes }
     }
 
-    /// What those who wait for news look at: events, and what programs are told.
+    /// Returns the counts that waiting requests depend on: of events, and of changed answers to
+    /// programs.
     fn change_counts(&self) -> (u64, u64) {
         (self.event_count, self.ledger.change_count())
     }
 
-    /// Remembers an event.
+    /// Records an event.
     pub(crate) fn tell(&mut self, kind: &str, subject: impl std::fmt::Display, detail: String) {
         self.event_count += 1;
         let event = Event {
@@ -392,13 +394,13 @@ impl State {
         }
     }
 
-    /// Events after the one with this id.
+    /// Returns the events after the one with this id.
     pub(crate) fn events_after(&self, after: u64) -> Vec<Event> {
         self.events.iter().filter(|event| event.id > after).cloned().collect()
     }
 }
 
-/// A class in a word.
+/// The name of a class.
 pub(crate) fn class_name(class: Class) -> &'static str {
     match class {
         Class::Server => "server",
@@ -407,7 +409,7 @@ pub(crate) fn class_name(class: Class) -> &'static str {
     }
 }
 
-/// A grant's name at the blade: its server's id, 0 for own programs, and its epoch.
+/// Returns a grant's id at the blade: its server's id, 0 for own programs, and its epoch.
 fn blade_id(grant: GrantId) -> farpool_blade::GrantId {
     farpool_blade::GrantId(u128::from(grant.server.0) << 64 | u128::from(grant.epoch.0))
 }
@@ -427,7 +429,7 @@ fn grant_spec(grant: GrantId, key: GrantKey, bytes: u64) -> GrantSpec {
     }
 }
 
-/// Random bits of the kernel.
+/// Returns random bits from the kernel.
 pub(crate) fn random_bits() -> u128 {
     let mut bytes = [0; 16];
     // Without the flags that make it fail, the kernel always gives some.

@@ -1,8 +1,8 @@
-//! The running node: sockets, threads, its beginning and its end.
+//! The running node: sockets, threads, start and end.
 //!
-//! Threads: `fp-collab` has the datagrams, the timers and the look at the memory; `fp-collab-back`
-//! takes grants back; `fp-collab-join` resolves names; the REST interface has a small runtime of
-//! its own, the blade its threads.
+//! Threads: `fp-collab` handles datagrams, timers and samples of the memory; `fp-collab-back` takes
+//! grants back; `fp-collab-join` resolves names; the REST interface has a small runtime of its own,
+//! the blade its own threads.
 
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::mpsc::{Receiver, channel};
@@ -22,22 +22,23 @@ use crate::names::{cluster_id, next_incarnation, node_id};
 use crate::rest::Rest;
 use crate::{CollaborateError, CollaborateOptions, Observe};
 
-/// Between two looks at the memory.
+/// Time between two samples of the memory.
 const LOOK_PERIOD: Duration = Duration::from_millis(250);
-/// Longest wait for a datagram: what REST requests have begun is due within a tick.
+/// Longest wait for a datagram: work that REST requests have begun is due within a tick.
 const RECEIVE_WAIT: Duration = Duration::from_millis(50);
-/// Longest a full socket may hold up everything else; the datagram is lost then, as datagrams may
-/// be.
+/// Longest time that a full socket may delay everything else. The datagram is then lost, as
+/// datagrams may be.
 const SEND_WAIT: Duration = Duration::from_millis(5);
-/// Datagrams taken in before timers are looked at again.
+/// Most datagrams received before timers are checked again.
 const DATAGRAMS_AHEAD: usize = 64;
-/// Above the largest datagram of the protocol: a longer one is cut, and refused by its checksum.
+/// Length of the receive buffer in bytes, above the largest datagram of the protocol: a longer one
+/// is cut, and refused by its checksum.
 const DATAGRAM_BYTES: usize = 2_048;
-/// Names are resolved again after this long while no node is known, and after the second while some
+/// How long until names are resolved again: the first while no node is known, the second while some
 /// are.
 const RESOLVE_ALONE: Duration = Duration::from_secs(5);
 const RESOLVE_PERIOD: Duration = Duration::from_secs(60);
-/// Between two looks at whether a node that ends may go.
+/// How often an ending node checks whether it may end.
 const END_STEP: Duration = Duration::from_millis(20);
 /// Attempts to find a port that is free for datagrams and connections alike.
 const PORT_TRIES: usize = 16;
@@ -47,8 +48,8 @@ const PORT_TRIES: usize = 16;
 pub struct Ending(Arc<(Mutex<u8>, Condvar)>);
 
 impl Ending {
-    /// Asks once: it ends when nothing is lent or used any more, or its time is over. Asks twice:
-    /// at once.
+    /// Asks the node to end. Asked once, it ends when nothing is lent or used any more, or its time
+    /// is over; asked twice, at once.
     pub fn ask(&self) {
         let (asked, changed) = &*self.0;
         let mut asked = lock(asked);
@@ -60,7 +61,7 @@ impl Ending {
         *lock(&self.0.0)
     }
 
-    /// Waits until it was asked more than `times`, or that long.
+    /// Waits until the node was asked more than `times` times, but no longer than `longest`.
     fn wait(&self, times: u8, longest: Duration) {
         let (asked, changed) = &*self.0;
         let guard = lock(asked);
@@ -86,7 +87,7 @@ impl Farewell {
     }
 }
 
-/// A node that runs. Dropping it ends it without a word, as a crash would.
+/// A running node. Dropping it ends it without notice, as a crash would.
 #[derive(Debug)]
 pub struct Collaborator {
     core: Arc<Core>,
@@ -99,7 +100,7 @@ pub struct Collaborator {
 }
 
 impl Collaborator {
-    /// Starts a node. `observe` looks at the node's memory, the first time before this returns.
+    /// Starts a node. `observe` samples the node's memory, for the first time before this returns.
     ///
     /// # Errors
     /// See [`CollaborateError`].
@@ -156,7 +157,7 @@ impl Collaborator {
         self.rest.as_ref().map_or_else(|| SocketAddr::from(([0; 4], 0)), Rest::address)
     }
 
-    /// Where other nodes reach this one's datagrams.
+    /// Where other nodes send datagrams for this one.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.core.read(|state, _| state.member.config().addr)
@@ -168,13 +169,14 @@ impl Collaborator {
         self.serving.addresses()
     }
 
-    /// Its blade.
+    /// The node's blade.
     #[must_use]
     pub fn blade(&self) -> &Arc<Blade> {
         self.serving.blade()
     }
 
-    /// Runs until the node is told to end; then lets others move out, and says goodbye.
+    /// Runs until the node is told to end. Then lets others move out, and announces that it leaves.
+    /// Returns what was still in use.
     pub fn run(self, ending: &Ending) -> Farewell {
         while ending.times() == 0 {
             ending.wait(0, Duration::from_secs(3600));
@@ -219,7 +221,8 @@ impl Drop for Collaborator {
     }
 }
 
-/// The datagrams' socket, and the blade on the same port of TCP unless it has one of its own.
+/// Opens the datagrams' socket, and the blade on the same port of TCP unless it has an address of
+/// its own.
 fn listen(
     options: &CollaborateOptions,
     total_bytes: u64,
@@ -254,7 +257,7 @@ fn serve(
     blade: SocketAddr,
     total_bytes: u64,
 ) -> Result<Serving, farpool_blade::ServeError> {
-    // More than this is never lent or given to own programs; until then the blade takes nothing.
+    // More than this is never lent or given to own programs; the blade takes no memory before that.
     let most = options.thresholds.max_low_bytes(total_bytes).max(SUPERPAGE_BYTES);
     let config = BladeConfig {
         memory_bytes: most,
@@ -297,7 +300,7 @@ fn config(
     Ok(config)
 }
 
-/// Datagrams, timers, looks at the memory.
+/// Handles datagrams and timers, and samples the memory.
 fn speak(core: &Core, mut observe: impl Observe, stop: &Ending) {
     let mut buffer = [0; DATAGRAM_BYTES];
     let mut look_at = core.now() + LOOK_PERIOD;
@@ -317,7 +320,8 @@ fn speak(core: &Core, mut observe: impl Observe, stop: &Ending) {
             continue;
         }
         for _ in 0..DATAGRAMS_AHEAD {
-            // An error is a wait that is over, or an answer of the network to what was sent before.
+            // An error means that the wait is over, or is the network's answer to an earlier
+            // datagram.
             let Ok((length, from)) = core.socket().recv_from(&mut buffer) else { break };
             let datagram = &buffer[..length];
             let taken = core.with(|state, now| state.member.on_datagram(from, datagram, now));
@@ -347,7 +351,7 @@ fn take_back(core: &Core, orders: &Receiver<Revocation>, stop: &Ending) {
     }
 }
 
-/// Resolves the names of the nodes to greet, again and again: addresses change.
+/// Resolves the names of the nodes to greet, again and again, because addresses change.
 fn keep_contacts(core: &Core, join: &[String], stop: &Ending) {
     let mut said = Vec::new();
     while stop.times() == 0 {

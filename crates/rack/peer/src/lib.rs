@@ -3,14 +3,14 @@
 //!
 //! * [`ledger`]: which program of this node has which grant; pure.
 //! * `core`: the protocol's [`Member`](farpool_acms::Member), the ledger and the blade behind one
-//!   lock; carries out what they want.
-//! * `daemon`: sockets, threads, the beginning and the end.
+//!   lock; carries out their actions.
+//! * `daemon`: sockets, threads, start and end.
 //! * `rest`: HTTP for the programs of this node (`farpool run --pool`) and for people.
 //!
 //! Invariants:
-//! - A datagram that tells a client of a grant leaves after the blade knows the grant.
+//! - A datagram that announces a grant to a client is sent after the blade knows the grant.
 //! - Reclaimed memory is free at the deadline, whatever its clients do.
-//! - No program is given memory that another one has or had.
+//! - No program is given a grant that another one has or had.
 
 mod core;
 mod daemon;
@@ -28,18 +28,18 @@ pub use options::{CollaborateError, CollaborateOptions};
 pub use rest::{BODY_LIMIT_BYTES, REPORT_LIMIT_BYTES};
 pub use status::{ClientStatus, DatagramCounts, GrantStatus, PeerStatus, Status};
 
-/// One look at the node's memory.
+/// One sample of the node's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Observation {
-    /// What there is: of the machine, or of the daemon's control group.
+    /// Memory of the machine, or of the daemon's control group, in bytes.
     pub total_bytes: u64,
-    /// Bytes that programs could still get.
+    /// Bytes that programs can still get.
     pub available_bytes: u64,
-    /// Share of the time in which some program waited for memory, thousandths, where that is known.
+    /// Share of the time in which some program waited for memory, in thousandths, if known.
     pub pressure_permille: Option<u16>,
 }
 
-/// Looks at the node's memory; called four times a second.
+/// Samples the node's memory. Called four times a second.
 pub trait Observe: FnMut() -> io::Result<Observation> + Send + 'static {}
 
 impl<F: FnMut() -> io::Result<Observation> + Send + 'static> Observe for F {}

@@ -1,4 +1,4 @@
-//! Names into ids, and a number for each life of the daemon.
+//! Ids from names, and a number for each life of the daemon.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -7,24 +7,25 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use farpool_acms::{ClusterId, Incarnation, NodeId};
 use twox_hash::XxHash3_64;
 
-/// The id of a cluster.
+/// Returns the id of a cluster.
 #[must_use]
 pub fn cluster_id(name: &str) -> ClusterId {
     ClusterId(XxHash3_64::oneshot(name.as_bytes()))
 }
 
-/// The id of a node. Of 1,000,000 names two are equal by chance once in 37,000,000 clusters.
+/// Returns the id of a node. Among 1,000,000 names, two ids are equal by chance in one of
+/// 37,000,000 clusters.
 #[must_use]
 pub fn node_id(name: &str) -> NodeId {
     // 0 stands for "anyone".
     NodeId(XxHash3_64::oneshot(name.as_bytes()).max(1))
 }
 
-/// This life's number: the seconds of the wall clock, but more than the last one that the file
-/// remembers.
+/// Returns the number of this life: the seconds of the wall clock, but more than the last number in
+/// the file.
 pub(crate) fn next_incarnation(file: Option<&Path>) -> io::Result<Incarnation> {
     let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |since| since.as_secs());
-    // Cut down it would be the same number again in the next life.
+    // A clamped number would be the same again in the next life.
     let late = |_| io::Error::other("the clock is past the year 2106");
     let clock = u32::try_from(seconds).map_err(late)?.max(1);
     let Some(file) = file else { return Ok(Incarnation(clock)) };
@@ -53,7 +54,7 @@ fn last_life(file: &Path) -> io::Result<Option<u32>> {
     }
 }
 
-/// The old number or the new one is there, whenever the machine stops.
+/// Stores the number. The file has either the old or the new number whenever the machine stops.
 fn store(file: &Path, life: u32) -> io::Result<()> {
     let beside = file.with_extension("new");
     let mut new = std::fs::File::create(&beside)?;

@@ -1,4 +1,4 @@
-//! How a node takes part, and why it does not.
+//! A node's settings, and why a node does not run.
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -11,106 +11,108 @@ use farpool_http::bearer::is_token;
 /// A node's settings.
 #[derive(Clone, Debug)]
 pub struct CollaborateOptions {
-    /// Nodes of one cluster lend each other memory.
+    /// Name of the cluster: nodes of one cluster lend each other memory.
     pub cluster: String,
-    /// The name of this node: the same over restarts, and no other node's.
+    /// Name of this node: unique in the cluster, and the same after restarts.
     pub name: String,
     /// Where datagrams (UDP) and the blade (TCP) listen; port 0 takes a free one.
     pub listen: SocketAddr,
     /// Where the blade listens, if elsewhere.
     pub blade_listen: Option<SocketAddr>,
-    /// Where others reach this node, if not where it listens; the ports are those it listens on.
+    /// Address at which others reach this node, if not the one on which it listens; the ports are
+    /// the same.
     pub advertise: Option<IpAddr>,
     /// The blade's socket for programs of this node.
     pub socket: PathBuf,
     /// Nodes to greet, `host:port`.
     pub join: Vec<String>,
-    /// Where it stands; see [`farpool_acms::Zone`].
+    /// The node's zone; see [`farpool_acms::Zone`].
     pub zone: u32,
-    /// When it lends and when it borrows.
+    /// The use of memory at which it lends and at which it borrows.
     pub thresholds: Thresholds,
-    /// Whom it chooses.
+    /// How it orders competing nodes.
     pub arbitration: Arbitration,
-    /// How long what it lends stands without a renewal.
+    /// How long a grant that it makes lasts without a renewal.
     pub lease: Duration,
     /// How long others have to move out when it needs its memory.
     pub reclaim_deadline: Duration,
-    /// Where its programs and people connect.
+    /// Address of the REST interface, for its programs and for people.
     pub rest: SocketAddr,
-    /// What they must present.
+    /// Token that REST requests must present.
     pub token: Option<String>,
-    /// Permits a REST address beyond loopback, where others can read what is said; needs a token,
+    /// Permits a REST address beyond loopback, where others can read the traffic; needs a token,
     /// too.
     pub allow_remote_rest: bool,
     /// Permits datagrams and pages beyond loopback, which are not encrypted.
     pub allow_remote_tcp: bool,
-    /// Remembers the last life, so that a clock that went back changes nothing.
+    /// File with the number of the last life, so that a clock that is set back does no harm.
     pub state_file: Option<PathBuf>,
-    /// How long a node that ends waits until what it lends has come back.
+    /// How long an ending node waits until its memory has been given back and its programs have
+    /// ended.
     pub drain_timeout: Duration,
 }
 
 /// Why a node does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum CollaborateError {
-    /// A name of nothing.
+    /// The name of the cluster or node is empty.
     #[error("the {0} is empty; give it a name")]
     NoName(&'static str),
-    /// Reached from elsewhere.
+    /// A listening address is beyond loopback, which is not permitted.
     #[error(
         "{0} can be reached from other machines; nothing there is encrypted and nobody is asked \
          who he is, so allow it explicitly if the network is trusted"
     )]
     RemoteTcp(SocketAddr),
-    /// Others could read what is said.
+    /// The REST address is beyond loopback, which is not permitted: others could read the traffic.
     #[error(
         "the REST address {0} can be reached from other machines; allow that explicitly if you want it"
     )]
     RemoteDoor(SocketAddr),
-    /// Anybody could use this node.
+    /// The REST address is beyond loopback without a token: anybody could use this node.
     #[error("the REST address {0} can be reached from other machines; give it a token")]
     NoToken(SocketAddr),
-    /// An empty token protects nothing, and other characters do not fit a header.
+    /// The token is empty, which protects nothing, or has characters that do not fit a header.
     #[error("the token must be 1 or more visible ASCII characters")]
     BadToken,
-    /// Others would be told an address that none is.
+    /// The address given to others would be an unspecified one.
     #[error("others cannot reach this node at {0}; say at which address they can (--advertise)")]
     NoAdvertise(SocketAddr),
-    /// A setting of the protocol.
+    /// A setting of the protocol is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// The address is taken, or not this machine's.
+    /// The address is in use, or not this machine's.
     #[error("cannot listen on {address}")]
     Listen {
-        /// Which.
+        /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The blade does not start.
     #[error("the blade cannot be started")]
     Blade(#[from] ServeError),
-    /// The node's memory is not known.
+    /// The node's memory cannot be sampled.
     #[error("the node's memory cannot be looked at")]
     Memory(#[source] std::io::Error),
-    /// The last life is not known.
+    /// The number of the last life cannot be read or stored.
     #[error("the state file {path} cannot be used")]
     StateFile {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The machine does not give what is needed.
+    /// The system refused a socket, a thread or the like.
     #[error("the node cannot run")]
     Io(#[from] std::io::Error),
 }
 
 impl CollaborateOptions {
-    /// Whether a node can run with these.
+    /// Checks whether a node can run with these options.
     ///
     /// # Errors
-    /// Says what is wrong.
+    /// Says which option is wrong.
     pub fn check(&self) -> Result<(), CollaborateError> {
         for (what, name) in [("cluster", &self.cluster), ("node", &self.name)] {
             if name.is_empty() {
@@ -139,7 +141,7 @@ impl CollaborateOptions {
         Ok(())
     }
 
-    /// Where others reach the listener there.
+    /// Returns the address at which others reach the listener at `listen`.
     pub(crate) fn advertised_ip(&self, listen: SocketAddr) -> IpAddr {
         self.advertise.unwrap_or_else(|| listen.ip())
     }

@@ -1,4 +1,4 @@
-//! What people may see of the node.
+//! The state of the node, as shown to people.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use serde::{Deserialize, Serialize};
 use crate::core::{Core, State, class_name};
 use crate::ledger::HoldingState;
 
-/// A node at one moment. Sizes are bytes.
+/// A node at one moment. Sizes are in bytes.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Status {
     /// Its name.
     pub name: String,
     /// Its id, 16 hexadecimal digits.
     pub node: String,
-    /// This life of it.
+    /// The number of its present life.
     pub incarnation: u32,
     /// Where others reach it.
     pub address: String,
@@ -27,47 +27,47 @@ pub struct Status {
     pub class: String,
     /// Which side broadcasts, by this node's estimate: `clients` or `servers`.
     pub side: String,
-    /// It lends no more.
+    /// True if it is ending and lends no more.
     pub ending: bool,
     /// Bytes that its programs need, memory on other nodes included.
     pub own_bytes: u64,
-    /// What there is.
+    /// Memory that the node has.
     pub total_bytes: u64,
-    /// What it would lend in all.
+    /// Memory that it would lend in all.
     pub offered_bytes: u64,
-    /// What it has lent.
+    /// Memory that it has lent.
     pub lent_bytes: u64,
-    /// What of that holds data.
+    /// Lent memory that holds data.
     pub lent_used_bytes: u64,
     /// Bytes that its programs want from others.
     pub wanted_bytes: u64,
-    /// What they have there and shall not leave.
+    /// Memory that its programs have on other nodes and need not leave.
     pub borrowed_bytes: u64,
-    /// What of that holds data.
+    /// Borrowed memory that holds data.
     pub borrowed_used_bytes: u64,
-    /// Grants to its own programs on its own blade.
+    /// Memory granted to its own programs on its own blade.
     pub here_bytes: u64,
     /// Grants to others.
     pub lent: Vec<GrantStatus>,
     /// Grants of its programs, here and elsewhere.
     pub borrowed: Vec<GrantStatus>,
-    /// Nodes it knows.
+    /// Nodes that it knows.
     pub peers: Vec<PeerStatus>,
     /// Its programs.
     pub clients: Vec<ClientStatus>,
-    /// Datagrams.
+    /// Counts of datagrams.
     pub datagrams: DatagramCounts,
     /// Grants to others since the start.
     pub grants_made: u64,
-    /// Grants of others since the start.
+    /// Grants of others that became usable since the start.
     pub grants_used: u64,
-    /// Grants that others had to leave.
+    /// Grants to others that ended since the start.
     pub grants_revoked: u64,
-    /// Those of them that were not left in time.
+    /// Grants to others that ended before they were left.
     pub grants_cut_off: u64,
     /// Grants that programs here had to leave.
     pub moves: u64,
-    /// Those of them that were lost with data.
+    /// Grants of others whose memory was lost.
     pub grants_lost: u64,
 }
 
@@ -76,7 +76,8 @@ pub struct Status {
 pub struct GrantStatus {
     /// Its name.
     pub grant: String,
-    /// The other node: where it lies, or who has it; this node's name for its own.
+    /// The other node: the one where the grant lies, or the one that has it; this node's name for
+    /// its own.
     pub node: String,
     /// Its size.
     pub bytes: u64,
@@ -85,22 +86,22 @@ pub struct GrantStatus {
     pub client: Option<ClientId>,
     /// `ready`, `moving` or `lost`.
     pub state: String,
-    /// What of it holds data, as the program says.
+    /// Bytes that hold data, as the program reports.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub used_bytes: Option<u64>,
-    /// Time until its memory is gone.
+    /// Time until its memory is gone, in ms.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_ms: Option<u64>,
 }
 
-/// A node that is known.
+/// A known node.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PeerStatus {
     /// Its id.
     pub node: String,
     /// Where it is reached.
     pub address: String,
-    /// Its life.
+    /// The number of its present life.
     pub incarnation: u32,
     /// Bytes that it offers, if known.
     pub offered_bytes: u64,
@@ -111,11 +112,11 @@ pub struct PeerStatus {
 pub struct ClientStatus {
     /// Its id.
     pub id: ClientId,
-    /// What people call it.
+    /// Its name for people.
     pub name: String,
-    /// Its process.
+    /// Its process id.
     pub pid: u32,
-    /// What it wants.
+    /// Bytes that it wants.
     pub wanted_bytes: u64,
 }
 
@@ -124,7 +125,7 @@ pub struct ClientStatus {
 pub struct DatagramCounts {
     /// Sent.
     pub sent: u64,
-    /// Bytes of them.
+    /// Bytes sent.
     pub sent_bytes: u64,
     /// Received.
     pub received: u64,
@@ -132,7 +133,7 @@ pub struct DatagramCounts {
     pub damaged: u64,
     /// For another node, life or cluster.
     pub misdirected: u64,
-    /// Not taken by the network.
+    /// Refused by the network.
     pub failed: u64,
 }
 
@@ -144,7 +145,7 @@ fn millis(time: Duration) -> u64 {
     at_most(time.as_millis())
 }
 
-/// All of it, now.
+/// Returns the present status.
 pub(crate) fn status(core: &Core) -> Status {
     core.read(|state, now| {
         let (member, counts) = (&state.member, state.counts);
@@ -255,8 +256,8 @@ pub(crate) fn side_name(side: Side) -> &'static str {
     }
 }
 
-/// This node and those it knows, in the controller's words. What a node does not tell others stands
-/// as 0.
+/// Returns this node and those it knows, in the controller's format. Figures that nodes do not tell
+/// each other are 0 or missing.
 pub(crate) fn nodes(core: &Core) -> NodeList {
     let blade_id = core.blade().id();
     let capacity_bytes = core.blade().capacity_bytes();

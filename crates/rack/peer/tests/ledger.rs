@@ -1,4 +1,4 @@
-//! The ledger against a plain model: who has which grant, what went back, what is wanted.
+//! The ledger against a plain model: who has which grant, which went back, how much is wanted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -39,7 +39,7 @@ fn here() -> HerePlace {
     HerePlace { node: "b".into(), addresses: vec!["unix:///blade".into()] }
 }
 
-/// A ledger, and what a reader of this file would note about it.
+/// A ledger, and a plain model of it.
 struct World {
     ledger: Ledger,
     now: Duration,
@@ -47,11 +47,11 @@ struct World {
     wishes: u128,
     grants: u32,
     sequences: BTreeMap<ClientId, u64>,
-    /// Who ever had a grant.
+    /// The first program that had each grant.
     owners: BTreeMap<GrantId, ClientId>,
-    /// Grants of others that stand with the protocol.
+    /// Grants of others that the protocol has.
     standing: BTreeMap<GrantId, u64>,
-    /// Grants on the own blade.
+    /// Grants on this node's blade.
     given_here: BTreeMap<GrantId, u64>,
     alive: BTreeMap<ClientId, Duration>,
     lost: BTreeSet<GrantId>,
@@ -120,7 +120,7 @@ impl World {
         self.settle();
     }
 
-    /// One report in which every place to be left is said to be left, if so wanted.
+    /// Sends one report. If `has_left`, it says that all grants to be left were left.
     fn report(&mut self, number: u8, has_left: bool) {
         let id = client(number);
         let Ok(answer) = self.ledger.answer(id, &here(), self.now) else { return };
@@ -176,7 +176,7 @@ impl World {
         self.check();
     }
 
-    /// The answers to each program, compared with the events.
+    /// Compares the answers to each program with the effects so far.
     fn check(&mut self) {
         let mut seen = BTreeSet::new();
         let mut ready_elsewhere = 0;
@@ -280,7 +280,7 @@ proptest! {
                 }
                 Step::Around(class, limit) => {
                     let class = [Class::Server, Class::Neutral, Class::Client][usize::from(class)];
-                    // Grants here are never more than the limit of the time when they were made.
+                    // Grants here never exceed the limit at the time they were made.
                     let limit = limit.max(world.given_here.values().sum());
                     world.serve(class, limit);
                 }

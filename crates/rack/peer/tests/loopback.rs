@@ -13,7 +13,7 @@ use farpool_fabric::{
 };
 use farpool_peer::{Ending, Farewell};
 
-/// Whether the blade of a segment lets its program in.
+/// Whether the blade of a segment accepts its program.
 fn is_open(segment: &ClientSegment, attempt: u128) -> bool {
     let address: Address = segment.place.addresses[0].parse().unwrap();
     let key = GrantKey(segment.place.key.unwrap().0);
@@ -40,7 +40,7 @@ fn only_ready(segments: &[ClientSegment], bytes: u64) -> Option<ClientSegment> {
     is_it.then(|| segment.clone())
 }
 
-/// A lends, B borrows 128 MiB of it for a program: it has none to give itself.
+/// A lends, and B borrows 128 MiB from it for a program, because B has none to give.
 fn pair(lease: Duration, deadline: Duration) -> (Node, Node, Program, ClientSegment) {
     let times = move |options: &mut farpool_peer::CollaborateOptions| {
         (options.lease, options.reclaim_deadline) = (lease, deadline);

@@ -16,7 +16,7 @@ fn lone(change: impl FnOnce(&mut farpool_peer::CollaborateOptions)) -> Node {
     Node::start("b", 2, 60, &[], change)
 }
 
-/// Status and body of a request.
+/// Sends a request. Returns the status and body of the answer.
 fn ask(node: &Node, method: &str, path: &str, kind: &str, body: &[u8]) -> (u16, String) {
     let agent: ureq::Agent =
         ureq::Agent::config_builder().http_status_as_error(false).build().into();

@@ -10,7 +10,7 @@ use farpool_api::{ClientId, ClientSpec, SegmentId};
 use super::effect::Effect;
 use super::{GRANTS_HELD_MAX, GRANTS_IN_USE_MAX};
 
-/// A program.
+/// What is known about a program besides its grants.
 #[derive(Clone, Debug)]
 pub(super) struct Account {
     pub(super) spec: ClientSpec,
@@ -19,9 +19,9 @@ pub(super) struct Account {
     /// The version of its answers.
     pub(super) version: u64,
     pub(super) wanted_bytes: u64,
-    /// The last wishes.
+    /// Its last wishes: id and bytes.
     pub(super) wishes: VecDeque<(SegmentId, u64)>,
-    /// Since when something is missing and nothing came.
+    /// Since when memory is missing and none came.
     pub(super) short_since: Option<Duration>,
 }
 
@@ -42,20 +42,20 @@ impl Account {
 /// Where a grant lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Placement {
-    /// The other node's blade; none for this node's own.
+    /// The other node's blade. None for this node's own.
     pub blade: Option<SocketAddr>,
-    /// Opens it.
+    /// The key that opens it.
     pub key: GrantKey,
-    /// Its size.
+    /// Its size in bytes.
     pub bytes: u64,
 }
 
-/// How a grant stands with its program.
+/// The state of a grant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum HoldingState {
     /// It may be used.
     Ready,
-    /// It is being left; until then, if its server has set a time.
+    /// It is being left, by a deadline if its server has set one.
     Moving {
         /// When the memory is gone in any case.
         deadline: Option<Duration>,
@@ -67,17 +67,17 @@ pub enum HoldingState {
 /// A grant that a program has.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Holding {
-    /// Whose.
+    /// The program that has it.
     pub client: ClientId,
-    /// The other node's blade; none for this node's own.
+    /// The other node's blade. None for this node's own.
     pub blade: Option<SocketAddr>,
-    /// Opens it.
+    /// The key that opens it.
     pub key: GrantKey,
-    /// Its size.
+    /// Its size in bytes.
     pub bytes: u64,
-    /// What of it holds data, as the program says.
+    /// Bytes that hold data, as the program reports.
     pub used_bytes: u64,
-    /// How it stands.
+    /// Its state.
     pub state: HoldingState,
 }
 
@@ -101,7 +101,7 @@ impl Holding {
         matches!(self.state, HoldingState::Moving { .. })
     }
 
-    /// Its way back to whom it came from.
+    /// Returns the action that gives the grant back.
     pub(super) fn given_back(&self, grant: GrantId) -> Effect {
         if self.is_here() { Effect::EndHere(grant) } else { Effect::Evacuated(grant) }
     }
@@ -110,9 +110,9 @@ impl Holding {
 /// A program's grants, summed up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct Program {
-    /// Ready, on other nodes.
+    /// Bytes of ready grants on other nodes.
     pub(super) others_bytes: u64,
-    /// Ready, here.
+    /// Bytes of ready grants here.
     pub(super) here_bytes: u64,
     ready_count: usize,
     moving_count: usize,
@@ -137,14 +137,14 @@ impl Program {
         self.others_bytes.saturating_add(self.here_bytes)
     }
 
-    /// It can take no further grant.
+    /// Whether it can take no further grant.
     pub(super) fn is_full(&self) -> bool {
         self.ready_count >= GRANTS_IN_USE_MAX
             || self.ready_count + self.moving_count >= GRANTS_HELD_MAX
     }
 
-    /// Bytes that others should lend it. A client has no memory of its own to give, so its grants
-    /// here are wanted from others, too.
+    /// Returns the bytes that others should lend it. A node of class client has no memory of its
+    /// own to give, so grants here are wanted from others, too.
     pub(super) fn missing_from_others(&self, wanted_bytes: u64, class: Class) -> u64 {
         let here = if class == Class::Client { 0 } else { self.here_bytes };
         let missing = wanted_bytes.saturating_sub(self.others_bytes.saturating_add(here));

@@ -1,4 +1,4 @@
-//! What the ledger wants done, and why it refuses something.
+//! Actions that the ledger requests, and why it refuses something.
 
 use farpool_acms::{GrantId, GrantKey};
 use farpool_api::{ClientId, ProblemKind, SegmentId};
@@ -6,34 +6,34 @@ use thiserror::Error;
 
 use super::{CLIENTS_MAX, LEASE_RANGE_MS, WISH_LIMIT_BYTES};
 
-/// What the shell has to do.
+/// An action that the caller has to carry out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effect {
-    /// Nobody uses this grant of another node: tell the protocol.
+    /// No program uses this grant of another node: the protocol must be told.
     Evacuated(GrantId),
-    /// The own blade shall serve this grant.
+    /// This node's blade must serve this grant.
     GiveHere {
         /// The grant.
         grant: GrantId,
         /// The key that opens it.
         key: GrantKey,
-        /// How much.
+        /// Its size in bytes.
         bytes: u64,
     },
-    /// The own blade shall take this grant back.
+    /// This node's blade must take this grant back.
     EndHere(GrantId),
-    /// This client said nothing for the length of its lease, and is ended.
+    /// This client sent nothing for the length of its lease, and was ended.
     Silent(ClientId),
 }
 
-/// A wish that was heard.
+/// A wish that was accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Wished {
-    /// Whose.
+    /// The client that wishes.
     pub client: ClientId,
-    /// In whole superpages.
+    /// The memory wished for, in bytes: whole superpages.
     pub bytes: u64,
-    /// Not a repetition.
+    /// False if the wish is a repetition.
     pub is_new: bool,
 }
 
@@ -43,42 +43,42 @@ pub enum LedgerError {
     /// No such client.
     #[error("there is no client {0}; register it first")]
     NoSuchClient(ClientId),
-    /// A segment for a host.
+    /// The segment is for a host instead of a client.
     #[error(
         "a segment must be a client's: a node without a controller serves its own programs only"
     )]
     NoClient,
-    /// Nothing, or more than there can be.
+    /// The size is zero, or above the limit.
     #[error("{bytes} bytes are no segment; ask for 1 to {WISH_LIMIT_BYTES}")]
     Size {
         /// The bytes asked for.
         bytes: u64,
     },
-    /// Same id, other size.
+    /// The id was used before with another size.
     #[error("segment {0} was asked for with another size before; take another id")]
     Changed(SegmentId),
-    /// A name that is none.
+    /// A name is empty or too long.
     #[error("the {what} must have 1 to {limit} bytes")]
     Name {
-        /// Which.
+        /// Which name.
         what: &'static str,
-        /// How long it may be.
+        /// Its longest length in bytes.
         limit: usize,
     },
-    /// A lease that is none.
+    /// The lease is outside the permitted range.
     #[error("a lease of {0} ms is not within {min} to {max} ms",
         min = LEASE_RANGE_MS.start(), max = LEASE_RANGE_MS.end())]
     Lease(u64),
-    /// As many as may be.
+    /// There are as many programs as permitted.
     #[error("{CLIENTS_MAX} programs use this node's memory already, as many as may")]
     TooManyClients,
-    /// As many grants as may be.
+    /// The program has as many grants as it can use.
     #[error("the program has {limit} grants, as many as it can use")]
     Full {
-        /// How many.
+        /// How many grants a program can use.
         limit: usize,
     },
-    /// Nobody lends.
+    /// No node has memory to lend.
     #[error(
         "nobody has memory to lend for now: {missing_bytes} of the {wanted_bytes} bytes wanted are \
          missing and will be taken as soon as somebody has them"
@@ -92,7 +92,7 @@ pub enum LedgerError {
 }
 
 impl LedgerError {
-    /// How the interface calls it.
+    /// Returns the kind of problem that the REST interface answers with.
     #[must_use]
     pub fn kind(&self) -> ProblemKind {
         match self {

@@ -1,15 +1,15 @@
 //! Which program of this node has which grant, and how much is to be borrowed; pure.
 //!
 //! A program's *wish* raises its demand. Nothing is granted at once: [`Ledger::demand_bytes`] is
-//! the demand of all programs together from others, and each grant that becomes usable goes to one
+//! what all programs together want from other nodes, and each grant that becomes usable goes to one
 //! of them, whole. A node that is a server borrows nothing, so its programs get grants on its own
 //! blade ("here") while it has memory.
 //!
 //! Invariants:
 //! - A grant belongs to one program for ever: the blade holds that program's data there. When the
-//!   program ends, or has left it, the grant goes back.
-//! - Each grant goes back once ([`Effect`]); a lost one never does.
-//! - Grants here never pass the limit that held when they were made.
+//!   program ends, or has left the grant, the grant goes back.
+//! - Each grant goes back once ([`Effect`]); a lost grant never does.
+//! - Grants here never exceed the limit at the time they were made.
 //! - The demand from others is never less than the borrowed memory in use, so that a falling demand
 //!   takes no memory from a program that stays.
 
@@ -29,36 +29,37 @@ pub use book::{Holding, HoldingState, Placement};
 pub use effect::{Effect, LedgerError, Wished};
 pub use views::{HerePlace, grant_of, segment_of};
 
-/// Programs at once; one beyond is refused. Each costs some hundred bytes.
+/// Most programs at once; a further one is refused. Each costs a few hundred bytes.
 pub const CLIENTS_MAX: usize = 1_024;
-/// Longest name of a host or a program, bytes; a longer one is refused.
+/// Longest name of a host or a program, in bytes; a longer one is refused.
 pub const NAME_LIMIT_BYTES: usize = 256;
-/// Largest wish; a larger one is a mistake, and is refused.
+/// Largest wish, in bytes; a larger one is a mistake, and is refused.
 pub const WISH_LIMIT_BYTES: u64 = 1 << 44;
-/// Wishes of a program that are remembered, so that one that comes again counts once.
+/// Wishes of a program that are remembered, so that a repeated one counts once.
 pub const WISHES_KEPT: usize = 16;
-/// Grants a program uses at once: what a run asks for of its own accord (its board has eight
-/// places).
+/// Most grants that a program uses at once: as many as a run requests by itself (its board has
+/// eight places).
 pub const GRANTS_IN_USE_MAX: usize = 6;
-/// With those that are being left: one place stays free for memory that must be spilled.
+/// Most grants of a program including those being left: one place stays free for memory that must
+/// be spilled.
 pub const GRANTS_HELD_MAX: usize = 7;
-/// A wish is refused when the one before has waited this long in vain; the missing memory stays
+/// A wish is refused if the previous one has waited in vain for this long; the missing memory stays
 /// wanted.
 pub const WISH_PATIENCE: Duration = Duration::from_secs(5);
-/// A node that is neither server nor client serves its own programs from its own memory when no
-/// other node has for this long.
+/// How long a node that is neither server nor client waits for other nodes before it serves its own
+/// programs from its own memory.
 pub const HERE_PATIENCE: Duration = Duration::from_secs(3);
-/// Smallest grant here, unless less is missing: a program has few places for grants.
+/// Smallest grant here, in bytes, unless less is missing: a program has few places for grants.
 pub const HERE_MIN_BYTES: u64 = 64 << 20;
-/// Shortest and longest lease of a client, as the controller has them.
+/// Shortest and longest lease of a client in ms, as at the controller.
 pub const LEASE_RANGE_MS: std::ops::RangeInclusive<u64> = 1_000..=3_600_000;
 
-/// What the ledger must know of the node.
+/// What the ledger needs to know about the node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Surroundings {
-    /// What the node is at the moment.
+    /// The node's present class.
     pub class: Class,
-    /// The bound of grants here in all: the memory below MEM_MAX_LOW that the node's own use and
+    /// Limit of all grants here, in bytes: the memory below MEM_MAX_LOW that the node's own use and
     /// lending leave.
     pub here_limit_bytes: u64,
 }
@@ -76,7 +77,8 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Nobody is there yet. `incarnation` is the daemon's: grants here have its epochs.
+    /// Returns a ledger without programs. `incarnation` is the daemon's: grants here have its
+    /// epochs.
     #[must_use]
     pub fn new(incarnation: Incarnation) -> Self {
         Self {
@@ -90,15 +92,15 @@ impl Ledger {
         }
     }
 
-    /// The next steps.
+    /// Returns the next action to carry out. None if there is none.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
     }
 
-    /// A program comes, or tells again what it is. Whether it is new.
+    /// Registers a program, or updates what it says about itself. Returns whether it is new.
     ///
     /// # Errors
-    /// A name is too long, the lease is none, or there are too many programs.
+    /// A name is empty or too long, the lease is out of range, or there are too many programs.
     pub fn put_client(
         &mut self,
         id: ClientId,
@@ -125,7 +127,7 @@ impl Ledger {
         Ok(true)
     }
 
-    /// A program ends. What it had goes back at once. Whether it was there.
+    /// Ends a program. Its grants go back at once. Returns whether it was known.
     pub fn end_client(&mut self, id: ClientId) -> bool {
         if self.book.remove(&id).is_none() {
             return false;
@@ -140,10 +142,11 @@ impl Ledger {
         true
     }
 
-    /// A program wants memory.
+    /// Accepts a program's wish for memory.
     ///
     /// # Errors
-    /// It is not known, wants nothing or too much, or the wish before has waited in vain.
+    /// The program is not known or not given, wants nothing or too much, has as many grants as it
+    /// can use, has used the id for another size, or has waited in vain for its previous wish.
     pub fn wish(
         &mut self,
         id: SegmentId,
@@ -171,8 +174,8 @@ impl Ledger {
             let missing_bytes = account.wanted_bytes.saturating_sub(program.ready_bytes());
             return Err(LedgerError::NoRoom { missing_bytes, wanted_bytes: account.wanted_bytes });
         }
-        // A wish on top of one that is still open replaces what of it is missing: a run asks again
-        // whenever it sees that it has too little.
+        // While a wish is open, another one raises what is missing only if it is larger: a run asks
+        // again whenever it has too little.
         let missing = account.wanted_bytes.saturating_sub(program.ready_bytes());
         account.wanted_bytes = program.ready_bytes().saturating_add(missing.max(bytes));
         account.short_since.get_or_insert(now);
@@ -183,10 +186,10 @@ impl Ledger {
         Ok(Wished { client, bytes, is_new: true })
     }
 
-    /// A program says how it stands.
+    /// Takes a program's report into account.
     ///
     /// # Errors
-    /// It is not known.
+    /// The program is not known.
     pub fn report(
         &mut self,
         id: ClientId,
@@ -218,8 +221,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// A grant of another node may be used: it goes to the program that misses most, or back. Who
-    /// got it.
+    /// Gives a grant of another node that became usable to the program that misses most, or back if
+    /// none misses anything. Returns the program that got it.
     pub fn usable(
         &mut self,
         grant: GrantId,
@@ -243,12 +246,12 @@ impl Ledger {
         self.holdings.insert(grant, Holding::new(client, placement));
         self.touch(client);
         if let Some(account) = self.book.get_mut(&client) {
-            // Something came: programs that still miss some wait anew.
+            // Memory came: if the program still misses some, its wait begins again.
             account.short_since = Some(now);
         }
     }
 
-    /// A grant is to be left. One that no program has is released at once.
+    /// Notes that a grant must be left. A grant that no program has is released at once.
     pub fn move_out(&mut self, grant: GrantId, deadline: Option<Duration>) {
         match self.holdings.get_mut(&grant) {
             Some(holding) if holding.state != HoldingState::Lost => {
@@ -261,7 +264,7 @@ impl Ledger {
         }
     }
 
-    /// A grant's memory is gone. Whose it was.
+    /// Notes that a grant's memory is gone. Returns the program that had it.
     pub fn lost(&mut self, grant: GrantId) -> Option<ClientId> {
         let holding = self.holdings.get_mut(&grant)?;
         holding.state = HoldingState::Lost;
@@ -278,7 +281,8 @@ impl Ledger {
         }
     }
 
-    /// Does what is due: ends the silent, gives grants here, has them left when others took over.
+    /// Does what is due: ends silent programs, makes grants here, and has these left once others
+    /// have replaced them.
     pub fn settle(
         &mut self,
         around: Surroundings,
@@ -313,7 +317,7 @@ impl Ledger {
         }
     }
 
-    /// Memory of this very node, where it has plenty, or no other has.
+    /// Grants memory of this node if it has plenty, or if no other node has any.
     fn give_here(
         &mut self,
         client: ClientId,
@@ -334,18 +338,18 @@ impl Ledger {
         if !may || program.is_full() || bytes == 0 || bytes < missing.min(HERE_MIN_BYTES) {
             return;
         }
-        // A life with 2^32 grants is over: better none than one epoch twice.
+        // After 2^32 grants there are no more in this life: better none than one epoch twice.
         let Some(count) = self.here_count.checked_add(1) else { return };
         self.here_count = count;
         let epoch = Epoch::new(self.incarnation, count);
-        // No node has id 0, so no grant of another is called so.
+        // No node has id 0, so no grant of another node has this id.
         let grant = GrantId { server: NodeId::ANYONE, epoch };
         let key = fresh_key();
         self.effects.push_back(Effect::GiveHere { grant, key, bytes });
         self.placement(client, grant, Placement { blade: None, key, bytes }, now);
     }
 
-    /// A client's grants here are left once grants of others hold what it wants.
+    /// Has a program's grants here left once grants of others hold what it wants.
     fn leave_here(&mut self, client: ClientId) {
         if self.around.class != Class::Client {
             return;
@@ -368,7 +372,7 @@ impl Ledger {
         }
     }
 
-    /// What all programs together want from others.
+    /// Returns the bytes that all programs together want from other nodes.
     #[must_use]
     pub fn demand_bytes(&self) -> u64 {
         let of = |(id, account): (&ClientId, &Account)| {
@@ -383,7 +387,7 @@ impl Ledger {
         Program::of(self.holdings.values().filter(|holding| holding.client == client))
     }
 
-    /// Bytes of grants here, those being left included.
+    /// Returns the bytes of grants here, including those being left.
     #[must_use]
     pub fn here_bytes(&self) -> u64 {
         let here =
@@ -391,31 +395,31 @@ impl Ledger {
         here.map(|holding| holding.bytes).sum()
     }
 
-    /// Bytes that programs of this node have on other nodes, by their reports.
+    /// Returns the bytes that programs of this node use on other nodes, by their reports.
     #[must_use]
     pub fn far_bytes(&self) -> u64 {
         let there = self.holdings.values().filter(|holding| !holding.is_here());
         there.map(|holding| holding.used_bytes).sum()
     }
 
-    /// Grows whenever some program is to be told something else.
+    /// Grows whenever the answer to some program changes.
     #[must_use]
     pub fn change_count(&self) -> u64 {
         self.change_count
     }
 
-    /// Programs.
+    /// Number of programs.
     #[must_use]
     pub fn client_count(&self) -> usize {
         self.book.len()
     }
 
-    /// All grants and who has them.
+    /// Returns all grants, with the programs that have them.
     pub fn holdings(&self) -> impl Iterator<Item = (GrantId, &Holding)> {
         self.holdings.iter().map(|(grant, holding)| (*grant, holding))
     }
 
-    /// Ends everybody: the node ends.
+    /// Ends all programs, because the node ends.
     pub fn end_all(&mut self) {
         let clients: Vec<ClientId> = self.book.keys().copied().collect();
         for client in clients {

@@ -23,13 +23,13 @@ pub struct HerePlace {
     pub addresses: Vec<String>,
 }
 
-/// A grant's name as a segment: its server's id and its epoch.
+/// Returns a grant's id as a segment: its server's id and its epoch.
 #[must_use]
 pub fn segment_of(grant: GrantId) -> SegmentId {
     SegmentId::from_u128(u128::from(grant.server.0) << 64 | u128::from(grant.epoch.0))
 }
 
-/// And back.
+/// Returns the grant that [`segment_of`] gave this id.
 #[must_use]
 pub fn grant_of(segment: SegmentId) -> GrantId {
     let bits = segment.0.as_u128();
@@ -38,10 +38,10 @@ pub fn grant_of(segment: SegmentId) -> GrantId {
 }
 
 impl Ledger {
-    /// All that a program has, and the version of that.
+    /// Returns all grants of a program, and the version of this answer.
     ///
     /// # Errors
-    /// It is not known.
+    /// The program is not known.
     pub fn answer(
         &self,
         id: ClientId,
@@ -57,16 +57,16 @@ impl Ledger {
         self.holdings().filter(move |(_, holding)| holding.client == id)
     }
 
-    /// The version of a program's answer; none if the program is not known.
+    /// Returns the version of a program's answer. None if the program is not known.
     #[must_use]
     pub fn version(&self, id: ClientId) -> Option<u64> {
         self.book.get(&id).map(|account| account.version)
     }
 
-    /// A program as people see it.
+    /// Returns a program as shown to people.
     ///
     /// # Errors
-    /// It is not known.
+    /// The program is not known.
     pub fn client(&self, id: ClientId) -> Result<ClientView, LedgerError> {
         let account = self.book.get(&id).ok_or(LedgerError::NoSuchClient(id))?;
         let spec = account.spec.clone();
@@ -80,7 +80,7 @@ impl Ledger {
         })
     }
 
-    /// All programs, and what each wants.
+    /// Returns all programs, and the bytes that each wants.
     pub fn clients(&self) -> impl Iterator<Item = (ClientView, u64)> {
         let of = |(id, account): (&ClientId, &super::Account)| {
             Some((self.client(*id).ok()?, account.wanted_bytes))

@@ -1,4 +1,4 @@
-//! Figures for Prometheus, made from the state when they are asked for.
+//! Metrics for Prometheus, made from the state on request.
 
 use std::sync::atomic::AtomicU64;
 
@@ -14,7 +14,7 @@ type Labelled = Family<Vec<(&'static str, &'static str)>, Gauge<u64, AtomicU64>>
 
 const CLASSES: [&str; 3] = ["client", "neutral", "server"];
 
-/// The figures of `/metrics`.
+/// Returns the metrics of `/metrics`.
 pub(super) fn registry(core: &Core) -> Registry {
     let mut registry = Registry::with_prefix("farpool_collaborate");
     register(&mut registry, &status(core));

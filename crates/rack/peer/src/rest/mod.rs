@@ -1,8 +1,9 @@
-//! The REST interface: HTTP on loopback, the part of the controller's interface that a program
-//! needs.
+//! The REST interface: HTTP, on loopback unless more is permitted; the part of the controller's
+//! interface that a program needs.
 //!
-//! `farpool run --pool` registers itself, wishes for memory, reports and waits for news, and ends;
-//! people look. What only a controller can do is refused with a problem document that says so.
+//! `farpool run --pool` registers itself, wishes for memory, reports and waits for changes, and
+//! ends; people read the state. Requests that only a controller can serve are refused with a
+//! problem document that says so.
 
 mod metrics;
 mod programs;
@@ -23,12 +24,13 @@ use tokio::runtime::Runtime;
 use crate::core::Core;
 use crate::{CollaborateError, CollaborateOptions};
 
-/// Largest body of a registration or a wish; a larger one is refused with 413. The largest there is
-/// has some hundred bytes.
+/// Largest body of a registration or a wish, in bytes; a larger one is refused with 413. A usual
+/// one has a few hundred bytes.
 pub const BODY_LIMIT_BYTES: usize = 64 << 10;
-/// Largest report: a program has few grants, each of which takes some hundred bytes.
+/// Largest body of a report, in bytes: a program has few grants, each of which takes a few hundred
+/// bytes.
 pub const REPORT_LIMIT_BYTES: usize = 1 << 20;
-/// Threads that answer: most requests wait for news, which takes none.
+/// Threads that answer: most requests wait for changes, which takes no thread.
 const THREADS: usize = 2;
 
 /// What all handlers share.
@@ -48,7 +50,7 @@ pub(crate) struct Rest {
 }
 
 impl Rest {
-    /// Answers from now on.
+    /// Opens the interface, which answers from then on.
     pub(crate) fn open(
         options: &CollaborateOptions,
         core: &Arc<Core>,
@@ -68,14 +70,14 @@ impl Rest {
         {
             let _inside = runtime.enter();
             let listener = tokio::net::TcpListener::from_std(listener)?;
-            // Answers are small and waited for.
+            // Answers are small and clients wait for them.
             let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
             runtime.spawn(axum::serve(listener, service).into_future());
         }
         Ok(Rest { address, runtime: Some(runtime) })
     }
 
-    /// Where it is, with the port that was really taken.
+    /// Returns its address, with the port that was actually taken.
     pub(crate) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -83,14 +85,15 @@ impl Rest {
 
 impl Drop for Rest {
     fn drop(&mut self) {
-        // Whoever waits for news sees its connection closed.
+        // Clients that wait for changes see their connections closed.
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_timeout(Duration::from_secs(1));
         }
     }
 }
 
-/// Everything that answers requests: of those who present the token, if there is one.
+/// Returns the routes. If there is a token, they answer only requests that present it, and
+/// `/healthz`.
 fn service(app: Arc<App>, token: Option<&str>) -> Router {
     let reports = Router::new()
         .route("/upcall/v1/clients/{id}/report", post(programs::report))

@@ -1,4 +1,4 @@
-//! Requests of programs of this node.
+//! Requests from programs of this node.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use super::Shared;
 use crate::core::{Core, State as Node};
 use crate::ledger::LedgerError;
 
-/// Most failure domains a wish may name; they mean nothing here.
+/// Most failure domains that a wish may name; they have no effect here.
 const AVOID_LIMIT: usize = 64;
 
 impl From<LedgerError> for Refusal {
@@ -29,7 +29,7 @@ fn created(is_new: bool) -> StatusCode {
     if is_new { StatusCode::CREATED } else { StatusCode::OK }
 }
 
-/// A node that ends accepts no program.
+/// Refuses a program if the node is ending.
 fn check_stays(node: &Node) -> Result<(), Refusal> {
     if node.is_ending {
         return Err(Refusal::new(ProblemKind::Ending, "this node is ending"));
@@ -73,7 +73,7 @@ pub(super) async fn delete_client(
             node.tell("client-deleted", id, String::new());
         }
     });
-    // Asked twice is asked once.
+    // A repeated request has no further effect.
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -1,4 +1,4 @@
-//! What people look at.
+//! Requests from people.
 
 use std::future::ready;
 

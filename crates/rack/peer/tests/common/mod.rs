@@ -1,4 +1,4 @@
-//! Nodes of one process on 127.0.0.x, each with memory that the test sets; datagrams are really
+//! Nodes of one process on 127.0.0.x, each with memory that the test sets; datagrams are actually
 //! sent.
 
 #![allow(dead_code, reason = "each test file uses a part")]
@@ -15,18 +15,18 @@ use farpool_api::{
 };
 use farpool_peer::{CollaborateOptions, Collaborator, Observation, Status};
 
-/// Longest time anything here is waited for; reached only when something is broken.
+/// Longest wait for anything here; reached only if something is broken.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-/// Each node's memory.
+/// Each node's memory in bytes.
 pub(crate) const TOTAL_BYTES: u64 = 4 << 30;
 pub(crate) const MIB: u64 = 1 << 20;
 
-/// Waits until `done` gives something.
+/// Waits until `done` returns something.
 pub(crate) fn wait_for<T>(what: &str, done: impl FnMut() -> Option<T>) -> T {
     farpool_testkit::wait_for(what, PATIENCE, done)
 }
 
-/// A node that runs, and the share of its memory that its programs use.
+/// A running node, and the share of its memory that its programs use.
 pub(crate) struct Node {
     pub collaborator: Option<Collaborator>,
     pub url: String,
@@ -60,7 +60,7 @@ pub(crate) fn options(name: &str, folder: &std::path::Path) -> CollaborateOption
 }
 
 impl Node {
-    /// A node on its own loopback address that greets `join`.
+    /// Starts a node on its own loopback address that greets `join`.
     pub(crate) fn start(
         name: &str,
         ip: u8,
@@ -113,16 +113,16 @@ impl Node {
     }
 }
 
-/// A program as the REST interface sees one: it reports, and leaves places when it is told to.
+/// A program as the REST interface sees one: it reports, and leaves grants when it is told to.
 pub(crate) struct Program {
     pub client: Client,
     pub id: ClientId,
     sequence: u64,
     version: u64,
     pub segments: Vec<ClientSegment>,
-    /// Share of its grants that it says to use.
+    /// Share of its grants that it reports as used, in percent.
     pub use_percent: u64,
-    /// It leaves what it shall leave.
+    /// Whether it leaves the grants that it is told to leave.
     pub obeys: bool,
 }
 
@@ -142,7 +142,7 @@ impl Program {
         assert_eq!((segment.state, segment.place.bytes), (SegmentState::Pending, bytes));
     }
 
-    /// One report. Returns the answer.
+    /// Sends one report. Returns the answer.
     pub(crate) fn report(&mut self, wait_ms: u64) -> ClientAnswer {
         self.sequence += 1;
         let obeys = self.obeys;
@@ -164,7 +164,7 @@ impl Program {
         answer
     }
 
-    /// Reports until its segments are as wanted.
+    /// Reports until `done` returns something about its segments.
     pub(crate) fn until<T>(
         &mut self,
         what: &str,
