@@ -1,7 +1,7 @@
-//! The leading controller: the state under one lock, the way to the store, and who waits for what.
+//! The leading controller: the state under one lock, the queue to the store, and waiting requests.
 //!
-//! The order is: change the state, queue its operations for the store, let the lock go, wait until
-//! they are durable, answer. Readers wait for what they have seen in the same way.
+//! The order is: change the state, queue its operations for the store, release the lock, wait until
+//! they are durable, answer. Readers wait in the same way for what they have read.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,7 +17,7 @@ use crate::model::{Applied, Command, State};
 use crate::reconcile;
 use crate::store::{CommitState, Committer};
 
-/// Events remembered for those who come later; older ones are gone.
+/// Events kept for later readers; older ones are dropped.
 const EVENTS_LIMIT: usize = 10_000;
 
 /// Random bits from the kernel, fetched for many keys at once.
@@ -57,10 +57,10 @@ struct Guarded {
 pub(crate) struct Core {
     guarded: Mutex<Guarded>,
     committer: Committer,
-    /// Counts changes, for those who wait for one.
+    /// Counts changes, for requests that wait for one.
     changed: watch::Sender<u64>,
     started: Instant,
-    /// Until when no other controller can lead, as milliseconds after `started`.
+    /// Time until which no other controller can lead, in ms after `started`.
     valid_until_ms: AtomicU64,
     ended: AtomicBool,
 }
@@ -79,18 +79,18 @@ impl Core {
         })
     }
 
-    /// Uptime; monotonic, so the wall clock may jump.
+    /// Uptime in ms; monotonic, so the wall clock may jump.
     pub(crate) fn now_ms(&self) -> u64 {
         at_most(self.started.elapsed().as_millis())
     }
 
-    /// Answers may be given until then.
+    /// Permits answers until `until`.
     pub(crate) fn lead_until(&self, until: Instant) {
         let ms = until.saturating_duration_since(self.started).as_millis();
         self.valid_until_ms.store(at_most(ms), Ordering::Release);
     }
 
-    /// No answer may be given any more.
+    /// Ends this leadership: no answer is given any more.
     pub(crate) fn end(&self) {
         self.ended.store(true, Ordering::Release);
         self.changed.send_modify(|count| *count += 1);
@@ -112,7 +112,7 @@ impl Core {
         lock(&self.guarded)
     }
 
-    /// Carries out a command and looks at the state right after it; returns when all of that is
+    /// Carries out a command and reads the state right after it. Returns once all of that is
     /// durable.
     pub(crate) async fn apply<T>(
         &self,
@@ -130,7 +130,7 @@ impl Core {
         seen
     }
 
-    /// Looks at the state; returns when what was seen is durable.
+    /// Reads the state. Returns once what was read is durable.
     pub(crate) async fn read<T>(&self, look: impl FnOnce(&State, u64) -> T) -> Result<T, Problem> {
         self.check_leads()?;
         let (seen, queued) = {
@@ -141,12 +141,12 @@ impl Core {
         Ok(seen)
     }
 
-    /// Looks at the state without waiting for the store: for figures only.
+    /// Reads the state without waiting for the store: for metrics and switches only.
     pub(crate) fn peek<T>(&self, look: impl FnOnce(&State, u64) -> T) -> T {
         look(&self.lock().state, self.now_ms())
     }
 
-    /// Looks again and again, at each change, until it gives something or the time is over.
+    /// Checks `arrived` now and at each change. Returns when it holds or the time is over.
     pub(crate) async fn wait(
         &self,
         wait: Duration,
@@ -189,8 +189,7 @@ impl Core {
         let mut guarded = self.lock();
         let now_ms = self.now_ms();
         for command in reconcile::due(&guarded.state, now_ms) {
-            // A command that was due may not be any more after the one before it; the next tick
-            // sees.
+            // A command may no longer be due after the one before it; the next tick checks again.
             let _ = guarded.apply(command, now_ms, self);
         }
     }
@@ -205,7 +204,7 @@ impl Core {
         }
     }
 
-    /// Events after the one with id `after`.
+    /// Returns the events after the one with id `after`.
     pub(crate) async fn events_after(&self, after: u64) -> Result<Vec<Event>, Problem> {
         self.check_leads()?;
         let (events, queued) = {
@@ -217,12 +216,12 @@ impl Core {
         Ok(events)
     }
 
-    /// Wakes at every change.
+    /// Returns a receiver that wakes at every change.
     pub(crate) fn changes(&self) -> watch::Receiver<u64> {
         self.changed.subscribe()
     }
 
-    /// Batches durable and queued so far.
+    /// Returns the numbers of batches durable and queued so far.
     pub(crate) fn commits(&self) -> (u64, u64) {
         let queued = self.lock().queued;
         (self.committer.state().borrow().durable, queued)

@@ -1,5 +1,5 @@
-//! Leadership, and what the leader does besides answering: the ticks of its reconciler, and the
-//! switches. With a file as the store this controller leads from the start; with etcd, when it
+//! Leadership, and what the leader does besides answering: the reconciler's ticks, and the
+//! switches. With a file as the store this controller leads from the start; with etcd, once it
 //! wins.
 
 use std::sync::Arc;
@@ -19,10 +19,10 @@ use crate::rest::{App, Role};
 use crate::store::{Committer, Etcd, EtcdStore, LEASE_TTL_S, RedbStore, Store, StoreError};
 use crate::{ControlError, NamedSwitch, StoreChoice, reconcile};
 
-/// How often the reconciler and the switches are looked after. Far below every time that counts
-/// here (5 s and more), far above what a look costs.
+/// How often the reconciler runs and the switches are checked. Far below every time limit here (1 s
+/// and more), far above the cost of a run.
 const TICK: Duration = Duration::from_millis(200);
-/// How often a standby asks whether it may lead; a fifth of the lease is lost at most.
+/// How often a standby asks whether it may lead; this loses at most a tenth of the lease.
 const CAMPAIGN_EVERY: Duration = Duration::from_millis(500);
 /// How often the leader renews its lease: two renewals may be lost.
 const KEEP_ALIVE_EVERY: Duration = Duration::from_millis(LEASE_TTL_S * 1000 / 4);
@@ -37,7 +37,7 @@ pub(crate) struct Lead {
 }
 
 impl Lead {
-    /// Why it cannot go on; waits until there is such a reason.
+    /// Waits until the controller cannot continue. Returns the reason.
     pub(crate) async fn failed(&mut self) -> ControlError {
         match self.failures.recv().await {
             Some(error) => error,
@@ -73,7 +73,7 @@ impl Common {
         self.ending.load(Ordering::Acquire)
     }
 
-    /// Waits, or less if the controller ends.
+    /// Waits for `time`, or less if the controller ends.
     fn pause(&self, time: Duration) {
         let until = Instant::now() + time;
         while !self.is_ending() {
@@ -85,7 +85,7 @@ impl Common {
         }
     }
 
-    /// A core on what the store holds. Everybody has a fresh lease.
+    /// Returns a core with what the store holds. All nodes and clients have a fresh lease.
     fn load(
         &self,
         mut store: Box<dyn Store>,
@@ -99,8 +99,8 @@ impl Common {
         let failures = self.failures.clone();
         let is_etcd = Arc::clone(&fenced);
         let committer = Committer::start(store, move |reason| {
-            // With etcd the lead is lost, which the thread that holds it sees; a file that fails
-            // ends the controller.
+            // With etcd, leadership is lost, which its thread notices; a file that fails ends the
+            // controller.
             if !is_etcd.swap(true, Ordering::AcqRel) {
                 drop(failures.send(ControlError::StoreFailed(reason.to_owned())));
             }
@@ -109,7 +109,7 @@ impl Common {
     }
 }
 
-/// Starts leading, or trying to.
+/// Starts to lead, or to campaign.
 pub(crate) fn start(
     app: &Arc<App>,
     graph: Option<Graph>,
@@ -180,7 +180,8 @@ fn campaign(common: &Common, etcd: &Etcd, graph: Option<&Graph>, advertise: &str
 fn hold(common: &Common, store: EtcdStore, graph: Option<&Graph>) -> Result<(), ControlError> {
     let (etcd, leadership) = (store.etcd.clone(), store.leadership);
     let lost = Arc::new(AtomicBool::new(false));
-    // Set beforehand, a failing store is not the controller's end but this leadership's.
+    // Because this is set beforehand, a failing store ends this leadership instead of the
+    // controller.
     let etcd_fails = Arc::new(AtomicBool::new(true));
     let core = common.load(
         Box::new(Watched { store, lost: Arc::clone(&lost) }),
@@ -211,7 +212,7 @@ fn hold(common: &Common, store: EtcdStore, graph: Option<&Graph>) -> Result<(), 
     Ok(())
 }
 
-/// A store that tells when it has failed.
+/// A store that sets `lost` when a commit has failed.
 struct Watched {
     store: EtcdStore,
     lost: Arc<AtomicBool>,
@@ -231,7 +232,7 @@ impl Store for Watched {
     }
 }
 
-/// Does what is due, as long as this controller leads.
+/// Does what is due while this controller leads. Returns when it ends.
 fn look_after(common: &Common, mut switches: Vec<NamedSwitch>) {
     while !common.is_ending() {
         if let Role::Leading(core) = common.app.role() {
@@ -244,13 +245,14 @@ fn look_after(common: &Common, mut switches: Vec<NamedSwitch>) {
     }
 }
 
-/// Brings a switch from what stands to what shall stand, and notes what stands then.
+/// Sets a switch's circuits to the wanted ones, and notes which are up then.
 fn set_switch(core: &Core, (name, driver): &mut NamedSwitch) {
     let wanted = core.peek(|state, _| reconcile::wanted_circuits(state));
     let wanted = wanted.get(name).map_or(&[][..], Vec::as_slice);
     let mut trouble = None;
     let mut note = |error: SwitchError| trouble = Some(error.to_string());
-    // Of a switch that does not answer nothing is known to stand, so nothing over it gets ready.
+    // If a switch does not answer, none of its circuits is known to be up, so nothing over it
+    // becomes ready.
     let mut circuits = Vec::new();
     match driver.circuits() {
         Err(error) => note(error),
@@ -267,7 +269,7 @@ fn set_switch(core: &Core, (name, driver): &mut NamedSwitch) {
             };
         }
     }
-    // Looked at five times a second, said once.
+    // Checked five times a second, logged once.
     if let Some(trouble) = &trouble
         && core.peek(|state, _| state.trouble_of(name) != Some(trouble))
     {

@@ -4,10 +4,10 @@
 //! * `reconcile`: what is due next, from intent and observation; pure.
 //! * [`store`]: where intent is kept: a redb file, or etcd for several controllers.
 //! * `core`: the state under its lock, durable before it is published.
-//! * `lead`: who leads, the clock's ticks, the switches.
-//! * `rest`, `metrics`: what is served.
+//! * `lead`: which controller leads, the reconciler's ticks, the switches.
+//! * `rest`, `metrics`: the HTTP interface.
 //!
-//! Nothing on the data path asks the controller: clients and blades go on while it is down.
+//! Nothing on the data path asks the controller: clients and blades continue while it is down.
 
 mod core;
 mod lead;
@@ -31,41 +31,41 @@ use tokio::net::TcpListener;
 pub use reconcile::due;
 pub use rest::{BODY_LIMIT_BYTES, REPORT_LIMIT_BYTES, openapi};
 
-/// The rack's graph in words.
+/// The source of the rack's graph.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum TopologySource {
-    /// A file.
+    /// A topology file.
     Path(PathBuf),
-    /// The text of one.
+    /// The text of a topology file.
     Text(String),
 }
 
 /// Where intent is kept.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum StoreChoice {
-    /// A file of this controller's own.
+    /// A redb file of this controller alone.
     Redb(PathBuf),
     /// An etcd cluster, by the URLs of its members, shared by several controllers.
     Etcd(Vec<String>),
 }
 
-/// A switch and how it is driven.
+/// A switch's name and its driver.
 pub type NamedSwitch = (String, Box<dyn SwitchDriver>);
 
-/// What a controller is started with.
+/// The options of a controller.
 pub struct ControlOptions {
     /// Where it listens; port 0 takes a free one.
     pub listen: Vec<SocketAddr>,
-    /// Where other machines reach it, as a URL; its first listening address if left out. Standbys
-    /// name it.
+    /// URL at which other machines reach it, which standbys give to clients; its first listening
+    /// address if left out.
     pub advertise: Option<String>,
-    /// The rack; made of the nodes that register if left out.
+    /// The rack's topology; if left out, the rack is made of the nodes that register.
     pub topology: Option<TopologySource>,
     /// Where intent is kept.
     pub store: StoreChoice,
-    /// What every request must present.
+    /// Token that every request must present.
     pub token: Option<String>,
-    /// Listen beyond loopback, where others can read what is sent; needs a token, too.
+    /// Permits listening beyond loopback, where others can read the traffic; needs a token, too.
     pub allow_remote: bool,
     /// Longest time a report or a wait for a state is held open; `farpool_api::WAIT_LIMIT_MS`
     /// unless changed, which clients expect to be an upper bound.
@@ -75,7 +75,7 @@ pub struct ControlOptions {
 }
 
 impl ControlOptions {
-    /// A controller on one address without topology, token and switches.
+    /// Returns the options of a controller on one address, without topology, token and switches.
     #[must_use]
     pub fn new(listen: SocketAddr, store: StoreChoice) -> Self {
         Self {
@@ -98,53 +98,53 @@ impl std::fmt::Debug for ControlOptions {
     }
 }
 
-/// Why the controller does not run, or not any more.
+/// Why the controller does not run, or has stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum ControlError {
-    /// Nowhere to listen.
+    /// No address to listen on is given.
     #[error("no address to listen on was given")]
     NoListen,
-    /// Others could read what is sent.
+    /// An address is beyond loopback, which is not permitted: others could read the traffic.
     #[error(
         "{0} is reachable from other machines, and whoever sits on the path could read the token; \
          allow remote listening if that is what you want"
     )]
     Remote(SocketAddr),
-    /// Everybody could use the rack.
+    /// An address is beyond loopback without a token: everybody could use the rack.
     #[error("{0} is reachable from other machines; set a token")]
     NoToken(SocketAddr),
-    /// An empty token protects nothing, and other characters do not fit a header.
+    /// The token is empty, which protects nothing, or has characters that do not fit a header.
     #[error("the token must be 1 or more visible ASCII characters")]
     BadToken,
-    /// The address is taken, or not this machine's.
+    /// The address is in use, or not this machine's.
     #[error("cannot listen on {address}")]
     Listen {
-        /// Which.
+        /// The address.
         address: SocketAddr,
-        /// Why.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The topology cannot be read.
     #[error("the topology {path} cannot be read")]
     TopologyFile {
-        /// Which.
+        /// The path.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The topology has a mistake.
+    /// The topology is invalid.
     #[error("the topology: {0}")]
     Topology(#[from] farpool_placement::topology::TopologyError),
-    /// Circuits could not be set up.
+    /// A circuit switch has no driver, so its circuits could not be set up.
     #[error("nothing drives circuit switch {0}; without that no segment over it gets ready")]
     NoDriver(String),
-    /// A driver without a switch.
+    /// A driver is for a switch that the topology does not have.
     #[error("the topology has no circuit switch {0}")]
     NoSwitch(String),
     /// The store failed.
     #[error(transparent)]
     Store(#[from] store::StoreError),
-    /// The store's content makes no sense.
+    /// The store's content is invalid.
     #[error(transparent)]
     Record(#[from] model::record::RecordError),
     /// The store's content does not fit the rack.
@@ -153,7 +153,7 @@ pub enum ControlError {
     /// The store failed while running; nothing that was not stored was acknowledged.
     #[error("the store failed: {0}")]
     StoreFailed(String),
-    /// The machine does not give what is needed.
+    /// The system refused a socket, a thread or the like.
     #[error("the controller cannot run")]
     Io(#[from] std::io::Error),
 }
@@ -203,8 +203,8 @@ fn check_switches(graph: Option<&Graph>, drivers: &[NamedSwitch]) -> Result<(), 
 /// requests are accepted; a standby accepts them, too, and names the leader.
 ///
 /// # Errors
-/// See [`ControlError`]. A store that fails ends the controller: what it knows then is more than
-/// what a new start would find.
+/// See [`ControlError`]. A store file that fails ends the controller, which then knows more than a
+/// restart would find.
 pub async fn serve(
     options: ControlOptions,
     on_ready: impl FnOnce(&[SocketAddr]),
@@ -235,7 +235,7 @@ pub async fn serve(
     let servers: Vec<_> = listeners
         .into_iter()
         .map(|listener| {
-            // Answers are small and waited for.
+            // Answers are small and clients wait for them.
             let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
             let server = axum::serve(listener, service.clone());
             tokio::spawn(server.into_future())

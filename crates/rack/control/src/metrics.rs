@@ -1,4 +1,4 @@
-//! Figures for Prometheus, made from the state when they are asked for.
+//! Metrics for Prometheus, made from the state on request.
 
 use std::sync::atomic::AtomicU64;
 
@@ -28,7 +28,7 @@ const SEGMENT_STATES: [(SegmentState, &str); 5] = [
     (SegmentState::Lost, "lost"),
 ];
 
-/// The figures of `/metrics`; of a standby, only that it is one.
+/// Returns the metrics of `/metrics`; for a standby, only that it is one.
 pub(crate) fn registry(core: Option<&Core>) -> Registry {
     let mut registry = Registry::with_prefix("farpool_control");
     let leads = u64::from(core.is_some());

@@ -1,6 +1,6 @@
 //! What to do next, from intent and observation: pure decisions, carried out by `core`.
 //!
-//! Looks at everything at each tick. That is simple and cannot miss anything; a look at 1,000 nodes
+//! Checks everything at each tick. That is simple and cannot miss anything; a check of 1,000 nodes
 //! and 10,000 segments takes 6 ms (benches/state_speed.rs), five times a second.
 
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use farpool_switch::Circuit;
 use crate::model::record::SegmentRecord;
 use crate::model::{Command, Node, RECLAIM_DEADLINE_MS, State};
 
-/// Everything that is due at `now_ms`.
+/// Returns everything that is due at `now_ms`.
 pub fn due(state: &State, now_ms: u64) -> Vec<Command> {
     let mut due = Vec::new();
     for (name, node) in &state.nodes {
@@ -26,7 +26,7 @@ pub fn due(state: &State, now_ms: u64) -> Vec<Command> {
         }
     }
     for (id, segment) in &state.segments {
-        // A lost node needs no report to let go, so nothing else would bring these on.
+        // A lost node lets go without a report, so nothing else would settle these segments.
         if segment.releasing || segment.evacuated {
             due.push(Command::Settle { id: *id });
         }
@@ -36,7 +36,7 @@ pub fn due(state: &State, now_ms: u64) -> Vec<Command> {
     due
 }
 
-/// What must leave a node, may stay on it after all, or is given up.
+/// Adds to `due` what must leave a node, may stay on it after all, or is given up.
 fn leave(state: &State, name: &str, node: &Node, now_ms: u64, due: &mut Vec<Command>) {
     let here: Vec<&SegmentRecord> = state
         .on_node
@@ -73,8 +73,8 @@ fn leave(state: &State, name: &str, node: &Node, now_ms: u64, due: &mut Vec<Comm
     }
 }
 
-/// The segments that a donor gets back so that no more is granted than it lends: first those that
-/// are leaving already, then the largest, so that few programs are disturbed.
+/// Returns the segments whose memory a donor gets back, so that no more is granted than it lends:
+/// first those that are leaving already, then the largest, so that few programs are disturbed.
 fn wanted_back(state: &State, name: &str, node: &Node, here: &[&SegmentRecord]) -> Vec<SegmentId> {
     let lendable_bytes = node.lendable_bytes();
     let mut over_bytes = state.granted_bytes(name).saturating_sub(lendable_bytes);
@@ -108,7 +108,7 @@ pub(crate) struct SwitchSteps {
     pub connect: Vec<Circuit>,
 }
 
-/// The circuits that every switch shall have.
+/// Returns the circuits that each switch should have.
 pub(crate) fn wanted_circuits(state: &State) -> BTreeMap<String, Vec<Circuit>> {
     let mut wanted: BTreeMap<String, Vec<Circuit>> = BTreeMap::new();
     for circuit in state.circuit_list().circuits {
@@ -119,7 +119,7 @@ pub(crate) fn wanted_circuits(state: &State) -> BTreeMap<String, Vec<Circuit>> {
     wanted
 }
 
-/// From what stands to what shall stand.
+/// Returns the steps from the circuits that are up to the wanted ones.
 pub(crate) fn switch_steps(wanted: &[Circuit], standing: &[Circuit]) -> SwitchSteps {
     let without = |all: &[Circuit], others: &[Circuit]| {
         all.iter().filter(|circuit| !others.contains(circuit)).copied().collect()

@@ -8,12 +8,12 @@ use farpool_placement::{ComputeId, Vertex};
 use super::record::{ClientRecord, Record};
 use super::{CLIENTS_LIMIT, Changes, Client, Outcome, State, refuse};
 
-/// Shortest lease: below it a report that is late by a scheduler's pause costs a program its
-/// memory.
+/// Shortest lease, in ms: with a shorter one, a report that a pause of the scheduler delays would
+/// cost a program its memory.
 pub(super) const LEASE_LEAST_MS: u64 = 1_000;
-/// Longest lease: above it memory of the dead is kept for too long.
+/// Longest lease, in ms: a longer one would keep the memory of dead programs for too long.
 pub(super) const LEASE_LIMIT_MS: u64 = 3_600_000;
-/// Longest name of a client; a longer one is refused.
+/// Longest name of a client, in bytes; a longer one is refused.
 const NAME_LIMIT_BYTES: usize = 256;
 
 impl State {

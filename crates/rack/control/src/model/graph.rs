@@ -1,9 +1,9 @@
-//! Between records, which know names, and the rack, which knows numbers.
+//! Conversion between records, which have names, and the rack, which has numbers.
 //!
-//! Without a topology the graph is made of the nodes: each is a compute brick of its name and, if
+//! Without a topology the graph is made of the nodes: each is a compute brick with its name and, if
 //! it lends memory, a memory brick `name.memory`, on a tray and in a failure domain of its own, all
-//! on one packet switch `net`. A node keeps its slot there, so that ports keep their names when
-//! others come and go.
+//! on one packet switch `net`. A node keeps its slot at the switch, so that ports keep their names
+//! when other nodes join and leave.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ use super::record::{GrantRecord, NodeRecord, SegmentRecord};
 /// Name of the switch that joins all nodes.
 pub const NETWORK_NAME: &str = "net";
 
-/// A stored grant that the rack cannot have.
+/// Why stored records do not fit the rack.
 #[derive(Debug, thiserror::Error)]
 pub enum AdoptError {
     /// The graph cannot be built.
@@ -30,22 +30,22 @@ pub enum AdoptError {
     /// The graph has no such brick or port.
     #[error("segment {segment} needs {name}, which the rack does not have")]
     NoName { segment: farpool_api::SegmentId, name: String },
-    /// The rack refuses it.
+    /// The rack refuses a grant.
     #[error("segment {segment} cannot be taken over: {reason}")]
     Refused { segment: farpool_api::SegmentId, reason: RackError },
 }
 
-/// The memory brick of a node that is not in a topology.
+/// Returns the name of a node's memory brick if there is no topology.
 pub fn memory_name(node: &str) -> String {
     format!("{node}.memory")
 }
 
-/// The whole superpages in `bytes`.
+/// Returns `bytes` rounded down to whole superpages.
 pub fn whole(bytes: u64) -> u64 {
     bytes / SUPERPAGE_BYTES * SUPERPAGE_BYTES
 }
 
-/// The graph of nodes on one packet switch.
+/// Returns the graph of nodes on one packet switch.
 pub fn of_nodes<'a>(nodes: impl Iterator<Item = &'a NodeRecord>) -> Result<Graph, BuildError> {
     let nodes: Vec<&NodeRecord> = nodes.collect();
     let mut builder = GraphBuilder::new();
@@ -91,7 +91,7 @@ fn cable(builder: &mut GraphBuilder, brick: &str, port: u32, rate: u64) -> Resul
     builder.link(from, to, rate, 0).map(drop)
 }
 
-/// A rack with everything in it that is stored.
+/// Returns a rack with all stored segments.
 pub fn rack_with(
     graph: Graph,
     segments: &BTreeMap<farpool_api::SegmentId, SegmentRecord>,
@@ -123,7 +123,7 @@ fn adopt(rack: &mut Allocator, segment: &SegmentRecord) -> Result<(), AdoptError
     Ok(())
 }
 
-/// What the rack is asked for. Domains that are no more cannot be in the way.
+/// Returns the request to the rack. Failure domains that do not exist any more are left out.
 pub fn request(
     graph: &Graph,
     id: farpool_api::SegmentId,
@@ -148,7 +148,7 @@ fn rates(spec: &SegmentSpec) -> RateLimits {
     }
 }
 
-/// The rack's word for a policy.
+/// Returns the rack's form of a policy.
 pub fn policy(policy: Policy) -> PlacementPolicy {
     match policy {
         Policy::FirstFit => PlacementPolicy::FirstFit,
@@ -159,7 +159,7 @@ pub fn policy(policy: Policy) -> PlacementPolicy {
     }
 }
 
-/// The grant that a record stands for, or the name that the graph does not have.
+/// Returns the grant of a record. Errors with the name that the graph does not have.
 fn to_grant(rack: &Allocator, request: &Request, from: &GrantRecord) -> Result<Grant, String> {
     let graph = rack.graph();
     let Some(Vertex::Memory(memory)) = graph.vertex(&from.memory) else {
@@ -194,7 +194,7 @@ fn to_grant(rack: &Allocator, request: &Request, from: &GrantRecord) -> Result<G
     })
 }
 
-/// The record of a grant on `node`.
+/// Returns the record of a grant on `node`.
 pub fn to_record(graph: &Graph, grant: &Grant, node: &str, key: farpool_api::Key) -> GrantRecord {
     let piece = |entry: &MemPortEntry| {
         (entry.client_base_bytes, entry.length_bytes, entry.brick_offset_bytes)
@@ -210,7 +210,7 @@ pub fn to_record(graph: &Graph, grant: &Grant, node: &str, key: farpool_api::Key
     }
 }
 
-/// The memory brick of this name.
+/// Returns the memory brick with this name. None if there is none.
 pub fn memory_of(graph: &Graph, name: &str) -> Option<MemoryId> {
     match graph.vertex(name) {
         Some(Vertex::Memory(id)) => Some(id),

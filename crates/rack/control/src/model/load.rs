@@ -1,4 +1,4 @@
-//! From a store to a state, and a new rack for changed nodes.
+//! Makes the state from a store, and a new rack for changed nodes.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -10,8 +10,9 @@ use super::record::{MetaRecord, NodeRecord, Record, Records, SegmentRecord, Stor
 use super::{Age, Client, LIFE_SHIFT, Node, Runtime, State};
 
 impl State {
-    /// The state of a store at the beginning of a new life of the controller, and what must be
-    /// stored before it answers anybody. Everybody has a fresh lease at `now_ms`.
+    /// Returns the state from a store at the beginning of a new life of the controller, and what
+    /// must be stored before it answers any request. All nodes and clients have a fresh lease at
+    /// `now_ms`.
     ///
     /// # Errors
     /// The stored state does not fit the topology.
@@ -68,7 +69,7 @@ impl State {
         Ok((state, vec![meta.put()]))
     }
 
-    /// Adds a node that is new here; the rack has its bricks already.
+    /// Adds a new node. The rack has its bricks already.
     pub(super) fn insert_node(&mut self, record: NodeRecord, now_ms: u64) {
         let memory = self.brick_of(&record);
         if let Some(memory) = &memory {
@@ -81,7 +82,7 @@ impl State {
         assert!(before.is_none(), "a node is new once");
     }
 
-    /// The memory brick that a node is, if it lends any memory.
+    /// Returns the memory brick of a node, if it lends any memory.
     pub(super) fn brick_of(&self, record: &NodeRecord) -> Option<String> {
         if graph::whole(record.spec.donate_bytes) == 0 {
             return None;
@@ -95,7 +96,7 @@ impl State {
         }
     }
 
-    /// A rack of these nodes with everything that stands.
+    /// Returns a rack of these nodes with all present segments.
     pub(super) fn rebuilt(
         &self,
         nodes: &BTreeMap<&str, &NodeRecord>,
@@ -105,7 +106,7 @@ impl State {
         graph::rack_with(graph, &self.segments, (number.0, epoch.0))
     }
 
-    /// Tells a new rack what nodes have said. Bricks that are no node lend nothing.
+    /// Passes what nodes have reported to a new rack. Bricks without a node lend nothing.
     pub(super) fn apply_to_rack(&mut self) {
         let bricks: Vec<String> =
             self.rack.graph().memories().iter().map(|brick| brick.name.clone()).collect();
@@ -114,7 +115,7 @@ impl State {
         }
     }
 
-    /// Tells the rack what is placed on a brick at most, and its load.
+    /// Passes to the rack how much may be placed on a brick, and its load.
     pub(super) fn apply_brick(&mut self, brick: &str) {
         let Some(id) = graph::memory_of(self.rack.graph(), brick) else { return };
         let node = self.node_of_brick.get(brick).and_then(|name| self.nodes.get(name));
@@ -136,7 +137,7 @@ impl State {
         assert_eq!(told, Ok(()), "the brick was found in the graph");
     }
 
-    /// Notes where a segment's grants lie and whose it is.
+    /// Notes on which nodes a segment's grants are, and which client has it.
     pub(super) fn index(&mut self, segment: &SegmentRecord) {
         let places = [Some(&segment.current), segment.target.as_ref()];
         for place in places.into_iter().flatten() {
@@ -147,7 +148,7 @@ impl State {
         }
     }
 
-    /// Forgets where a segment's grant lay.
+    /// Notes that a segment has no grant on a node any more.
     pub(super) fn unindex(&mut self, id: farpool_api::SegmentId, node: &str) {
         if let Some(all) = self.on_node.get_mut(node) {
             all.remove(&id);

@@ -1,14 +1,15 @@
 //! The controller's state and every change of it, as plain functions.
 //!
-//! *Intent* (records: what shall be) is stored; *observation* (what nodes, clients and switches
-//! say) is not, because it comes again. No I/O, no clock, no randomness: time is the controller's
-//! uptime in milliseconds, passed in, and so is the source of keys.
+//! *Intent* (records: the desired state) is stored; *observation* (what nodes, clients and switches
+//! report) is not, because it is reported again. No I/O, no clock, no randomness: time is the
+//! controller's uptime in milliseconds and is passed in, as is the source of keys.
 //!
 //! Invariants:
-//! - [`State::apply`] changes everything a command means, or nothing and says why.
-//! - Whatever changes intent is in the operations for the store, in the same order.
-//! - A grant's memory is free again only when its node has said that it let go of it.
-//! - Every grant has an epoch above all before it and a key of its own, also after restarts.
+//! - [`State::apply`] makes all changes of a command, or none and returns the reason.
+//! - Every change of intent is in the operations for the store, in the same order.
+//! - A grant's memory is free again only when its node has reported that it let go of the grant, or
+//!   is lost.
+//! - Every grant has an epoch above all earlier ones and a key of its own, even after restarts.
 
 mod clients;
 pub mod graph;
@@ -35,33 +36,34 @@ pub use record::{Records, StoreOp};
 
 /// A node that has not reported for this long gets nothing new.
 pub const NODE_LATE_MS: u64 = 5_000;
-/// A node that has not reported for this long is lost: what is evacuated from it needs no
-/// confirmation any more.
+/// A node that has not reported for this long is lost: grants that leave it need no confirmation
+/// any more.
 pub const NODE_LOST_MS: u64 = 30_000;
-/// Time a client has to move away what a donor wants back; then the donor gets it in any case.
+/// Time that a client has to move out of memory that a donor reclaims; then the donor gets it in
+/// any case.
 pub const RECLAIM_DEADLINE_MS: u64 = 30_000;
-/// How long a segment that found no place waits before it is tried again.
+/// How long a segment for which no place was found waits for the next attempt.
 pub const RETRY_MS: u64 = 1_000;
-/// A client is told to leave a reclaimed place without a target when none was found for this long:
-/// it then still has most of the time until [`RECLAIM_DEADLINE_MS`] to take its data home.
+/// How long a target is sought for a reclaimed segment before its client is told to leave without
+/// one: it then still has most of the time until [`RECLAIM_DEADLINE_MS`] to take its data home.
 pub const LEAVE_AFTER_MS: u64 = 5_000;
-/// Nodes; another one is refused. Without a topology each new one builds the graph anew, 18 ms with
-/// 1,000 nodes and 10,000 segments (benches/state_speed.rs).
+/// Most nodes; a further one is refused. Without a topology each new node rebuilds the graph, which
+/// takes 18 ms with 1,000 nodes and 10,000 segments (benches/state_speed.rs).
 pub const NODES_LIMIT: usize = 10_000;
-/// Clients; another one is refused.
+/// Most clients; a further one is refused.
 pub const CLIENTS_LIMIT: usize = 100_000;
-/// Segments; another one is refused. The reconciler looks at all of them five times a second, 69 ms
-/// for that many (benches/state_speed.rs).
+/// Most segments; a further one is refused. The reconciler checks all of them five times a second,
+/// which takes 69 ms for that many (benches/state_speed.rs).
 pub const SEGMENTS_LIMIT: usize = 100_000;
-/// Tasks remembered; the oldest that has ended is forgotten for a new one.
+/// Most tasks remembered; a new one replaces the oldest that has ended, or the oldest if none has.
 pub const TASKS_LIMIT: usize = 1_000;
 /// Epochs and segment numbers are reserved in the store in steps of this many, so that most grants
 /// do not write the counter.
 const CEILING_STEP: u64 = 1_024;
-/// Versions and event ids of one life of the controller.
+/// Bits of a version or event id that count within one life of the controller.
 const LIFE_SHIFT: u32 = 32;
 
-/// Something that shall happen.
+/// A command to the state.
 #[derive(Clone, Debug)]
 pub enum Command {
     PutNode {
@@ -103,37 +105,37 @@ pub enum Command {
         wish: MoveRequest,
         revision: Option<u64>,
     },
-    /// The reconciler's: a node's age has changed what may be placed on it.
+    /// From the reconciler: a node's age has changed what may be placed on it.
     NoteAge {
         name: String,
     },
-    /// The reconciler's: a client's lease has run out.
+    /// From the reconciler: a client's lease has run out.
     ExpireClient {
         id: ClientId,
     },
-    /// The reconciler's: a segment must leave its node, by a deadline or without.
+    /// From the reconciler: a segment must leave its node, by a deadline or without one.
     Evacuate {
         id: SegmentId,
         deadline_ms: Option<u64>,
     },
-    /// The reconciler's: a segment may stay after all.
+    /// From the reconciler: a segment may stay after all.
     Stay {
         id: SegmentId,
     },
-    /// The reconciler's: the deadline has passed.
+    /// From the reconciler: the deadline has passed.
     GiveUp {
         id: SegmentId,
     },
-    /// The reconciler's: what a node must confirm may not be needed any more.
+    /// From the reconciler: the confirmation of a node may not be needed any more.
     Settle {
         id: SegmentId,
     },
-    /// The reconciler's: a task may have ended.
+    /// From the reconciler: a task may have ended.
     CheckTask {
         id: TaskId,
     },
-    /// The reconciler's: circuits that a switch says stand, and why not all that shall, if that is
-    /// known.
+    /// From the reconciler: the circuits that a switch reports as up, and why wanted ones are not,
+    /// if known.
     NoteCircuits {
         switch: String,
         circuits: Vec<Circuit>,
@@ -144,11 +146,11 @@ pub enum Command {
 /// The result of a command; its changes are in the state.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// Something new.
+    /// Something new was created.
     Created,
-    /// It was there, and may have changed.
+    /// The subject existed, and may have changed.
     Done,
-    /// It goes on under this id.
+    /// The command continues as the task with this id.
     Task(TaskId),
 }
 
@@ -156,12 +158,12 @@ pub enum Outcome {
 #[derive(Debug)]
 pub struct Applied {
     pub outcome: Outcome,
-    /// To be made durable, as one batch, before any client is told.
+    /// Operations to be made durable, as one batch, before any client is answered.
     pub ops: Vec<StoreOp>,
     pub events: Vec<Event>,
 }
 
-/// What a node said last.
+/// What a node reported last.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NodeSeen {
     pub sequence: u64,
@@ -174,11 +176,11 @@ pub(crate) struct NodeSeen {
     pub load_permille: u16,
     /// Epoch of each grant it has.
     pub grants: BTreeMap<SegmentId, u64>,
-    /// Lies it has told, so that each is an event once.
+    /// Lies in its last report, so that each kind is an event only when it begins.
     pub lies: BTreeSet<&'static str>,
 }
 
-/// How long ago a node was heard.
+/// How long ago a node was last heard from.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Age {
     Fresh,
@@ -193,11 +195,11 @@ pub(crate) struct Node {
     pub memory: Option<String>,
     /// Its last report since the controller began to lead.
     pub seen: Option<NodeSeen>,
-    /// Its last registration or report, or the controller's start.
+    /// Time of its last registration or report, or of the controller's start, in ms.
     pub heard_ms: u64,
     /// Its age as last noted.
     pub age: Age,
-    /// Of what it shall have; grows with every change of that.
+    /// Version of its intent; grows with every change.
     pub version: u64,
 }
 
@@ -213,27 +215,28 @@ pub(crate) struct Client {
 /// The state of a segment besides its record.
 #[derive(Clone, Debug)]
 pub(crate) struct Runtime {
-    /// As last announced.
+    /// Its state as last announced.
     pub state: SegmentState,
-    /// Whether its target was announced.
+    /// Whether its target was announced as ready.
     pub target_ready: bool,
     pub used_bytes: Option<u64>,
-    /// When the donor takes the place back.
+    /// When the donor takes the memory back, in ms.
     pub deadline_ms: Option<u64>,
-    /// When to try again: it must leave and has found no place yet.
+    /// When to seek a place again, in ms: the segment must leave and no place was found yet.
     pub retry_ms: Option<u64>,
-    /// Its client was told to leave the place for any other it has; no target is sought any more.
+    /// Whether its client was told to leave the place for any other it has; no target is sought any
+    /// more.
     pub leave: bool,
-    /// Version of its node's intent from which the old grant, or all of it, is no longer in it.
+    /// Version of its node's intent from which on the current grant is not in it, once dropped.
     pub dropped_version: u64,
-    /// The same for the target's node.
+    /// Version of the target node's intent from which on the target is not in it, once dropped.
     pub target_dropped_version: u64,
 }
 
 /// Everything the controller knows.
 #[derive(Debug)]
 pub struct State {
-    /// Given; otherwise the graph is made of the nodes.
+    /// The given topology; if None, the graph is made of the nodes.
     topology: Option<Graph>,
     rack: Allocator,
     meta: MetaRecord,
@@ -243,18 +246,18 @@ pub struct State {
     pub(crate) runtime: BTreeMap<SegmentId, Runtime>,
     /// Segments with a grant on a node, current or target.
     pub(crate) on_node: BTreeMap<String, BTreeSet<SegmentId>>,
-    /// The node that is a memory brick.
+    /// The node of each memory brick, by the brick's name.
     node_of_brick: BTreeMap<String, String>,
     pub(crate) tasks: VecDeque<Task>,
-    /// Circuits that stand, as the switches say.
+    /// Circuits that are up, as the switches report: switch, lower port, higher port.
     standing: BTreeSet<(String, u32, u32)>,
-    /// Why a switch is not as it shall be, by its name.
+    /// Why a switch is not in its desired state, by its name.
     troubles: BTreeMap<String, String>,
     pub(crate) last_version: u64,
     last_event: u64,
 }
 
-/// What a command has changed so far; handed from function to function.
+/// What a command has changed so far; passed from function to function.
 pub(crate) struct Changes<'a> {
     now_ms: u64,
     random: &'a mut dyn FnMut() -> u128,
@@ -276,7 +279,7 @@ impl Changes<'_> {
     }
 }
 
-/// A refusal of this kind.
+/// Refuses with this kind of problem.
 fn refuse<T>(kind: ProblemKind, detail: impl Into<String>) -> Result<T, Problem> {
     Err(Problem::new(kind, detail))
 }
@@ -286,7 +289,7 @@ impl State {
     /// keys and task ids.
     ///
     /// # Errors
-    /// Why not; nothing has changed then.
+    /// Says why the command is refused; nothing has changed then.
     pub fn apply(
         &mut self,
         command: Command,
@@ -331,7 +334,7 @@ impl State {
         Event { id: self.last_event, kind: kind.to_owned(), subject, detail, uptime_ms }
     }
 
-    /// Notes that what a node shall have has changed; gives the new version.
+    /// Notes that a node's intent has changed. Returns the new version.
     fn touch_node(&mut self, name: &str) -> u64 {
         self.last_version += 1;
         if let Some(node) = self.nodes.get_mut(name) {
@@ -348,7 +351,7 @@ impl State {
         }
     }
 
-    /// Brings the stored ceilings above everything the rack has given.
+    /// Raises the stored ceilings above all numbers that the rack has given.
     fn raise_ceilings(&mut self, to: &mut Changes<'_>) {
         let (number, epoch) = self.rack.highest_ids();
         let meta = &mut self.meta;
@@ -360,7 +363,7 @@ impl State {
         to.put(meta);
     }
 
-    /// The state of intent and of reservations as text: equal texts, equal states. For tests.
+    /// Returns intent and reservations as text: equal texts mean equal states. For tests.
     #[must_use]
     pub fn fingerprint(&self) -> String {
         format!(
@@ -377,7 +380,7 @@ impl State {
         )
     }
 
-    /// Everything stored, as it would be loaded again.
+    /// Returns everything stored, as it would be loaded again.
     #[must_use]
     pub fn records(&self) -> Records {
         Records {

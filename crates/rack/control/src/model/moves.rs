@@ -1,5 +1,5 @@
-//! Segments that change place: begun by a request, a drain or a donor's need; finished by the
-//! client's word that its data is over, and the old node's that it let go.
+//! Segments that move. A move is begun by a request, a drain or a donor's need; it ends when the
+//! client has reported that its data is at the target, and the old node that it let go.
 
 use farpool_api::{MoveRequest, Policy, Problem, ProblemKind, SegmentId};
 use farpool_placement::{RequestId, SwitchKind, Vertex};
@@ -37,7 +37,7 @@ impl State {
         Ok(Outcome::Task(task))
     }
 
-    /// Grants another place beside the one that stands.
+    /// Grants a target besides the current place.
     fn begin_move(
         &mut self,
         id: SegmentId,
@@ -73,12 +73,13 @@ impl State {
         Ok(())
     }
 
-    /// The client reports that everything is at the target; or, of the place itself, that no
-    /// process uses it any more, which releases it. A repeated report, or one of another epoch,
-    /// changes nothing.
+    /// Notes that the client reports everything to be at the target; or, with the current place's
+    /// epoch, that no process uses that place any more, which releases the segment. A repeated
+    /// report, or one with another epoch, changes nothing.
     pub(super) fn note_evacuated(&mut self, id: SegmentId, epoch: u64, to: &mut Changes<'_>) {
         let Some(segment) = self.segments.get(&id) else { return };
-        // Only if it was told so: a repeated word of a move that is over has this epoch too.
+        // Only if the client was told to leave: a repeated report of a finished move has this
+        // epoch, too.
         let is_told = self.runtime.get(&id).is_some_and(|runtime| runtime.leave);
         if is_told && segment.current.epoch == epoch && segment.target.is_none() {
             if !segment.releasing && !segment.lost {
@@ -106,7 +107,7 @@ impl State {
         self.settle(id, to);
     }
 
-    /// The old place is free.
+    /// Ends a move: the old place is free.
     pub(super) fn finish_move(&mut self, id: SegmentId, to: &mut Changes<'_>) {
         let Some(segment) = self.segments.get_mut(&id) else { return };
         let Some(target) = segment.target.take() else { return };
@@ -126,7 +127,7 @@ impl State {
         to.event("segment-moved", id, format!("from {} to {node}", old.node));
     }
 
-    /// A segment must leave its node; if there is no place yet, it is sought again later.
+    /// Makes a segment leave its node. If no place is found yet, one is sought again later.
     pub(super) fn evacuate(
         &mut self,
         id: SegmentId,
@@ -166,7 +167,7 @@ impl State {
         Outcome::Done
     }
 
-    /// A segment may stay; a move that has begun goes on, without hurry.
+    /// Lets a segment stay. A move that has begun continues, without a deadline.
     pub(super) fn stay(&mut self, id: SegmentId, to: &mut Changes<'_>) -> Outcome {
         let client = self.segments.get(&id).and_then(|segment| segment.spec.client);
         if let Some(runtime) = self.runtime.get_mut(&id) {
@@ -179,7 +180,7 @@ impl State {
         Outcome::Done
     }
 
-    /// The donor gets its memory back, and the segment is lost.
+    /// Gives a donor its memory back: the segment is lost.
     pub(super) fn give_up(&mut self, id: SegmentId, to: &mut Changes<'_>) -> Outcome {
         self.lose(id, "it was not moved away before its donor's deadline", to);
         Outcome::Done
@@ -201,7 +202,7 @@ impl State {
         self.announce(id, to);
     }
 
-    /// A node's blade is another one: what lay on it is gone.
+    /// Notes that a node has a new blade: what was on the old one is gone.
     pub(super) fn lose_blade(&mut self, name: &str, to: &mut Changes<'_>) {
         to.event("blade-lost", name, "its blade has started anew and is empty");
         let all: Vec<SegmentId> = self.on_node.get(name).into_iter().flatten().copied().collect();
@@ -220,7 +221,7 @@ impl State {
         self.touch_node(name);
     }
 
-    /// The target is gone before any data was certain to be there.
+    /// Aborts a move whose target is gone before all data was certain to be there.
     fn abort_move(&mut self, id: SegmentId, to: &mut Changes<'_>) {
         let Some(segment) = self.segments.get_mut(&id) else { return };
         let Some(target) = segment.target.take() else { return };
@@ -235,7 +236,7 @@ impl State {
         self.announce(id, to);
     }
 
-    /// The circuits on the way to a place: switch, lower port, higher port.
+    /// Returns the circuits on the path to a place: switch, lower port, higher port.
     pub(super) fn circuits_of<'a>(
         &'a self,
         place: &'a GrantRecord,
@@ -254,12 +255,12 @@ impl State {
         })
     }
 
-    /// Why a switch is not as it shall be, if that is so.
+    /// Returns why a switch is not in its desired state. None if it is.
     pub(crate) fn trouble_of(&self, switch: &str) -> Option<&String> {
         self.troubles.get(switch)
     }
 
-    /// Notes why a switch cannot be set, or that it could be.
+    /// Notes why a switch cannot be set, or that it is set.
     pub(super) fn note_trouble(
         &mut self,
         switch: &str,
@@ -281,7 +282,7 @@ impl State {
         }
     }
 
-    /// Notes which circuits a switch says stand.
+    /// Notes which circuits a switch reports as up.
     pub(super) fn note_circuits(
         &mut self,
         switch: &str,

@@ -12,15 +12,15 @@ use super::{
     refuse,
 };
 
-/// Longest name of a node, so that keys in the store stay small; a longer one is refused.
+/// Longest name of a node, in bytes, so that keys in the store stay small; a longer one is refused.
 const NAME_LIMIT_BYTES: usize = 64;
-/// Addresses of a node; more are refused.
+/// Most addresses of a node; more are refused.
 const ADDRESSES_LIMIT: usize = 16;
-/// Longest address; a longer one is refused.
+/// Longest address, in bytes; a longer one is refused.
 const ADDRESS_LIMIT_BYTES: usize = 256;
 
 impl Node {
-    /// How old what is known of it is.
+    /// Returns how long ago the node was last heard from.
     pub(crate) fn age_at(&self, now_ms: u64) -> Age {
         match now_ms.saturating_sub(self.heard_ms) {
             age if age >= NODE_LOST_MS => Age::Lost,
@@ -29,18 +29,18 @@ impl Node {
         }
     }
 
-    /// Whether it has said that it has this grant.
+    /// Whether it has reported this grant.
     pub(crate) fn has(&self, segment: SegmentId, epoch: u64) -> bool {
         self.seen.as_ref().is_some_and(|seen| seen.grants.get(&segment) == Some(&epoch))
     }
 
-    /// Whether it has carried out an intent without this grant, and has it no more.
+    /// Whether it has carried out an intent without this grant, and does not report it any more.
     pub(crate) fn let_go(&self, segment: SegmentId, epoch: u64, since_version: u64) -> bool {
         let heard = |seen: &NodeSeen| seen.known_version >= since_version;
         self.seen.as_ref().is_some_and(heard) && !self.has(segment, epoch)
     }
 
-    /// What it lends at most now.
+    /// Returns the most bytes that it lends now.
     pub(crate) fn lendable_bytes(&self) -> u64 {
         let offered = graph::whole(self.record.spec.donate_bytes);
         self.seen.as_ref().map_or(offered, |seen| seen.lendable_bytes.min(offered))
@@ -125,13 +125,14 @@ impl State {
         self.rack.graph().memories().get(id.index()).map(|brick| brick.capacity_bytes)
     }
 
-    /// The lowest place at the switch that no node has.
+    /// Returns the lowest slot at the switch that no node has.
     fn free_slot(&self) -> u32 {
         let taken: BTreeSet<u32> = self.nodes.values().map(|node| node.record.slot).collect();
         (0..).find(|slot| !taken.contains(slot)).unwrap_or(0)
     }
 
-    /// With a topology: the bricks are there and no other node's, and nothing is on one left.
+    /// With a topology: refuses unless the bricks exist and are no other node's, and nothing is on
+    /// a brick that the node gives up.
     fn check_bricks(&self, record: &NodeRecord) -> Result<(), Problem> {
         let Some(graph) = &self.topology else { return Ok(()) };
         let spec = &record.spec;
@@ -167,7 +168,7 @@ impl State {
         self.on_node.get(node).is_some_and(|all| !all.is_empty())
     }
 
-    /// Without a topology: a rack with this node, or with it changed.
+    /// Without a topology: builds a rack with this node, or with its changes.
     fn rebuild_with(&mut self, record: &NodeRecord) -> Result<(), Problem> {
         let shape = |record: &NodeRecord| {
             let spec = &record.spec;
@@ -194,7 +195,7 @@ impl State {
         Ok(())
     }
 
-    /// A known node has registered again.
+    /// Updates a known node that has registered again.
     fn change_node(&mut self, record: NodeRecord, to: &mut Changes<'_>) {
         let brick = self.brick_of(&record);
         let name = record.name.clone();
@@ -208,7 +209,7 @@ impl State {
         }
         let restarted = node.record.spec.incarnation != before.spec.incarnation;
         if restarted {
-            // A new daemon counts from the beginning; its grants are not known yet.
+            // A new daemon counts its reports from the beginning; its grants are not known yet.
             node.seen = None;
             to.event("node-restarted", &name, "its daemon has started again");
         }
@@ -306,8 +307,8 @@ impl State {
             let detail = format!("node {name} has registered with another incarnation");
             return refuse(ProblemKind::Conflict, detail);
         }
-        // Only a registration says that a blade is new: a report that was long on the way must not
-        // take a segment's memory for lost.
+        // Only a registration can say that a blade is new: a delayed report must not make a
+        // segment's memory count as lost.
         if report.blade_id != node.record.spec.blade_id {
             let detail = format!("node {name} has registered with another blade");
             return refuse(ProblemKind::Conflict, detail);
@@ -332,8 +333,8 @@ impl State {
         Ok(Outcome::Done)
     }
 
-    /// The report with everything impossible cut down to what can be; each kind of lie is an event
-    /// when it begins.
+    /// Returns the report with everything impossible reduced to what is possible. Each kind of lie
+    /// is an event when it begins.
     fn check_report(&self, name: &str, report: NodeReport, to: &mut Changes<'_>) -> NodeSeen {
         let node = &self.nodes[name];
         let mut lies = BTreeSet::new();
@@ -355,15 +356,15 @@ impl State {
             report.known_version,
             self.last_version,
         );
-        // Such a version proves nothing about what it has let go of.
+        // Such a version proves nothing about the grants that it has let go of.
         let known_version = if known_version < report.known_version { 0 } else { known_version };
         for grant in &report.grants {
             match self.granted_bytes_on(name, grant.segment, grant.epoch) {
                 Some(bytes) => {
                     clamp("a grant with more used than granted", grant.used_bytes, bytes);
                 }
-                // A grant that it was told to drop, or never had from us, is not a lie by itself:
-                // the answer does not have it, and the node must let go of it.
+                // A grant that it was told to drop, or never had from this controller, is not a lie
+                // by itself: the answer does not have it, and the node must let go of it.
                 None if !self.segments.contains_key(&grant.segment) => {
                     clamp("a segment that does not exist", 1, 0);
                 }
@@ -395,7 +396,7 @@ impl State {
         here.find(|place| place.node == node && place.epoch == epoch).map(|place| place.bytes())
     }
 
-    /// Notes a node that has become late, lost, or fresh again.
+    /// Notes that a node has become late, lost, or fresh again.
     pub(super) fn note_age(&mut self, name: &str, to: &mut Changes<'_>) -> Outcome {
         let Some(node) = self.nodes.get_mut(name) else { return Outcome::Done };
         let age = node.age_at(to.now_ms);
@@ -413,7 +414,7 @@ impl State {
         Outcome::Done
     }
 
-    /// Looks again at everything on a node.
+    /// Settles every segment on a node.
     pub(super) fn refresh_node(&mut self, name: &str, to: &mut Changes<'_>) {
         let all: Vec<SegmentId> = self.on_node.get(name).into_iter().flatten().copied().collect();
         for id in all {

@@ -1,7 +1,7 @@
-//! The records in the store: intent, and nothing that a report brings again.
+//! The records in the store: intent, and nothing that is reported again.
 //!
-//! One JSON value per thing under a key of its kind and id. Bricks and ports are kept by name,
-//! because their numbers change when the graph is built anew.
+//! One JSON value per record, under a key of its kind and id. Bricks and ports are kept by name,
+//! because their numbers change when the graph is rebuilt.
 
 use farpool_api::{ClientId, ClientSpec, Key, NodeSpec, SegmentId, SegmentSpec};
 use serde::de::DeserializeOwned;
@@ -29,7 +29,7 @@ pub struct RecordError {
 pub struct NodeRecord {
     pub name: String,
     pub spec: NodeSpec,
-    /// Its place at the packet switch, where there is no topology.
+    /// Its place at the packet switch, if there is no topology.
     pub slot: u32,
     pub draining: bool,
 }
@@ -44,7 +44,7 @@ pub struct ClientRecord {
 /// A run of superpages: client address, length, place in the brick.
 pub type Piece = (u64, u64, u64);
 
-/// A grant, without what its segment says already.
+/// A grant, without what its segment's record has already.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct GrantRecord {
     /// The rack's number of the segment.
@@ -65,7 +65,7 @@ impl GrantRecord {
     }
 }
 
-/// A segment and what shall become of it.
+/// A segment and its desired state.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct SegmentRecord {
     pub id: SegmentId,
@@ -75,27 +75,27 @@ pub struct SegmentRecord {
     pub current: GrantRecord,
     /// Where it is moving to.
     pub target: Option<GrantRecord>,
-    /// Its data is at the target: the old grant goes.
+    /// Its data is at the target: the old grant is dropped.
     pub evacuated: bool,
-    /// Nobody's any more: all its grants go.
+    /// It is released: all its grants are dropped.
     pub releasing: bool,
-    /// Its memory is gone: all its grants go.
+    /// Its memory is gone: all its grants are dropped.
     pub lost: bool,
     pub revision: u64,
 }
 
-/// Numbers that never go back.
+/// Numbers that never decrease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct MetaRecord {
     /// Counts the times a controller began to lead; the upper half of versions and event ids.
     pub life: u64,
-    /// No rack segment number above it was given.
+    /// No rack segment number above this was given.
     pub number_ceiling: u64,
-    /// No epoch above it was given.
+    /// No epoch above this was given.
     pub epoch_ceiling: u64,
 }
 
-/// Something with a key of its own.
+/// A record with a key of its own.
 pub trait Record: Serialize + DeserializeOwned {
     fn key(&self) -> String;
 

@@ -1,4 +1,4 @@
-//! Segments: creation, release, and what follows from what their nodes say.
+//! Segments: creation, release, and the consequences of their nodes' reports.
 
 use farpool_api::{Problem, ProblemKind, SegmentId, SegmentSpec, SegmentState};
 use farpool_placement::{Grant, RackError, RequestId, Vertex};
@@ -6,10 +6,10 @@ use farpool_placement::{Grant, RackError, RequestId, Vertex};
 use super::record::{GrantRecord, Record, SegmentRecord};
 use super::{Age, Changes, Outcome, Runtime, SEGMENTS_LIMIT, State, graph, refuse};
 
-/// Failure domains a segment avoids at most; more are refused.
+/// Most failure domains that a segment may avoid; more are refused.
 const AVOID_LIMIT: usize = 64;
 
-/// A refusal of the rack as a problem.
+/// Converts a refusal of the rack into a problem.
 pub(super) fn rack_problem(error: &RackError) -> Problem {
     let kind = match error {
         RackError::NoCapacity { .. }
@@ -106,7 +106,7 @@ impl State {
         Ok(Outcome::Created)
     }
 
-    /// The record of a grant the rack has just made, with a key of its own.
+    /// Returns the record of a grant that the rack has just made, with a key of its own.
     pub(super) fn new_grant(&self, grant: &Grant, to: &mut Changes<'_>) -> GrantRecord {
         let graph = self.rack.graph();
         let brick = graph.name(Vertex::Memory(grant.memory));
@@ -166,7 +166,7 @@ impl State {
         let Some(segment) = self.segments.get(&id) else { return };
         let node = segment.current.node.clone();
         let target = segment.target.as_ref().map(|target| target.node.clone());
-        // Evacuated data has been dropped before.
+        // The current grant of an evacuated segment has been dropped before.
         let version = (!segment.evacuated).then(|| self.touch_node(&node));
         let target_version = target.map(|node| self.touch_node(&node));
         let Some(runtime) = self.runtime.get_mut(&id) else { return };
@@ -176,13 +176,13 @@ impl State {
         runtime.retry_ms = None;
     }
 
-    /// Whether a grant that is in no intent any more is gone from its node, or with it.
+    /// Whether a grant that is in no intent any more is gone, from its node or with the node.
     pub(super) fn is_gone(&self, id: SegmentId, place: &GrantRecord, since_version: u64) -> bool {
         let Some(node) = self.nodes.get(&place.node) else { return true };
         node.age == Age::Lost || node.let_go(id, place.epoch, since_version)
     }
 
-    /// Does what only waited for nodes to let go, and announces what has changed.
+    /// Completes what only waited for nodes to let go, and announces changes.
     pub(super) fn settle(&mut self, id: SegmentId, to: &mut Changes<'_>) -> Outcome {
         let Some(segment) = self.segments.get(&id) else { return Outcome::Done };
         let Some(runtime) = self.runtime.get(&id) else { return Outcome::Done };
@@ -222,7 +222,7 @@ impl State {
         to.event("segment-released", id, format!("{} is free of it", segment.current.node));
     }
 
-    /// Tells the owner, and everybody, that a segment's state has changed.
+    /// Announces a changed state of a segment to its client, and as an event.
     pub(super) fn announce(&mut self, id: SegmentId, to: &mut Changes<'_>) {
         let Some(segment) = self.segments.get(&id) else { return };
         let (state, target_ready) = (self.state_of(segment), self.target_ready(segment));
@@ -246,7 +246,7 @@ impl State {
         self.touch_client(client);
     }
 
-    /// How a segment stands, from its record and from what its nodes and the switches say.
+    /// Returns a segment's state, from its record and from what its nodes and the switches report.
     pub(super) fn state_of(&self, segment: &SegmentRecord) -> SegmentState {
         let sought = self.runtime.get(&segment.id).is_some_and(|run| run.retry_ms.is_some());
         let usable = |place: &GrantRecord| self.is_usable(segment.id, place);
@@ -267,12 +267,12 @@ impl State {
         !segment.lost && !segment.releasing && segment.target.as_ref().is_some_and(is_usable)
     }
 
-    /// Its node has it.
+    /// Whether the node of a place has reported the grant.
     pub(super) fn is_confirmed(&self, id: SegmentId, place: &GrantRecord) -> bool {
         self.nodes.get(&place.node).is_some_and(|node| node.has(id, place.epoch))
     }
 
-    /// Its node has it and all circuits on the way stand.
+    /// Whether the node of a place has reported the grant and all circuits on the path are up.
     fn is_usable(&self, id: SegmentId, place: &GrantRecord) -> bool {
         self.is_confirmed(id, place)
             && self.circuits_of(place).all(|circuit| self.standing.contains(&circuit))

@@ -1,4 +1,4 @@
-//! Tasks: long operations that the reconciler looks after. They are not stored; what they wait for
+//! Tasks: long operations that the reconciler follows. They are not stored, but what they wait for
 //! is.
 
 use farpool_api::{SegmentId, SegmentState, Task, TaskId, TaskState};
@@ -6,7 +6,7 @@ use farpool_api::{SegmentId, SegmentState, Task, TaskId, TaskState};
 use super::{Changes, Outcome, State, TASKS_LIMIT};
 
 impl State {
-    /// A new task, or the one that runs for the same already.
+    /// Begins a task. Returns its id, or that of a running task of the same kind and subject.
     pub(super) fn begin_task(&mut self, kind: &str, subject: &str, to: &mut Changes<'_>) -> TaskId {
         let same = |task: &&Task| {
             task.kind == kind && task.subject == subject && task.state == TaskState::Running

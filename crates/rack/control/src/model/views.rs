@@ -1,4 +1,4 @@
-//! What the state looks like from outside.
+//! The state as the interface shows it.
 
 use farpool_api::{
     Circuit, CircuitList, ClientAnswer, ClientId, ClientSegment, ClientView, Key, NodeAnswer,
@@ -12,13 +12,13 @@ use farpool_units::at_most;
 use super::record::{GrantRecord, SegmentRecord};
 use super::{Age, Client, Node, State, graph, refuse};
 
-/// Segments of a page at most; a higher wish is cut down to it.
+/// Most segments of a page; a higher limit is reduced to this.
 pub(super) const PAGE_LIMIT: u32 = 1_000;
-/// Segments of a page if nothing else is asked for.
+/// Segments of a page if no limit is given.
 const PAGE_USUAL: u32 = 100;
 
 impl State {
-    /// Everything that shall stand on a node.
+    /// Returns all grants that a node should have.
     ///
     /// # Errors
     /// There is no such node.
@@ -144,7 +144,8 @@ impl State {
         }
     }
 
-    /// The reason why a segment, or the place it is to be moved to, is not usable; none if it is.
+    /// Returns the reasons why a segment, or the place it is to be moved to, is not usable. Empty
+    /// if it is.
     fn waits_for(&self, segment: &SegmentRecord) -> Vec<String> {
         let place = match (self.state_of(segment), &segment.target) {
             (SegmentState::Pending, _) => &segment.current,
@@ -224,7 +225,7 @@ impl State {
         }
     }
 
-    /// Memory that shall stand on a node.
+    /// Returns the bytes of all grants that a node should have.
     pub(crate) fn granted_bytes(&self, name: &str) -> u64 {
         let all = self.on_node.get(name).into_iter().flatten();
         let all = all.filter_map(|id| self.segments.get(id));
@@ -248,7 +249,7 @@ impl State {
         }
     }
 
-    /// All circuits that shall stand.
+    /// All circuits that should be up.
     #[must_use]
     pub fn circuit_list(&self) -> CircuitList {
         let graph = self.rack.graph();
@@ -328,7 +329,7 @@ pub(super) fn effective(segment: &SegmentRecord) -> &GrantRecord {
     }
 }
 
-/// What shall stand of a segment on a node, if anything.
+/// Returns the grant of a segment that a node should have, if any.
 fn intended(segment: &SegmentRecord, node: &str) -> Option<NodeGrant> {
     if segment.releasing || segment.lost {
         return None;
