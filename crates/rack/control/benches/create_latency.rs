@@ -1,4 +1,4 @@
-//! How long a durable create over REST takes beside a bare commit of the same store on the same
+//! The latency of a durable create over REST beside a bare commit of the same store on the same
 //! disk, interleaved in one run:
 //!
 //!     cargo bench -p farpool-control --bench create_latency -- [COUNT] [FOLDER]
@@ -17,7 +17,7 @@ use farpool_control::{ControlOptions, StoreChoice, serve};
 
 type Anything = Result<(), Box<dyn std::error::Error>>;
 
-/// Of a segment's record as it is stored.
+/// Length of a segment's record as it is stored.
 const RECORD_BYTES: usize = 560;
 
 fn main() -> Anything {
@@ -92,7 +92,7 @@ fn measure(client: &Client, folder: &Path, count: u32) -> Anything {
     Ok(())
 }
 
-/// Releases everything, and lets the node say that it has let go.
+/// Releases all segments, and has the node report that it let go.
 fn release_all(client: &Client, sequence: &mut u64) -> Anything {
     let page = client.segments(&farpool_api::SegmentFilter::default())?;
     for segment in page.segments {

@@ -1,4 +1,4 @@
-//! What the state costs without store and network, at 10,000 segments on 1,000 nodes:
+//! The cost of the state without store and network, at 10,000 segments on 1,000 nodes:
 //!
 //!     cargo bench -p farpool-control --bench state_speed -- [NODES] [SEGMENTS]
 

@@ -1,4 +1,4 @@
-//! A controller killed with SIGKILL at any moment: what it acknowledged is there again.
+//! A controller killed with SIGKILL at any moment: a restart finds what it acknowledged.
 
 mod common;
 
@@ -9,11 +9,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use common::{Agent, Process, SUPERPAGE, join_client, small, wait_for};
 use farpool_api::{ClientReport, SegmentFilter, SegmentId};
 
-/// Times it is killed.
+/// How often it is killed.
 const KILLS: u64 = 12;
 
-/// Creates and deletes segments until the controller is gone. Gives what was acknowledged as
-/// created, and what was asked to be deleted.
+/// Creates and deletes segments until the controller is gone. Returns those acknowledged as
+/// created, and those that were to be deleted.
 fn work(
     api: &farpool_api::Client,
     round: u128,
@@ -52,7 +52,7 @@ fn what_was_acknowledged_survives_kill_9() {
         let count = Arc::new(AtomicU64::new(0));
         let counted = Arc::clone(&count);
         let worker = std::thread::spawn(move || work(&api, round, &counted));
-        // A different place in the work each time, and some moment of a request there.
+        // A different point of the work each time, and any moment of a request there.
         let enough = 1 + round_number * 37 % 150;
         wait_for("creates", || (count.load(Ordering::Relaxed) >= enough).then_some(()));
         process.kill();
@@ -71,7 +71,7 @@ fn what_was_acknowledged_survives_kill_9() {
             "round {round}: {} are gone",
             standing.difference(&there).count()
         );
-        // One more may be there: created, and killed before it was acknowledged.
+        // Further ones may be there: created but not acknowledged, or not deleted before the kill.
         let unasked: Vec<_> = there.difference(&standing).collect();
         assert!(unasked.len() <= 2, "round {round}: {unasked:?}");
         standing = there;

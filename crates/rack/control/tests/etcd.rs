@@ -1,5 +1,5 @@
-//! Two controllers on a real etcd: one leads, the other takes over, and a leader that has slept
-//! through its lease cannot write any more.
+//! Three controllers on a real etcd: one leads, another takes over, and a leader that was stopped
+//! beyond its lease cannot write any more.
 
 mod common;
 
@@ -17,7 +17,7 @@ struct Etcd {
 }
 
 impl Etcd {
-    /// None if there is no etcd here; says so.
+    /// Starts etcd. Returns None, with a message, if it is not installed.
     fn start() -> Option<Self> {
         if Command::new("etcd").arg("--version").output().is_err() {
             farpool_testkit::skip("etcd is not installed (apt-get install etcd-server)");
@@ -51,7 +51,7 @@ impl Etcd {
     }
 }
 
-/// Ends the child when the thread that starts it ends, however that comes.
+/// Kills the child when the thread that starts it ends, for whatever reason.
 fn end_with_parent(command: &mut Command) {
     use std::os::unix::process::CommandExt;
     // SAFETY: between fork and exec only one system call is made.
@@ -111,7 +111,7 @@ fn a_standby_takes_over_and_the_old_leader_cannot_write() {
     assert_eq!(after, before);
     both.put_segment(id(50), &small(client)).unwrap();
 
-    // Asleep beyond its lease: it wakes, and must not answer as if it led.
+    // Stopped beyond its lease: when it continues, it must not answer as if it led.
     let third = etcd.controller();
     signal(&second, rustix::process::Signal::STOP);
     wait_for("the third to lead", || health(&third).leader.then_some(()));

@@ -1,5 +1,5 @@
 //! The model against a plain one: random commands, with agents that are slow, restart and repeat
-//! themselves. After every step the invariants are counted one by one from the outside.
+//! themselves. After every step the invariants are checked one by one from the outside.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -60,7 +60,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     proptest::collection::vec(step, 1..80)
 }
 
-/// An agent and its blade, as they are in truth.
+/// The true state of an agent and its blade.
 #[derive(Debug, Clone)]
 struct Agent {
     donate: u64,
@@ -122,7 +122,7 @@ impl World {
         }
     }
 
-    /// A refusal must change nothing.
+    /// Applies a command. Returns whether it was accepted; a refusal must change nothing.
     fn apply(&mut self, command: Command) -> bool {
         let before = self.state.fingerprint();
         let random = &mut self.random;
@@ -279,7 +279,7 @@ impl World {
         assert_eq!(before, self.state.fingerprint(), "a replayed report changed something");
     }
 
-    /// Only the store survives.
+    /// Restarts the controller: only the store survives.
     fn restart(&mut self) {
         let pairs: Vec<_> = self.store.clone().into_iter().collect();
         let records = Records::read(&pairs).unwrap();
@@ -291,11 +291,11 @@ impl World {
         let (state, ops) = State::load(None, records, self.now_ms).unwrap();
         self.state = state;
         self.store(ops);
-        // The sequence of reports is observation: the first one after a start counts.
+        // The sequence of reports is observation: the first report after a start counts.
         self.agents.values_mut().for_each(|agent| agent.last = None);
     }
 
-    /// What must hold at every moment.
+    /// Checks what must hold at every moment.
     fn check(&mut self) {
         let mut of_nodes = BTreeSet::new();
         for node in 0..NODES {
@@ -329,11 +329,11 @@ impl World {
         }
         let missing: Vec<_> = of_clients.difference(&of_nodes).collect();
         assert!(missing.is_empty(), "a client was told of what no node has: {missing:?}");
-        // A target that is not confirmed is the only thing a node has and no client knows.
+        // Only targets that are not confirmed may be grants that a node has and no client knows.
         assert!(of_nodes.len() <= 2 * of_clients.len());
     }
 
-    /// When everybody does his part, everything that must come to an end does.
+    /// Checks that everything ends that must end once agents and clients do their part.
     fn calm_down(&mut self) {
         for node in 0..NODES {
             if let Some(agent) = self.agents.get_mut(&node) {

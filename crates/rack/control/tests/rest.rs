@@ -136,7 +136,7 @@ fn a_client_takes_home_what_nobody_has_room_for() {
     };
     let stands = hear(&mut node, 1).unwrap();
     assert!(!stands.leave);
-    // The word of a move that is over, come once more: it has the epoch of the place that stands.
+    // A repeated report of a finished move: it has the epoch of the current place.
     api.report_client(client, &evacuated(2, id, stands.epoch)).unwrap();
     assert_eq!(api.segment(id).unwrap().state, SegmentState::Ready);
     node.lendable_bytes = 0;
@@ -266,7 +266,7 @@ fn refusals_name_their_reason_and_change_nothing() {
     refused(api.delete_node("n0"), ProblemKind::Conflict);
 }
 
-/// Sends bytes, gives the answer's status line and whether it is a problem.
+/// Sends bytes. Returns the answer's status, and whether it is a problem document.
 fn raw(server: &Server, request: &[u8]) -> (u16, bool) {
     let address = server.url.trim_start_matches("http://");
     let mut stream = TcpStream::connect(address).unwrap();

@@ -7,7 +7,7 @@ use farpool_http::json;
 
 use crate::model::Outcome;
 
-/// The task that a command began.
+/// Returns the task that a command began.
 pub(super) fn task_of(
     state: &crate::model::State,
     applied: &crate::model::Applied,
@@ -22,13 +22,13 @@ pub(super) fn task_of(
     }
 }
 
-/// 202 with a task and where to look for it.
+/// Returns 202 with a task and its path.
 pub(super) fn accepted(task: &Task) -> Response {
     let place = [("location", format!("/v1/tasks/{}", task.id))];
     (place, json(StatusCode::ACCEPTED, task)).into_response()
 }
 
-/// The status for what a create did.
+/// Returns the status for the outcome of a create.
 pub(super) fn created(outcome: Outcome) -> StatusCode {
     match outcome {
         Outcome::Created => StatusCode::CREATED,

@@ -23,12 +23,12 @@ use utoipa_axum::routes;
 
 use crate::core::Core;
 
-/// Largest body of a request from people and clients; a larger one is refused with 413.
+/// Largest body of a request from people and clients, in bytes; a larger one is refused with 413.
 pub const BODY_LIMIT_BYTES: usize = 1 << 20;
-/// Largest report: 100,000 grants of about 120 bytes each.
+/// Largest body of a report, in bytes: 100,000 grants of about 120 bytes each.
 pub const REPORT_LIMIT_BYTES: usize = 16 << 20;
 
-/// Whether this controller answers.
+/// Whether this controller leads; only a leader answers most requests.
 #[derive(Clone, Debug)]
 pub(crate) enum Role {
     Standby { leader: Option<String> },
@@ -39,9 +39,9 @@ pub(crate) enum Role {
 #[derive(Debug)]
 pub(crate) struct App {
     pub role: RwLock<Role>,
-    /// Longest time an answer waits for news.
+    /// Longest time that an answer waits for a change.
     pub wait_limit: Duration,
-    /// Its own document.
+    /// The OpenAPI document as JSON.
     pub document: String,
 }
 
@@ -56,12 +56,12 @@ impl App {
         *write_lock(&self.role) = role;
     }
 
-    /// The time an answer may wait of that asked for.
+    /// Returns the time that an answer may wait: what was requested, up to the limit.
     pub(crate) fn wait(&self, wait_ms: u64) -> Duration {
         Duration::from_millis(wait_ms).min(self.wait_limit)
     }
 
-    /// The leading core.
+    /// Returns the leading core. Errors if this controller does not lead.
     pub(crate) fn core(&self) -> Result<Arc<Core>, Refusal> {
         match self.role() {
             Role::Leading(core) => Ok(core),
@@ -153,7 +153,8 @@ pub fn openapi() -> Document {
     document
 }
 
-/// Everything that answers requests: of those who present the token, if there is one.
+/// Returns the routes. If there is a token, they answer only requests that present it, and
+/// `/healthz`.
 pub(crate) fn service(app: Arc<App>, token: Option<&str>) -> Router {
     let (router, _) = router().split_for_parts();
     let router = router

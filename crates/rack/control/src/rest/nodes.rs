@@ -27,7 +27,7 @@ pub(super) async fn get(State(app): Shared, Name(name): Name<String>) -> Result<
     Ok(json(StatusCode::OK, &node))
 }
 
-/// Registers a node, or what has changed about it.
+/// Registers a node, or updates its registration.
 #[utoipa::path(put, path = "/v1/nodes/{name}", tag = "nodes", request_body = NodeSpec,
     params(("name" = String, Path, description = "The node")),
     responses((status = 200, description = "It was known", body = Node),
@@ -45,7 +45,7 @@ pub(super) async fn put(
     Ok(json(created(outcome), &node))
 }
 
-/// Forgets a node with nothing on it.
+/// Forgets a node that has no segments.
 #[utoipa::path(delete, path = "/v1/nodes/{name}", tag = "nodes",
     params(("name" = String, Path, description = "The node")),
     responses((status = 204, description = "It is forgotten"), Problems))]
@@ -84,7 +84,7 @@ pub(super) async fn undrain(
     Ok(json(StatusCode::OK, &node))
 }
 
-/// A node's report, answered with everything that shall stand on it.
+/// A node's report, answered with all grants that the node should have.
 #[utoipa::path(post, path = "/upcall/v1/nodes/{name}/report", tag = "upcalls",
     request_body = NodeReport, params(("name" = String, Path, description = "The node")),
     responses((status = 200, description = "What shall stand", body = NodeAnswer), Problems))]

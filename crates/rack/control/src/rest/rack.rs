@@ -8,7 +8,7 @@ use farpool_http::{Name, Refusal, json};
 
 use super::{Problems, Role, Shared};
 
-/// All circuits that shall stand.
+/// All circuits that should be up.
 #[utoipa::path(get, path = "/v1/circuits", tag = "rack",
     responses((status = 200, description = "All circuits", body = CircuitList), Problems))]
 pub(super) async fn circuits(State(app): Shared) -> Result<Response, Refusal> {
@@ -68,7 +68,7 @@ pub(super) async fn openapi(State(app): Shared) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], app.document.clone()).into_response()
 }
 
-/// How the controller is; needs no token. A standby is healthy, too.
+/// The controller's health; needs no token. A standby is healthy, too.
 #[utoipa::path(get, path = "/healthz", tag = "controller",
     responses((status = 200, description = "It runs", body = Health),
         (status = 503, description = "It does not", body = Problem,
@@ -82,7 +82,7 @@ pub(super) async fn health(State(app): Shared) -> Response {
     json(StatusCode::OK, &Health { leader, leader_address, version })
 }
 
-/// Figures for Prometheus.
+/// Metrics for Prometheus.
 #[utoipa::path(get, path = "/metrics", tag = "controller",
     responses((status = 200, description = "OpenMetrics text", body = String,
         content_type = "application/openmetrics-text"), Problems))]

@@ -20,7 +20,8 @@ fn tagged(status: StatusCode, segment: &Segment) -> Response {
     (tag, json(status, segment)).into_response()
 }
 
-/// The revision in `If-Match`; `*` and no header mean any.
+/// Returns the revision in `If-Match`. Returns None, which means any, for `*` and without the
+/// header.
 fn if_match(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
     let Some(value) = headers.get(header::IF_MATCH) else { return Ok(None) };
     let text = value.to_str().unwrap_or_default().trim();
@@ -50,7 +51,7 @@ pub(super) async fn get_client(
     Ok(json(StatusCode::OK, &client))
 }
 
-/// Registers a client, or what has changed about it.
+/// Registers a client, or updates its registration.
 #[utoipa::path(put, path = "/v1/clients/{id}", tag = "clients", request_body = ClientSpec,
     params(("id" = uuid::Uuid, Path, description = "The client")),
     responses((status = 200, description = "It was known", body = ClientView),
@@ -104,9 +105,9 @@ pub(super) async fn report(
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ListQuery {
-    /// Segments of the page at most, up to 1000.
+    /// Most segments of the page, up to 1000.
     limit: Option<u32>,
-    /// `next_page_token` of the page before.
+    /// `next_page_token` of the previous page.
     page_token: Option<String>,
 }
 
@@ -130,7 +131,7 @@ pub(super) async fn list(
 pub(super) struct WaitQuery {
     /// Answer when the segment is in this state.
     wait_state: Option<SegmentState>,
-    /// Answer after this time in any case, 30,000 at most.
+    /// Answer after this time in ms in any case, 30,000 at most.
     wait_ms: Option<u64>,
 }
 
@@ -156,7 +157,7 @@ pub(super) async fn get(
     Ok(tagged(StatusCode::OK, &segment))
 }
 
-/// Creates a segment; the same request again gives the same answer.
+/// Creates a segment. Repeating the request gives the same answer.
 #[utoipa::path(put, path = "/v1/segments/{id}", tag = "segments", request_body = SegmentSpec,
     params(("id" = uuid::Uuid, Path, description = "The segment, named by its creator")),
     responses((status = 200, description = "It was created so before", body = Segment),

@@ -14,11 +14,11 @@ use super::{Problems, Shared};
 #[derive(Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub(super) struct EventsQuery {
-    /// Begin after the event with this id; the header `Last-Event-ID` says the same.
+    /// Begin after the event with this id; the header `Last-Event-ID` means the same.
     after: Option<u64>,
 }
 
-/// Events, as server-sent events without end. Begins with the events that are remembered.
+/// Events, as an endless stream of server-sent events. Begins with the remembered events.
 #[utoipa::path(get, path = "/v1/events", tag = "rack", params(EventsQuery,
         ("last-event-id" = Option<String>, Header, description = "Begin after this event")),
     responses((status = 200, description = "Events; each one's data is an Event", body = String,
@@ -33,7 +33,7 @@ pub(super) async fn events(
     let changes = core.changes();
     let read = move |after| {
         let core = Arc::clone(&core);
-        // A controller that leads no more has no events to tell.
+        // A controller that no longer leads sends no events.
         async move { core.events_after(after).await.ok() }
     };
     Ok(events::stream(changes, after, read))

@@ -1,6 +1,6 @@
-//! Group commit: one thread writes, and takes everything that has queued up meanwhile into one
-//! batch. Batches are numbered in the order in which the state changed; a request is answered only
-//! once the number it saw is durable, reads too, so no client is told what a crash could take back.
+//! Group commit: one thread writes, and puts everything that was queued meanwhile into one commit.
+//! Batches are numbered in the order in which the state changed. A request, even a read, is
+//! answered only once the number it saw is durable, so no client is told what a crash could undo.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 
@@ -8,19 +8,20 @@ use tokio::sync::watch;
 
 use super::{Store, StoreOp};
 
-/// Changes in one batch at most: bounds how long the first one waits.
+/// Changes in one commit from which on no further batch is added: limits how long the first one
+/// waits.
 const BATCH_LIMIT: usize = 1_024;
 
-/// How far the store is.
+/// How far the store has come.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CommitState {
     /// All batches up to this one are durable.
     pub durable: u64,
-    /// Why nothing will be durable any more.
+    /// Why nothing more will be durable, if the store has failed.
     pub failed: Option<String>,
 }
 
-/// The way to the store. The thread ends when this is dropped.
+/// The queue to the store's thread, which ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Committer {
     queue: Sender<(u64, Vec<StoreOp>)>,
@@ -28,7 +29,7 @@ pub(crate) struct Committer {
 }
 
 impl Committer {
-    /// Starts the thread; `failed` is called once if the store fails, from that thread.
+    /// Starts the thread, which calls `failed` once if the store fails.
     pub(crate) fn start(
         store: Box<dyn Store>,
         failed: impl FnOnce(&str) + Send + 'static,
@@ -46,7 +47,7 @@ impl Committer {
         let _ = self.queue.send((number, ops));
     }
 
-    /// A view of how far the store is.
+    /// Returns a receiver of how far the store has come.
     pub(crate) fn state(&self) -> watch::Receiver<CommitState> {
         self.state.clone()
     }

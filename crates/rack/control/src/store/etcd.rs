@@ -1,12 +1,12 @@
 //! etcd as the store of several controllers, over its HTTP/JSON gateway.
 //!
-//! The gateway rather than gRPC: it needs no generated code and no second HTTP stack. It has been
-//! in every etcd since 3.3; `/v3` since 3.4.
+//! The gateway is used rather than gRPC because it needs no generated code and no second HTTP
+//! stack. It has been in every etcd since 3.3; `/v3` since 3.4.
 //!
 //! One key, `farpool/leader`, bound to a lease, says who leads. Every write is a transaction that
-//! compares that key's create revision with the one this leader made, so a leader that has slept
-//! through its lease cannot write: the key is gone or is another one. Reads are refused by time:
-//! a leader answers only as long as its lease must still run.
+//! compares that key's create revision with the one this leader made, so a leader that was stopped
+//! beyond its lease cannot write: the key is gone or is another one. Reads are refused by time: a
+//! leader answers only as long as its lease must still run.
 
 use std::time::{Duration, Instant};
 
@@ -16,12 +16,12 @@ use serde_json::{Value, json};
 
 use super::{Store, StoreError, StoreOp};
 
-/// A leader that is gone is replaced after this long.
+/// Length of the leader's lease in seconds: a leader that is gone is replaced after this long.
 pub(crate) const LEASE_TTL_S: u64 = 5;
 /// How long one request may take; then the next endpoint is asked.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
-/// Operations of one transaction; etcd takes 128 unless told otherwise. A longer batch becomes
-/// several, each fenced, in order.
+/// Most operations of one transaction; etcd takes 128 by default. A longer batch becomes several
+/// transactions, each fenced, in order; a crash may leave only the first of them.
 const OPS_LIMIT: usize = 100;
 /// Keys of one page when loading.
 const PAGE_KEYS: u64 = 1_000;
@@ -37,7 +37,7 @@ pub(crate) struct Etcd {
     endpoints: Vec<String>,
 }
 
-/// Leading, as long as the lease runs.
+/// A leadership, which lasts as long as its lease runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Leadership {
     lease: i64,
@@ -46,7 +46,7 @@ pub(crate) struct Leadership {
     pub valid_until: Instant,
 }
 
-/// The gateway writes 64-bit numbers as strings and leaves zeros out.
+/// Reads a number: the gateway writes 64-bit numbers as strings and leaves zeros out.
 fn number(value: &Value) -> i64 {
     match value {
         Value::String(text) => text.parse().unwrap_or(0),
@@ -97,7 +97,8 @@ impl Etcd {
         serde_json::from_str(&text).map_err(|error| error.to_string())
     }
 
-    /// Tries to lead, and publishes `address`. None if another controller leads; then its address.
+    /// Tries to lead, and publishes `address`. If another controller leads, returns the inner
+    /// error: its address, which is empty if not known.
     pub(crate) fn campaign(&self, address: &str) -> Result<Result<Leadership, String>, StoreError> {
         let leader = self.call("/v3/kv/range", &json!({ "key": encode(LEADER_KEY) }))?;
         if let Some(held) = leader["kvs"].get(0) {
@@ -125,7 +126,7 @@ impl Etcd {
         Ok(Ok(Leadership { lease, create_revision, valid_until }))
     }
 
-    /// Renews the lease. Returns until when no other controller leads.
+    /// Renews the lease. Returns the time until which no other controller leads.
     pub(crate) fn keep_alive(&self, leadership: &Leadership) -> Result<Instant, StoreError> {
         let before = Instant::now();
         let body = json!({ "ID": leadership.lease.to_string() });
@@ -138,7 +139,7 @@ impl Etcd {
 
     /// Lets another controller lead at once.
     pub(crate) fn resign(&self, leadership: &Leadership) {
-        // Not reached, the lease runs out by itself.
+        // If etcd is not reached, the lease runs out by itself.
         let _ = self.call("/v3/lease/revoke", &json!({ "ID": leadership.lease.to_string() }));
     }
 }
@@ -188,7 +189,7 @@ impl Store for EtcdStore {
 
     fn commit(&mut self, ops: &[StoreOp]) -> Result<(), StoreError> {
         for some in ops.chunks(OPS_LIMIT) {
-            // A transaction may name a key once; of several changes the last one counts.
+            // A transaction may name a key only once; of several changes the last one counts.
             let mut last: Vec<&StoreOp> = Vec::with_capacity(some.len());
             for op in some {
                 last.retain(|earlier| key_of(earlier) != key_of(op));

@@ -10,7 +10,7 @@ pub(crate) use etcd::{Etcd, EtcdStore, LEASE_TTL_S};
 
 pub use crate::model::StoreOp;
 
-/// Why the store did not do it. Nothing of the batch may count as stored then.
+/// Why the store failed. Nothing of the batch may count as stored then.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The file cannot be opened.
@@ -24,7 +24,7 @@ pub enum StoreError {
     /// The file cannot be read or written.
     #[error("the store does not take it: {0}")]
     Io(String),
-    /// None of the endpoints gives a sensible answer.
+    /// None of the endpoints gives a valid answer.
     #[error("etcd does not answer: {0}")]
     Unreachable(String),
     /// Another controller leads now.
@@ -34,13 +34,14 @@ pub enum StoreError {
 
 /// A key-value store with atomic, durable batches.
 pub trait Store: Send {
-    /// Everything in it.
+    /// Returns everything in the store.
     ///
     /// # Errors
     /// See [`StoreError`].
     fn load(&mut self) -> Result<Vec<(String, Vec<u8>)>, StoreError>;
 
-    /// Carries out a batch as a whole; when it returns, the batch survives any crash.
+    /// Carries out a batch as a whole (etcd: 100 operations at a time). When it returns, the batch
+    /// survives any crash.
     ///
     /// # Errors
     /// See [`StoreError`]; the store is as before then, or its state is unknown.

@@ -19,15 +19,15 @@ fn io(error: impl std::fmt::Display) -> StoreError {
 }
 
 impl RedbStore {
-    /// Opens the file, or makes it.
+    /// Opens the file, or creates it.
     ///
     /// # Errors
-    /// It cannot be made, is no redb file, or another process has it open.
+    /// The file cannot be created, is no redb file, or another process has it open.
     pub fn open(path: &Path) -> Result<Self, StoreError> {
         let open = |reason: String| StoreError::Open { path: path.display().to_string(), reason };
         let database = Database::create(path).map_err(|error| open(error.to_string()))?;
         let mut store = Self { database };
-        // Makes the table, so that loading an empty store finds it.
+        // Creates the table, so that loading an empty store finds it.
         store.commit(&[])?;
         Ok(store)
     }

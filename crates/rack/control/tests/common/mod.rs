@@ -1,5 +1,5 @@
 //! Controllers for tests: in a thread of this process, or as a process that can be killed. Both end
-//! when they are dropped; the process also when this one dies, because it reads our pipe.
+//! when they are dropped; the process also ends when this process dies, because it reads our pipe.
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
@@ -17,12 +17,12 @@ use farpool_api::{
 };
 use farpool_control::{ControlError, ControlOptions, StoreChoice, serve};
 
-/// Longest time anything here is waited for; reached only when something is broken.
+/// Longest wait for anything here; reached only if something is broken.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
-/// A superpage.
+/// Bytes of a superpage.
 pub(crate) const SUPERPAGE: u64 = 16 << 20;
 
-/// Waits until `done` gives something.
+/// Waits until `done` returns something.
 pub(crate) fn wait_for<T>(what: &str, done: impl FnMut() -> Option<T>) -> T {
     farpool_testkit::wait_for(what, PATIENCE, done)
 }
@@ -53,7 +53,7 @@ impl Server {
         Self { url, end: Some(end), thread: Some(thread), folder: None }
     }
 
-    /// On a store of its own, with changes of the usual options.
+    /// Starts a controller on a store of its own, with changes to the usual options.
     pub(crate) fn fresh(change: impl FnOnce(&mut ControlOptions)) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let store = StoreChoice::Redb(folder.path().join("store"));
@@ -121,12 +121,12 @@ impl Drop for Process {
     }
 }
 
-/// A node's agent, step by step.
+/// A node's agent, driven step by step.
 pub(crate) struct Agent {
     pub name: String,
     pub spec: NodeSpec,
     pub sequence: u64,
-    /// What its blade has.
+    /// The last answer: the grants of its blade.
     pub answer: NodeAnswer,
     pub lendable_bytes: u64,
 }
@@ -140,7 +140,7 @@ impl Agent {
         Self { name: name.to_owned(), spec, sequence: 0, answer, lendable_bytes }
     }
 
-    /// What it would report now.
+    /// Returns its next report.
     pub(crate) fn report(&mut self) -> NodeReport {
         self.sequence += 1;
         let grant = |grant: &farpool_api::NodeGrant| NodeGrantUse {
@@ -167,14 +167,14 @@ impl Agent {
         self.answer = api.report_node(&self.name, &report).unwrap();
     }
 
-    /// Until what it has is what it shall have, and the controller knows.
+    /// Reports twice: then it has the grants that it should have, and the controller knows.
     pub(crate) fn settle(&mut self, api: &Client) {
         self.step(api);
         self.step(api);
     }
 }
 
-/// A client that has joined.
+/// Registers a client.
 pub(crate) fn join_client(api: &Client, bits: u128, host: &str) -> ClientId {
     let id = ClientId::from_u128(bits);
     let spec = ClientSpec { host: host.into(), name: "prog".into(), pid: 1, lease_ms: 3_600_000 };
@@ -182,7 +182,7 @@ pub(crate) fn join_client(api: &Client, bits: u128, host: &str) -> ClientId {
     id
 }
 
-/// A small segment of a client.
+/// Returns the spec of a small segment of a client.
 pub(crate) fn small(client: ClientId) -> SegmentSpec {
     SegmentSpec {
         read_bytes_per_s: 1000,
@@ -191,7 +191,7 @@ pub(crate) fn small(client: ClientId) -> SegmentSpec {
     }
 }
 
-/// A report that everything of a segment is at `epoch`.
+/// Returns a report that all data of a segment is at the place with `epoch`.
 pub(crate) fn evacuated(sequence: u64, id: farpool_api::SegmentId, epoch: u64) -> ClientReport {
     let segments = vec![ClientSegmentUse { id, used_bytes: 0, epoch, evacuated: true }];
     ClientReport { sequence, segments, ..ClientReport::default() }
