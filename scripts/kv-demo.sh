@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seconds=${1:-3}
-farpool=target/release/farpool
+farpool=${CARGO_TARGET_DIR:-target}/release/farpool
 for tool in "$farpool" memcached redis-server python3 taskset; do
     command -v "$tool" >/dev/null || { echo "kv-demo needs $tool: make build, scripts/install-deps.sh test" >&2; exit 2; }
 done

@@ -3,7 +3,7 @@
 import contextlib, json, os, pathlib, signal, socket, subprocess, sys, time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-FARPOOL = str(ROOT / "target/release/farpool")
+FARPOOL = str(ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "release/farpool")
 CLIENT_CPU = str(os.cpu_count() - 1)
 
 if not os.access(FARPOOL, os.X_OK):
