@@ -1,7 +1,7 @@
 //! Every policy's miss ratio in the real store, with all its costs: the table in
 //! docs/researchers/measurements.md.
 //!
-//! `cargo run --release -p farpool-kv-store --example policy_misses`; seeded, so the numbers are
+//! `cargo bench -p farpool-kv-store --bench policy_misses`; seeded, so the numbers are
 //! always the same. Each workload reads keys and stores those that are missing, in one shard of 16
 //! MiB, and is measured in its second half. The policy's memory per item is measured with items of
 //! 12-byte keys and 64-byte values that fill 64 MiB.
