@@ -9,7 +9,7 @@ SHELL := /bin/bash
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-fast lint fuzz demo rack-demo sim-demo kv-demo bench
+.PHONY: help deps build test test-fast lint fuzz demo rack-demo sim-demo kv-demo bench measurements
 .PHONY: man completions install install-files uninstall dist dist-check deny clean
 
 help: ## list the targets
@@ -54,6 +54,9 @@ kv-demo: deps build ## farpool kv beside memcached and redis under the same load
 
 bench: deps build ## measure, each row beside this machine's floor
 	$(FARPOOL) bench
+
+measurements: deps build ## measure all of docs/researchers/measurements.md and write it (SECTIONS="costs demo")
+	scripts/measurements.py $(SECTIONS)
 
 man: build ## write the manual pages into target/man
 	$(FARPOOL) man --out $(TARGET_DIR)/man
