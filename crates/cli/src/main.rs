@@ -37,6 +37,7 @@ const EXIT_CONFLICT: u8 = 4;
 const EXIT_UNREACHABLE: u8 = 5;
 
 fn main() -> ExitCode {
+    end_at_a_panic();
     let cli = Cli::parse();
     // Before a second thread starts.
     if let Err(error) = farpool_run::confine_rights(makes_handshakes(&cli.command)) {
@@ -47,6 +48,16 @@ fn main() -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(error) => ExitCode::from(report(&error)),
     }
+}
+
+/// Makes a panic of any thread end the process, after the usual message: what the thread was to do
+/// stays undone, and its peers would rely on it. Release builds abort by their profile, too.
+fn end_at_a_panic() {
+    let report = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        report(panic);
+        std::process::abort();
+    }));
 }
 
 /// True if a command puts sidecars into programs, or tests whether it could.
@@ -143,6 +154,8 @@ fn exit_of(error: &ApiError) -> u8 {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
     use super::*;
 
     #[test]
@@ -151,5 +164,25 @@ mod tests {
             let error = anyhow::anyhow!("the disk is full").context(outer);
             assert_eq!(told_once(&error), "it cannot be started: the disk is full");
         }
+    }
+
+    /// Set in the process that is to end.
+    const CHILD_VARIABLE: &str = "FARPOOL_TEST_PANIC_CHILD";
+    const SIGABRT: i32 = 6;
+
+    #[test]
+    fn a_panic_of_any_thread_ends_the_process() {
+        if std::env::var_os(CHILD_VARIABLE).is_some() {
+            end_at_a_panic();
+            let _ = std::thread::spawn(|| panic!("as asked")).join();
+            return;
+        }
+        let program = std::env::current_exe().expect("this program");
+        let mut child = std::process::Command::new(program);
+        child.args(["--exact", "tests::a_panic_of_any_thread_ends_the_process", "--nocapture"]);
+        let ended = child.env(CHILD_VARIABLE, "1").output().expect("it starts");
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.signal(), Some(SIGABRT), "{said}");
+        assert!(said.contains("as asked"), "{said}");
     }
 }
