@@ -8,6 +8,8 @@
 //! beyond its lease cannot write: the key is gone or is another one. Reads are refused by time: a
 //! leader answers only as long as its lease must still run.
 
+mod journal;
+
 use std::time::{Duration, Instant};
 
 use base64::Engine;
@@ -20,9 +22,6 @@ use super::{Store, StoreError, StoreOp};
 pub(crate) const LEASE_TTL_S: u64 = 5;
 /// How long one request may take; then the next endpoint is asked.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
-/// Most operations of one transaction; etcd takes 128 by default. A longer batch becomes several
-/// transactions, each fenced, in order; a crash may leave only the first of them.
-const OPS_LIMIT: usize = 100;
 /// Keys of one page when loading.
 const PAGE_KEYS: u64 = 1_000;
 const LEADER_KEY: &str = "farpool/leader";
@@ -162,6 +161,7 @@ impl EtcdStore {
 
 impl Store for EtcdStore {
     fn load(&mut self) -> Result<Vec<(String, Vec<u8>)>, StoreError> {
+        self.finish_journal()?;
         let mut all = Vec::new();
         let mut from = DATA_PREFIX.as_bytes().to_vec();
         let mut revision = 0;
@@ -188,36 +188,7 @@ impl Store for EtcdStore {
     }
 
     fn commit(&mut self, ops: &[StoreOp]) -> Result<(), StoreError> {
-        for some in ops.chunks(OPS_LIMIT) {
-            // A transaction may name a key only once; of several changes the last one counts.
-            let mut last: Vec<&StoreOp> = Vec::with_capacity(some.len());
-            for op in some {
-                last.retain(|earlier| key_of(earlier) != key_of(op));
-                last.push(op);
-            }
-            let requests: Vec<Value> = last.into_iter().map(request).collect();
-            let body = json!({ "compare": [self.fence()], "success": requests });
-            if self.etcd.call("/v3/kv/txn", &body)?["succeeded"] != json!(true) {
-                return Err(StoreError::Fenced);
-            }
-        }
-        Ok(())
-    }
-}
-
-fn key_of(op: &StoreOp) -> &str {
-    match op {
-        StoreOp::Put(key, _) | StoreOp::Delete(key) => key,
-    }
-}
-
-fn request(op: &StoreOp) -> Value {
-    let key = encode(format!("{DATA_PREFIX}{}", key_of(op)));
-    match op {
-        StoreOp::Put(_, value) => {
-            json!({ "request_put": { "key": key, "value": encode(value) } })
-        }
-        StoreOp::Delete(_) => json!({ "request_delete_range": { "key": key } }),
+        self.carry_out(&journal::last_changes(ops))
     }
 }
 
@@ -252,7 +223,7 @@ mod tests {
     #[test]
     fn who_has_lost_the_lead_cannot_write() {
         if Command::new("etcd").arg("--version").output().is_err() {
-            println!("SKIPPED: etcd is not installed (apt-get install etcd-server)");
+            farpool_testkit::skip("etcd is not installed (apt-get install etcd-server)");
             return;
         }
         let folder = tempfile::tempdir().unwrap();
@@ -290,5 +261,32 @@ mod tests {
         assert_eq!(all[0], ("k0000".to_owned(), b"3".to_vec()));
         assert_eq!(all[1], ("k0002".to_owned(), b"1".to_vec()));
         second.commit(&[put("k0002", "4")]).unwrap();
+        a_batch_takes_effect_as_a_whole(&etcd, second);
+    }
+
+    /// Leaders that are gone at every step of a long batch.
+    fn a_batch_takes_effect_as_a_whole(etcd: &Etcd, mut leads: EtcdStore) {
+        let all = |number: usize| -> Vec<StoreOp> {
+            let value = number.to_string();
+            (0..250).map(|n| StoreOp::Put(format!("b{n:03}"), value.clone().into())).collect()
+        };
+        leads.commit(&all(0)).unwrap();
+        let mut expected = 0;
+        for (number, done) in [None, Some(0), Some(1), Some(3), None].into_iter().enumerate() {
+            journal::tests::leave(&mut leads, &all(number + 1), done);
+            etcd.resign(&leads.leadership);
+            leads = leader(etcd);
+            if done.is_some() {
+                expected = number + 1;
+            }
+            let found = leads.load().unwrap();
+            let batch = found.iter().filter(|(key, _)| key.starts_with('b'));
+            let values: Vec<_> = batch.map(|(_, value)| value.clone()).collect();
+            assert_eq!(values, vec![expected.to_string().into_bytes(); 250], "{done:?}");
+        }
+        // Nothing of a journal is left to a later leader.
+        let all = json!({ "key": encode("farpool/j"), "range_end": encode("farpool/k") });
+        let left = etcd.call("/v3/kv/range", &all).unwrap();
+        assert!(left["kvs"].is_null(), "{left}");
     }
 }

@@ -40,8 +40,7 @@ pub trait Store: Send {
     /// See [`StoreError`].
     fn load(&mut self) -> Result<Vec<(String, Vec<u8>)>, StoreError>;
 
-    /// Carries out a batch as a whole (etcd: 100 operations at a time). When it returns, the batch
-    /// survives any crash.
+    /// Carries out a batch as a whole. When it returns, the batch survives any crash.
     ///
     /// # Errors
     /// See [`StoreError`]; the store is as before then, or its state is unknown.
