@@ -85,6 +85,21 @@ impl Port {
     }
 }
 
+/// Opens ports without any frame that arrived before. Returns the port that failed, and why.
+fn open_empty(ports: &[(u32, &Port)]) -> Result<(), (u32, io::Error)> {
+    for (number, port) in ports {
+        // A port that could not be closed after its last circuit would take frames meanwhile.
+        sys::set_open(&port.socket, false).map_err(|error| (*number, error))?;
+        port.discard();
+        // Frames lost until now belong to no present circuit.
+        let _ = sys::take_lost(&port.socket);
+        port.changes.fetch_add(1, SeqCst);
+    }
+    ports.iter().try_for_each(|(number, port)| {
+        sys::set_open(&port.socket, true).map_err(|error| (*number, error))
+    })
+}
+
 impl Plane {
     pub(super) fn new(name: String, ports: Vec<Port>) -> Self {
         let table = CircuitTable::new(ports.len());
@@ -120,23 +135,12 @@ impl Plane {
             return Ok(());
         }
         let ports = self.ends(circuit);
-        for (_, port) in &ports {
-            port.discard();
-            // Frames lost until now belong to no present circuit.
-            let _ = sys::take_lost(&port.socket);
-            port.changes.fetch_add(1, SeqCst);
-        }
-        for (number, port) in &ports {
-            if let Err(error) = sys::set_open(&port.socket, true) {
-                // If a port stays open, its frames are dropped here instead of in the kernel.
-                let _ = circuits.table.disconnect(circuit);
-                let reason = error.to_string();
-                return Err(SwitchError::PortFailed {
-                    switch: self.name.clone(),
-                    port: *number,
-                    reason,
-                });
-            }
+        if let Err((port, error)) = open_empty(&ports) {
+            // If a port stays open, its frames are dropped here instead of in the kernel.
+            ports.iter().for_each(|(_, port)| drop(sys::set_open(&port.socket, false)));
+            let _ = circuits.table.disconnect(circuit);
+            let (switch, reason) = (self.name.clone(), error.to_string());
+            return Err(SwitchError::PortFailed { switch, port, reason });
         }
         circuits.carried.insert(circuit, Carried::default());
         Ok(())
