@@ -11,7 +11,7 @@ use rustix::net::{
 };
 
 /// Most descriptors in one message: none of Farpool's carries more than five. A message to be sent
-/// with more is refused; the kernel closes those beyond it that a peer sends.
+/// with more is refused; the kernel closes those of a peer that find no space.
 pub const MOST_DESCRIPTORS: usize = 8;
 
 /// Sends bytes, and descriptors with them if there are any. A closed peer is an error, never
@@ -27,7 +27,10 @@ pub fn send_with_descriptors(
 ) -> Result<usize, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
+    // The space is rounded up, so it alone does not tell.
+    let has_room = descriptors.len() <= MOST_DESCRIPTORS;
+    let rights = SendAncillaryMessage::ScmRights(descriptors);
+    if !descriptors.is_empty() && !(has_room && ancillary.push(rights)) {
         return Err(Errno::INVAL);
     }
     sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, flags | SendFlags::NOSIGNAL)
