@@ -55,7 +55,7 @@ fn session(address: &str, quota_bytes: u64) -> Result<Arc<Session>, BenchError> 
     }))
 }
 
-/// A segment of which every superpage has memory.
+/// Creates a segment in which every superpage has memory.
 fn segment(control: &mut Control, superpages: u64) -> Result<SegmentId, BenchError> {
     let count = u32::try_from(superpages).map_err(blade)?;
     let create = Request::CreateSegment { span_superpages: count };
@@ -68,7 +68,7 @@ fn segment(control: &mut Control, superpages: u64) -> Result<SegmentId, BenchErr
     Ok(segment)
 }
 
-/// One thread's reads.
+/// The reads of one thread.
 struct Reader {
     link: StreamLink,
     segment: SegmentId,
@@ -79,7 +79,7 @@ struct Reader {
     missing: [usize; BLOCKS_IN_FLIGHT],
     /// Block at each place.
     block_at: [usize; BLOCKS_IN_FLIGHT],
-    /// Blocks whose last page has come.
+    /// Number of blocks whose last page has arrived.
     arrived: usize,
     done: Vec<PageDone>,
 }
@@ -99,7 +99,7 @@ impl Reader {
         })
     }
 
-    /// Writes every block once, a value of its own at both ends of every page.
+    /// Writes every block once, with a value of its own at both ends of every page.
     fn fill(&mut self) -> Result<(), BenchError> {
         for first in (0..self.blocks).step_by(BLOCKS_IN_FLIGHT) {
             for place in 0..BLOCKS_IN_FLIGHT.min(self.blocks - first) {
@@ -150,7 +150,7 @@ impl Reader {
         self.block_at[place] = block;
         self.missing[place] = BLOCK_PAGES;
         // SAFETY: the memory is ours, and each place belongs to one block until all of its pages
-        // have come back (`missing`); nobody looks at it before.
+        // have come back (`missing`); nothing reads it before.
         unsafe { self.link.read(&pages) };
     }
 
@@ -168,7 +168,7 @@ impl Reader {
         })
     }
 
-    /// Waits for completions, counts them off and checks the blocks that are whole.
+    /// Waits for completions, counts them off and checks the blocks that are complete.
     fn settle(&mut self) -> Result<(), BenchError> {
         self.done.clear();
         self.link.wait(&mut self.done);

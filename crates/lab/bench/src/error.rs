@@ -17,10 +17,10 @@ pub enum BenchError {
     /// Something this machine does not have or does not permit: the row is skipped.
     #[error("{0}")]
     Lacking(String),
-    /// Somebody asked for the end (SIGINT, SIGTERM).
+    /// The user ended the measurement (SIGINT, SIGTERM).
     #[error("interrupted; what was set up has been taken down")]
     Interrupted,
-    /// Arguments that cannot be served.
+    /// Arguments that are not valid.
     #[error("{0}")]
     Arguments(String),
     /// A call of the operating system failed.
@@ -28,7 +28,7 @@ pub enum BenchError {
     Os {
         /// What was tried.
         action: String,
-        /// What the system said.
+        /// The error that the system returned.
         source: io::Error,
     },
     /// A program that was started did not do its work.
@@ -47,7 +47,7 @@ pub enum BenchError {
         /// The time it was given.
         seconds: f64,
     },
-    /// Somebody killed a program (SIGKILL).
+    /// A program was killed (SIGKILL).
     #[error("{program} was killed")]
     Killed {
         /// What it was and where.
@@ -64,7 +64,7 @@ pub enum BenchError {
     Results {
         /// The file.
         path: String,
-        /// Where it stops making sense.
+        /// Where and why it cannot be parsed.
         source: serde_json::Error,
     },
 }

@@ -1,5 +1,5 @@
-//! Latencies and how they are spread, without memory that grows: a workload that measures page
-//! faults must not cause any by noting them down.
+//! Distributions of latencies in memory that does not grow: a workload that measures page faults
+//! must not cause any by recording them.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use farpool_units::{at_most, exactly};
 
 /// Linear steps inside each power of two: buckets are at most 1.6 % wide.
 const STEPS: usize = 64;
-/// Latencies below 2^6 ns share the first buckets one by one.
+/// Latencies below 2^6 ns have one of the first buckets for each nanosecond.
 const FIRST_POWER: u32 = 6;
-/// Powers of two covered: up to 2^34 ns = 17 s. Longer ones count as that.
+/// Powers of two covered: up to 2^34 ns = 17 s. Longer latencies count as the longest.
 const POWERS: usize = 28;
 
-/// Counts latencies in log-linear buckets; 14 KiB, meant to live on a stack.
+/// A count of latencies in log-linear buckets; 14 KiB, small enough for a stack.
 #[derive(Debug, Clone)]
 pub(crate) struct Latencies {
     buckets: [u64; STEPS * (POWERS + 1)],
@@ -40,7 +40,8 @@ impl Latencies {
         self.sum_ns as f64 / self.count.max(1) as f64
     }
 
-    /// The latency that `fraction` of all stay at or below; 0 if nothing was counted.
+    /// Returns the latency that `fraction` of all latencies do not exceed. Returns 0 if nothing was
+    /// counted.
     pub(crate) fn quantile_ns(&self, fraction: f64) -> f64 {
         let rank = (fraction * self.count as f64).ceil().max(1.0);
         let mut seen = 0u64;
@@ -76,7 +77,7 @@ fn middle_ns(bucket: usize) -> f64 {
     ((STEPS + step) as f64 + 0.5) * width - 0.5
 }
 
-/// The middle one of a few measurements; NaN if there are none.
+/// Returns the median of a few measurements, or NaN if there are none.
 pub(crate) fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);

@@ -1,16 +1,16 @@
 //! The measurements: programs that load memory in known ways, the machine's floors, and the rows
-//! that set Farpool beside them.
+//! that compare Farpool with them.
 //!
 //! * [`workload_main`] runs one workload in this process and prints one line of JSON. It is what
-//!   `farpool run` is pointed at: an ordinary program with ordinary memory.
+//!   `farpool run` runs: an ordinary program with ordinary memory.
 //! * [`bench_main`] measures floors in this process, starts programs with and without Farpool (and
-//!   under the kernel's own swapping), and gives the rows of the table "how fast".
+//!   under the kernel's own swapping), and returns the rows of the table "how fast".
 //! * [`tenant_main`] is a program of a given size that checks every byte it reads.
-//! * [`stage`] runs programs in every place that memory can be, [`RedisClient`] and [`Zipf`] query
-//!   redis: for other crates that measure programs.
+//! * [`stage`] runs programs in every place that memory can be; [`RedisClient`] and [`Zipf`] query
+//!   redis. They are for other crates that measure programs.
 //!
-//! A value is only worth something beside what the machine can do at best, so each row carries the
-//! floor measured in the same run. Nothing here is a test: no bar fails a build.
+//! A value means little without the best that the machine can do, so each row carries the floor
+//! measured in the same run. Nothing here is a test: no bar fails a build.
 
 mod args;
 mod blade_read;

@@ -1,4 +1,4 @@
-//! Where something was measured.
+//! The machine on which something was measured.
 
 use std::fs;
 
@@ -11,9 +11,9 @@ pub struct Machine {
     pub kernel: String,
     /// The processor's own name.
     pub processor: String,
-    /// Cores this process may use.
+    /// Number of cores that this process may use.
     pub cores: usize,
-    /// Main memory.
+    /// Main memory, in bytes.
     pub memory_bytes: u64,
 }
 
@@ -37,14 +37,14 @@ impl std::fmt::Display for Machine {
     }
 }
 
-/// A line of `/proc/meminfo`, in bytes.
+/// Returns a value of `/proc/meminfo`, in bytes.
 pub(crate) fn meminfo_bytes(name: &str) -> Option<u64> {
     let meminfo = fs::read_to_string("/proc/meminfo").ok()?;
     let kib = field(&meminfo, name)?.trim_end_matches("kB").trim();
     kib.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
-/// The value of the first line `name : value`.
+/// Returns the value of the first line `name : value`.
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let mut lines = text.lines().filter_map(|line| line.split_once(':'));
     lines.find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim())

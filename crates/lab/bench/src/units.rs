@@ -1,15 +1,16 @@
-//! Sizes as options, and whole numbers of values.
+//! Sizes given as options, and rounding to whole numbers.
 
-/// Reads `4096`, `64KiB`, `1.5GiB`, `512M` (binary either way); the form clap wants.
+/// Parses `4096`, `64KiB`, `1.5GiB`, `512M` (units are binary in either spelling), with the
+/// signature of a clap value parser.
 ///
 /// # Errors
-/// Says what was not understood and shows an example.
+/// The text is no size; the message quotes it and shows an example.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let wrong = || format!("\"{text}\" is no size; write for example 256MiB or 1GiB");
     farpool_units::parse_bytes(text).ok_or_else(wrong)
 }
 
-/// The nearest whole number of a value that is known to be one that fits (0 below zero).
+/// Rounds to the nearest whole number a value that is known to fit. Returns 0 if it is negative.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // saturates, which is wanted
 pub(crate) fn round(value: f64) -> u64 {
     value.round() as u64

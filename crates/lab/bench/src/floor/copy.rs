@@ -1,5 +1,5 @@
-//! Moving pages without anybody waiting for them: memcpy, `UFFDIO_COPY` and `UFFDIO_MOVE` in
-//! batches. The far side is memory larger than the caches, as a blade's is.
+//! Moving pages that no thread waits for: memcpy, `UFFDIO_COPY` and `UFFDIO_MOVE` in batches. The
+//! far side is memory larger than the caches, as a blade's is.
 
 use super::fault::open;
 use crate::BenchError;
@@ -12,8 +12,8 @@ use std::time::Instant;
 const BATCH_PAGES: usize = 64;
 const BATCH_BYTES: usize = BATCH_PAGES * PAGE_BYTES;
 
-/// Copies pages out of a large memory in an order no prefetcher of the CPU's foresees, into one
-/// warm page; mean time of one.
+/// Copies pages from a large memory into one warm page, in an order that the CPU's prefetchers
+/// cannot predict. Returns the mean time of a page.
 pub(super) fn memcpy_page_ns(pages: usize) -> Result<f64, BenchError> {
     let pages = pages.next_power_of_two();
     let blade = filled(pages * PAGE_BYTES)?;
@@ -28,7 +28,7 @@ pub(super) fn memcpy_page_ns(pages: usize) -> Result<f64, BenchError> {
     Ok(per_page_ns(start, pages))
 }
 
-/// Fills missing memory out of a large one, 64 pages a call.
+/// Fills missing pages from a large memory, 64 pages a call. Returns the mean time of a page.
 pub(super) fn uffd_copy_page_ns(pages: usize) -> Result<f64, BenchError> {
     let bytes = pages.next_multiple_of(BATCH_PAGES) * PAGE_BYTES;
     let blade = filled(bytes)?;
@@ -43,7 +43,8 @@ pub(super) fn uffd_copy_page_ns(pages: usize) -> Result<f64, BenchError> {
     Ok(per_page_ns(start, bytes / PAGE_BYTES))
 }
 
-/// Moves pages out of a program's memory, 64 a call, and copies each to a large memory.
+/// Moves pages out of a program's memory, 64 a call, and copies each to a large memory. Returns the
+/// mean time of a page.
 pub(super) fn move_page_ns(pages: usize) -> Result<f64, BenchError> {
     let bytes = pages.next_multiple_of(BATCH_PAGES) * PAGE_BYTES;
     let mut blade = filled(bytes)?;
@@ -51,8 +52,8 @@ pub(super) fn move_page_ns(pages: usize) -> Result<f64, BenchError> {
     program.bytes_mut().fill(3);
     let mut buffer = Mapping::small_pages(BATCH_BYTES)?;
     let uffd = open(features::MOVE)?;
-    // Both ends are registered: pages must be missing where they go to, and memory pages are
-    // taken from has to fault when it is touched again.
+    // Both ends are registered: pages must be missing at the destination, and the source has to
+    // fault when it is touched again.
     register(&uffd, &program)?;
     register(&uffd, &buffer)?;
     let mut spent_ns = 0.0;
@@ -63,13 +64,13 @@ pub(super) fn move_page_ns(pages: usize) -> Result<f64, BenchError> {
         check(outcome, "move memory with UFFDIO_MOVE")?;
         blade.bytes_mut()[at..at + BATCH_BYTES].copy_from_slice(buffer.bytes());
         spent_ns += start.elapsed().as_secs_f64() * 1e9;
-        // Freeing the buffer is no part of the floor: a pager can reuse the frames.
+        // Freeing the buffer is not part of the floor: a pager can reuse the frames.
         buffer.discard();
     }
     Ok(spent_ns / (bytes / PAGE_BYTES) as f64)
 }
 
-/// Memory of which every page exists.
+/// Returns memory in which every page is present.
 pub(super) fn filled(bytes: usize) -> Result<Mapping, BenchError> {
     let mut memory = Mapping::small_pages(bytes)?;
     for (i, word) in memory.words_mut().iter_mut().enumerate() {

@@ -11,12 +11,12 @@ use farpool_uffd::{Message, Uffd, register_mode};
 use farpool_units::PAGE_BYTES;
 use std::time::Instant;
 
-/// Opens a userfaultfd, with the reason it cannot be had as a plain message.
+/// Opens a userfaultfd. Errors with [`BenchError::Lacking`] and the reason if this is not possible.
 pub(super) fn open(features: u64) -> Result<Uffd, BenchError> {
     Uffd::open(features, false).map_err(|error| BenchError::Lacking(error.to_string()))
 }
 
-/// The bare fault with faulting thread and handler pinned to core 0.
+/// Measures the bare fault with the faulting thread and the handler pinned to core 0.
 pub(super) fn same_core(pages: usize) -> Result<Fault, BenchError> {
     let memory = Mapping::small_pages(pages.max(2) * PAGE_BYTES)?;
     let uffd = open(0)?;
@@ -27,7 +27,7 @@ pub(super) fn same_core(pages: usize) -> Result<Fault, BenchError> {
     let (served, latencies) = std::thread::scope(|scope| {
         let handler = scope.spawn(|| {
             let served = serve(&uffd, &source, memory.pages());
-            // Whatever happened, no thread must wait for ever: unanswered pages read as zero now.
+            // Even after an error no thread may wait forever: unanswered pages read as zero now.
             let _ = uffd.unregister(memory.address(), memory.len());
             served
         });

@@ -10,10 +10,10 @@ mod tcp;
 use crate::BenchError;
 use std::cell::OnceCell;
 
-/// A floor that takes several measurements keeps the best of this many: noise only ever adds.
+/// Measurements of each floor, of which the best is kept: noise only ever makes them worse.
 const ROUNDS: usize = 3;
 
-/// All floors, each measured when first asked for and then kept.
+/// All floors, each measured at its first use and then kept.
 #[derive(Debug, Default)]
 pub(crate) struct Floors {
     quick: bool,
@@ -38,7 +38,7 @@ impl Floors {
         Self { quick, ..Self::default() }
     }
 
-    /// Smaller amounts of work for a quick run.
+    /// Returns the amount of work, which is smaller in a quick run.
     fn scaled(&self, amount: usize) -> usize {
         if self.quick { amount / 4 } else { amount }
     }
@@ -48,32 +48,32 @@ impl Floors {
         cached(&self.fault, || best_of(measure, |fault| fault.p50_ns))
     }
 
-    /// One `memcpy` of 4 KiB out of memory too large for the caches.
+    /// Time of one `memcpy` of 4 KiB from memory too large for the caches.
     pub(crate) fn copy_page_ns(&self) -> Result<f64, BenchError> {
         let measure = || copy::memcpy_page_ns(self.scaled(65_536));
         cached(&self.copy_page_ns, || best_of(measure, |ns| *ns))
     }
 
-    /// `UFFDIO_COPY` in batches of 64 pages, per page.
+    /// Time of `UFFDIO_COPY` in batches of 64 pages, per page.
     pub(crate) fn uffd_copy_page_ns(&self) -> Result<f64, BenchError> {
         let measure = || copy::uffd_copy_page_ns(self.scaled(65_536));
         cached(&self.uffd_copy_page_ns, || best_of(measure, |ns| *ns))
     }
 
-    /// `UFFDIO_MOVE` in batches of 64 pages and one memcpy, per page.
+    /// Time of `UFFDIO_MOVE` in batches of 64 pages and one memcpy, per page.
     pub(crate) fn move_page_ns(&self) -> Result<f64, BenchError> {
         let measure = || copy::move_page_ns(self.scaled(65_536));
         cached(&self.move_page_ns, || best_of(measure, |ns| *ns))
     }
 
-    /// TCP loopback: a 40-byte request, a page and a header back; median.
+    /// Median time over TCP loopback of a 40-byte request answered with a header and a page.
     pub(crate) fn ping_pong_ns(&self) -> Result<f64, BenchError> {
         let measure = || tcp::ping_pong_p50_ns(self.scaled(40_000));
         cached(&self.ping_pong_ns, || best_of(measure, |ns| *ns))
     }
 
-    /// TCP loopback: blocks of 32 KiB one way as fast as they go, out of memory too large for the
-    /// caches; bytes per second.
+    /// Bytes per second over TCP loopback of blocks of 32 KiB sent one way as fast as possible,
+    /// from memory too large for the caches.
     pub(crate) fn stream_bytes_s(&self) -> Result<f64, BenchError> {
         let measure = || tcp::stream_bytes_s(self.scaled(2 << 30), self.scaled(256 << 20));
         cached(&self.stream_bytes_s, || best_of(measure, |bytes_s| -*bytes_s))
@@ -91,7 +91,7 @@ fn cached<T: Copy>(
     Ok(*cell.get_or_init(|| value))
 }
 
-/// The measurement with the least `cost` of [`ROUNDS`].
+/// Measures [`ROUNDS`] times and returns the measurement with the least `cost`.
 fn best_of<T>(
     mut measure: impl FnMut() -> Result<T, BenchError>,
     cost: impl Fn(&T) -> f64,
@@ -110,7 +110,8 @@ fn best_of<T>(
 mod tests {
     use super::*;
 
-    /// The floors need privileges that a build machine may not give: skipped visibly then.
+    /// The floors need privileges that a build machine may not grant: they are skipped visibly
+    /// then.
     fn skip_if_denied<T>(result: Result<T, BenchError>) -> Option<T> {
         match result {
             Ok(value) => Some(value),

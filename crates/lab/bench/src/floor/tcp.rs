@@ -1,6 +1,7 @@
-//! Bare TCP over loopback, blocking sockets without delay: the asking end pinned to core 0, where a
-//! pager serves a fault, the answering end to core 1, where a blade would be; and both on core 0,
-//! as it may come on a busy machine. The better of the two arrangements is the floor.
+//! Bare TCP over loopback, on blocking sockets without delay: the requesting end is pinned to core
+//! 0, where a pager serves a fault, the answering end to core 1, where a blade would be. The round
+//! trip is also measured with both on core 0, as may happen on a busy machine; the better of the
+//! two arrangements is the floor.
 
 use super::copy::filled;
 use crate::BenchError;
@@ -16,14 +17,14 @@ use crate::latency::Latencies;
 
 /// Bytes of a request for one page.
 const REQUEST_BYTES: usize = 40;
-/// Bytes of its answer: header and page.
+/// Bytes of the answer: header and page.
 const RESPONSE_BYTES: usize = 32 + PAGE_BYTES;
 /// Bytes of a block of the stream.
 const BLOCK_BYTES: usize = 32 << 10;
-/// Places that blocks are received into, one after the other: 1 MiB.
+/// Places into which blocks are received in turn: 1 MiB.
 const PLACES: usize = 32;
 
-/// Median round trip of one page.
+/// Returns the median round trip of one page, in ns.
 pub(super) fn ping_pong_p50_ns(round_trips: usize) -> Result<f64, BenchError> {
     let apart = ping_pong(round_trips, 1)?;
     let together = ping_pong(round_trips, 0)?;
@@ -55,9 +56,9 @@ fn ping_pong(round_trips: usize, answering_core: usize) -> Result<f64, BenchErro
     connected(answering_core, answer, ask)
 }
 
-/// Bytes a second of blocks sent without waiting, in random order out of `memory_bytes`, into as
-/// many places as a client has blocks in flight: the bytes a blade moves do not come out of a cache
-/// either.
+/// Returns the bytes per second of blocks that are sent without waiting, in random order from
+/// `memory_bytes`, into as many places as a client has blocks in flight: the bytes that a blade
+/// moves do not come from a cache either.
 pub(super) fn stream_bytes_s(bytes: usize, memory_bytes: usize) -> Result<f64, BenchError> {
     let blocks = bytes.div_ceil(BLOCK_BYTES);
     let (memory, mut places) = (filled(memory_bytes)?, Mapping::small_pages(PLACES * BLOCK_BYTES)?);
