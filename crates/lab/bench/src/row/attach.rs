@@ -16,25 +16,26 @@ use farpool_units::PAGE_BYTES;
 const HELD_BYTES: u64 = 512 * MIB;
 /// The program holds this many times its new limit.
 const HELD_PARTS: u64 = 4;
-/// Of a GiB that is moved out, from the start of `farpool attach` on.
+/// Seconds for each GiB that is moved out, from the start of `farpool attach`.
 const SECONDS_PER_GIB: Bar = Bar::AtMost(5.0);
 /// How often the program's memory is sampled.
 const PERIOD: Duration = Duration::from_millis(1);
-/// The rate is that between this part of the memory gone and this part of what has to go.
+/// The rate is measured from when this part of the memory that has to leave is gone, until
+/// [`RATE_TO`] is gone.
 const RATE_FROM: f64 = 0.05;
 const RATE_TO: f64 = 0.95;
 
-/// How long pages took to leave.
+/// Times in which pages left.
 struct Left {
-    /// From the start of `farpool attach` until the limit held, by the measure of the limit rows.
+    /// From the start of `farpool attach` until the limit held, judged as in the limit rows.
     until_held: Duration,
-    /// Bytes that had to go for that.
+    /// Bytes that had left by then.
     moved_bytes: u64,
-    /// Nanoseconds a page, in the middle of it.
+    /// Nanoseconds a page, from [`RATE_FROM`] to [`RATE_TO`].
     page_ns: f64,
 }
 
-/// Seconds for each GiB until the limit holds.
+/// Measures the seconds for each GiB until the limit holds.
 pub(super) fn time(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchError> {
     let left = attach(lab)?;
     let gib = left.moved_bytes as f64 / (1024 * MIB) as f64;
@@ -43,7 +44,7 @@ pub(super) fn time(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, Bench
     Ok(vec![row.note("per GiB moved out, from the start of farpool attach until the limit holds")])
 }
 
-/// Nanoseconds a page. A sidecar is not told of `MADV_PAGEOUT`.
+/// Measures the nanoseconds a page, with `farpool attach`: a sidecar does not see `MADV_PAGEOUT`.
 pub(super) fn evict(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchError> {
     let (floor_ns, left) = (lab.floors.move_page_ns()?, attach(lab)?);
     let bar = Bar::AtMost(super::bars::EVICT_RATIO);
@@ -68,7 +69,7 @@ fn attach(lab: &Lab) -> Result<Left, BenchError> {
     command.arg(program.id().to_string()).stdin(Stdio::null());
     let mut keeper = Running::start("farpool attach", &mut command)?;
     let left = watch(&mut keeper, &mut program, limit_bytes, deadline)?;
-    // The program checks what it holds, and says so.
+    // The program checks its memory at the end of its input, and reports the result.
     drop(program.stdin());
     let mut output = String::new();
     if let Some(mut stdout) = program.stdout() {
@@ -114,7 +115,7 @@ fn watch(
     }
 }
 
-/// What a process holds, without files and shared memory.
+/// Returns the memory that a process holds, in bytes, without files and shared memory.
 fn anonymous_bytes(pid: u32) -> Result<u64, BenchError> {
     let path = format!("/proc/{pid}/statm");
     let statm = std::fs::read_to_string(&path).map_err(BenchError::os(format!("read {path}")))?;
@@ -131,7 +132,7 @@ fn anonymous_bytes(pid: u32) -> Result<u64, BenchError> {
     }
 }
 
-/// A moment, unless it has taken too long.
+/// Sleeps for [`PERIOD`]. Errors if `deadline` has passed.
 fn pause_until(deadline: Instant) -> Result<(), BenchError> {
     check_interrupted()?;
     if Instant::now() > deadline {

@@ -1,4 +1,4 @@
-//! Bars that several rows are held to.
+//! Bars that several rows have.
 
-/// Time of a page beside that of moving and copying it.
+/// Time to evict a page, divided by the time to move and copy it.
 pub(super) const EVICT_RATIO: f64 = 1.5;

@@ -11,7 +11,7 @@ use crate::workload::{WorkloadName, WorkloadReport};
 const FAULT_BYTES: u64 = 512 * MIB;
 const LOCAL_SHARE: u64 = 16;
 
-/// The floors by themselves.
+/// Measures the floors by themselves.
 pub(super) fn floors(lab: &Lab, _: &Experiment) -> Result<Vec<Row>, BenchError> {
     let floors = &lab.floors;
     let fault = floors.fault()?;
@@ -32,7 +32,7 @@ pub(super) fn floors(lab: &Lab, _: &Experiment) -> Result<Vec<Row>, BenchError> 
     ])
 }
 
-/// Demand faults served by a blade on this machine.
+/// Measures demand faults served by a blade on this machine.
 pub(super) fn shm(lab: &Lab, _: &Experiment) -> Result<Vec<Row>, BenchError> {
     let floor_ns = lab.floors.fault()?.p50_ns + lab.floors.copy_page_ns()?;
     let report = measure(lab, Place::Shm)?;
@@ -41,7 +41,7 @@ pub(super) fn shm(lab: &Lab, _: &Experiment) -> Result<Vec<Row>, BenchError> {
     Ok(rows)
 }
 
-/// Demand faults served by a blade over TCP loopback.
+/// Measures demand faults served by a blade over TCP loopback.
 pub(super) fn tcp(lab: &Lab, _: &Experiment) -> Result<Vec<Row>, BenchError> {
     let floors = &lab.floors;
     let floor_ns = floors.fault()?.p50_ns + floors.copy_page_ns()? + floors.ping_pong_ns()?;

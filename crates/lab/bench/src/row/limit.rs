@@ -9,18 +9,18 @@ use crate::stage::{Place, progress};
 use crate::workload::WorkloadName;
 use std::ffi::OsString;
 
-/// The programs, as rows are named.
+/// Names of the rows, one for each program.
 pub(super) const NAMES: [&str; 6] =
     ["limit.redis", "limit.python", "limit.java", "limit.sqlite", "limit.postgres", "limit.malloc"];
-/// Local memory of these rows, in percent of what is held all-local.
+/// Local memory of these rows, in percent of what the program holds all-local.
 const PERCENT: u64 = 25;
-/// What a tree may hold above its limit: one tenth and this.
+/// Bytes that a tree may hold above its limit, in addition to one tenth of the limit.
 const SLACK_BYTES: u64 = 32 * MIB;
-/// Of the peak, beside what is allowed.
+/// Peak, divided by what is allowed.
 const BAR: Bar = Bar::AtMost(1.0);
 const MALLOC_BYTES: u64 = 512 * MIB;
 
-/// Millions of small objects, linked, then looked at again.
+/// Millions of small objects that are linked, then read twice.
 const PYTHON: &str = "
 import sys
 n = int(sys.argv[1])
@@ -33,7 +33,7 @@ for _ in range(2):
         total += item['id'] + len(item['name'])
 print(total)
 ";
-/// The same in Java: a map of small objects, garbage on the way.
+/// A map of small objects in Java that is read twice, with garbage on the way.
 const JAVA: &str = r#"
 import java.util.*;
 public class Objects {
@@ -50,8 +50,8 @@ public class Objects {
 }
 "#;
 
-/// Runs one program all-local, then at a quarter of what it held, and compares the peak; its
-/// results have to be the same.
+/// Runs one program all-local, then at a quarter of what it held, and compares the peak with what
+/// is allowed. Errors if the results of the two runs differ.
 pub(super) fn run(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchError> {
     let name = experiment.name.as_str();
     progress(&format!("{name}: all-local"));
@@ -76,7 +76,7 @@ pub(super) fn run(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchE
     Ok(vec![row.note(note)])
 }
 
-/// What a tree may hold at this limit.
+/// Returns the bytes that a tree may hold at this limit.
 pub(super) fn allowed_bytes(limit_bytes: u64) -> u64 {
     limit_bytes + limit_bytes / 10 + SLACK_BYTES
 }
@@ -117,7 +117,7 @@ fn words(words: &[&str]) -> Vec<OsString> {
     words.iter().map(OsString::from).collect()
 }
 
-/// A single source file, which a JDK runs as it is.
+/// Writes a single source file, which a JDK runs directly, and returns the command.
 pub(super) fn java(lab: &Lab, objects: &str) -> Result<Vec<OsString>, BenchError> {
     let source = lab.stage.folder.join("Objects.java");
     std::fs::write(&source, JAVA).map_err(BenchError::os("write the Java program"))?;
@@ -126,7 +126,8 @@ pub(super) fn java(lab: &Lab, objects: &str) -> Result<Vec<OsString>, BenchError
     Ok(command)
 }
 
-/// What the pager needs for itself, from the statistics of a run.
+/// Compares the memory that the pager needs for itself, from the statistics of a run, with what is
+/// allowed.
 pub(super) fn pager_memory(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchError> {
     let bytes = lab.bytes(MALLOC_BYTES);
     let scan = Workload { name: WorkloadName::Scan, bytes, args: &["--step-bytes", "4096"] };

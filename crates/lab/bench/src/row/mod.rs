@@ -1,7 +1,7 @@
-//! The rows: which there are, what each needs, and measuring those that are asked for.
+//! The list of rows, what each needs, and the measurement of those that are selected.
 //!
-//! An experiment is what is measured in one go and gives one or a few rows. One that cannot be made
-//! on this machine gives its rows as skipped, with the reason; wrong data ends everything.
+//! An experiment is measured as a whole and gives one or a few rows. An experiment that cannot be
+//! made on this machine gives one row that is skipped, with the reason. Wrong data ends everything.
 
 mod attach;
 mod bars;
@@ -23,7 +23,7 @@ use std::cell::OnceCell;
 use std::path::Path;
 use std::time::Duration;
 
-/// Longest a single program may take: swapping to a slow disk is slow.
+/// Longest time that a program may take: swapping to a slow disk is slow.
 const PATIENCE: Duration = Duration::from_secs(600);
 const PATIENCE_QUICK: Duration = Duration::from_secs(180);
 
@@ -33,7 +33,7 @@ pub(crate) struct Lab {
     floors: Floors,
     quick: bool,
     swap: bool,
-    /// What far memory costs here, once it was measured.
+    /// Costs of far memory on this machine, once they are measured.
     costs: OnceCell<MeasuredCosts>,
 }
 
@@ -64,8 +64,8 @@ impl Lab {
         })
     }
 
-    /// Bytes to work on: `full`, a quarter of it in a quick run, never more than a quarter of what
-    /// this machine has free: the blade holds what is not local.
+    /// Returns the bytes to work on: `full`, or a quarter of it in a quick run, but never more than
+    /// a quarter of the free memory of this machine, since the blade holds what is not local.
     fn bytes(&self, full: u64) -> u64 {
         let wanted = if self.quick { full / 4 } else { full };
         let free = meminfo_bytes("MemAvailable").unwrap_or(wanted * 4);
@@ -75,12 +75,12 @@ impl Lab {
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        // Only programs' own files are in it; what cannot be removed is harmless.
+        // The folder holds only the programs' own files; those that cannot be removed are harmless.
         let _ = std::fs::remove_dir_all(&self.stage.folder);
     }
 }
 
-/// All experiments, in the order of the table.
+/// Returns all experiments, in the order of the table.
 fn experiments() -> Vec<Experiment> {
     let mut all = vec![
         experiment("floor", Unit::Nanoseconds, fault::floors),
@@ -104,17 +104,17 @@ fn experiment(name: &str, unit: Unit, run: Run) -> Experiment {
     Experiment { name: name.to_owned(), unit, run }
 }
 
-/// Whether `asked` names the experiment, a group of experiments or one row of it.
+/// Whether `asked` is empty or names the experiment, its group or one of its rows.
 fn is_asked(asked: &[String], name: &str) -> bool {
     let matches = |asked: &String| name.starts_with(asked.as_str()) || asked.starts_with(name);
     asked.is_empty() || asked.iter().any(matches)
 }
 
-/// Measures, or compares two files, and prints the result to stdout.
+/// Measures rows, lists them or compares two files, and prints the result to stdout.
 ///
 /// # Errors
-/// No row of that name, files that cannot be read or written, wrong data, an interruption. Missing
-/// a bar is none.
+/// No row of that name, files that cannot be read or written, wrong data, an interruption. A missed
+/// bar is not an error.
 pub fn bench_main(args: &BenchArgs) -> Result<Report, BenchError> {
     if let [first, second] = args.compare.as_slice() {
         return compare(first, second);
@@ -148,8 +148,8 @@ fn compare(first: &Path, second: &Path) -> Result<Report, BenchError> {
 
 type Ended = Result<(), BenchError>;
 
-/// Puts the rows into the report, and the door; returns what ended the measurements before all were
-/// there.
+/// Puts the rows and the door into the report. Returns the error that ended the measurements early,
+/// if any.
 fn measure(
     args: &BenchArgs,
     chosen: &[Experiment],
@@ -177,8 +177,8 @@ fn measure(
     Ok(ended)
 }
 
-/// What one experiment's failure means for the whole: a row without a value and the reason, unless
-/// data was wrong or the user wants to stop.
+/// Runs an experiment. Turns its failure into a row with the reason and no value. Errors if data
+/// was wrong or the user interrupted the run.
 fn rows_of(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchError> {
     match (experiment.run)(lab, experiment) {
         Ok(rows) => Ok(rows),
@@ -187,8 +187,8 @@ fn rows_of(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchError> {
     }
 }
 
-/// A missing feature of this machine is no failure of Farpool; everything else is, and is shown as
-/// one.
+/// Returns a skipped row if this machine lacks a feature, which is not a failure of Farpool, and a
+/// failed row for every other error.
 fn failed_row(name: &str, unit: Unit, bar: Option<Bar>, error: &BenchError) -> Row {
     match error {
         BenchError::Lacking(reason) => Row::skipped(name, unit, reason),

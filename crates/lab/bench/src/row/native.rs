@@ -1,5 +1,6 @@
 //! What Farpool costs where far memory is not needed: starting, execs, builds, and programs that
-//! fit into local memory. Each is run with Farpool and without, in turn, and medians are compared.
+//! fit into local memory. Each but `start.true`, which is judged by itself, is run with Farpool and
+//! without, in turn, and medians are compared.
 
 use super::{Experiment, Lab, MIB, limit, programs};
 use crate::BenchError;
@@ -13,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// The programs, as rows are named.
+/// Names of the rows, one for each program.
 pub(super) const NAMES: [&str; 9] = [
     "start.true",
     "start.execs",
@@ -25,16 +26,16 @@ pub(super) const NAMES: [&str; 9] = [
     "fits.go",
     "fits.java",
 ];
-/// Local memory of programs that are short: far more than they need.
+/// Local memory of programs that are timed as a whole: far more than they need.
 const ROOM_BYTES: u64 = 1024 * MIB;
 const START_RUNS: usize = 31;
-/// What the start of a program may take under Farpool, in seconds: people notice 100 ms, and
-/// scripts start dozens.
+/// Longest start of a program under Farpool, in seconds: people notice 100 ms, and scripts start
+/// dozens of programs.
 const START_BAR: Bar = Bar::AtMost(0.010);
 const RUNS: usize = 7;
 const EXECS: &str = "i=0; while [ $i -lt 1000 ]; do /bin/true; i=$((i+1)); done";
 const EXECS_BAR: Bar = Bar::AtMost(1.05);
-/// What a build or a program that fits may take beside the same without Farpool.
+/// Time of a build or of a program that fits, divided by its time without Farpool.
 const FITTING_BAR: Bar = Bar::AtMost(1.02);
 const FITTING_BYTES: u64 = 256 * MIB;
 const BUILT_FILES: usize = 40;
@@ -109,7 +110,7 @@ pub(super) fn run(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchE
     Ok(vec![row.note("floor: without farpool")])
 }
 
-/// With Farpool or without.
+/// Whether a program runs with Farpool or without.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Side {
     With,
@@ -164,8 +165,8 @@ fn beside_in(
     Ok(Row::beside(name, median(&with), median(&without), unit, bar))
 }
 
-/// From start to end, without anything that watches it: a look at the tree takes longer than a
-/// short program.
+/// Measures a program from start to end, unwatched: sampling the tree takes longer than a short
+/// program.
 fn whole_seconds(lab: &Lab, side: Side, program: &[OsString]) -> Result<f64, BenchError> {
     check_interrupted()?;
     let mut launch = lab.stage.launch(side.at(ROOM_BYTES), program, ROOM_BYTES)?;
@@ -187,7 +188,7 @@ fn build_seconds(lab: &Lab, side: Side, folder: &Path) -> Result<f64, BenchError
     whole_seconds(lab, side, &make("all"))
 }
 
-/// Sources to build, of some thousand lines.
+/// Writes sources of a few thousand lines to build, and returns their folder.
 fn sources(lab: &Lab) -> Result<PathBuf, BenchError> {
     for tool in ["make", "cc"] {
         if Command::new(tool).arg("--version").output().is_err() {
@@ -219,7 +220,7 @@ fn sources(lab: &Lab) -> Result<PathBuf, BenchError> {
     Ok(folder)
 }
 
-/// The Go program, static as Go links it.
+/// Builds the Go program, linked statically, as Go does by default without cgo.
 fn go(lab: &Lab) -> Result<PathBuf, BenchError> {
     let (source, program) =
         (lab.stage.folder.join("collected.go"), lab.stage.folder.join("collected"));
@@ -232,7 +233,7 @@ fn go(lab: &Lab) -> Result<PathBuf, BenchError> {
     Ok(program)
 }
 
-/// Where Go's own archive is unpacked to; else what PATH has.
+/// Returns the `go` of an unpacked archive of Go's, or else the one in PATH.
 fn go_tool() -> &'static str {
     const UNPACKED: &str = "/usr/local/go/bin/go";
     if Path::new(UNPACKED).exists() { UNPACKED } else { "go" }

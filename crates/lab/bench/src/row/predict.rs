@@ -1,9 +1,9 @@
-//! What `farpool sim predict` says before, beside what happens.
+//! Compares what `farpool sim predict` predicts with what is measured.
 //!
 //! A program is captured once (its pages, and how long it takes by itself); costs are measured by
 //! probes that have nothing to do with it; then it is run under `farpool run` at the same limits.
-//! The value is how far the predicted time is from the measured one. Programs have one thread that
-//! works: the costs are those of one.
+//! The value is how far the predicted time is from the measured one. Programs have one working
+//! thread: the costs are those of one thread.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -22,7 +22,7 @@ use crate::program::{Sqlite, python_program};
 use crate::report::{Bar, Row, Unit};
 use crate::stage::{Place, Running, lacking, progress};
 
-/// The programs, as rows are named.
+/// Names of the rows, one for each program.
 pub(super) const NAMES: [&str; 6] = [
     "predict.sort",
     "predict.sqlite",
@@ -35,13 +35,13 @@ pub(super) const NAMES: [&str; 6] = [
 const SHARES: [u32; 2] = [50, 25];
 /// The predicted time with far memory may differ from the measured one by this many percent.
 const BAR: Bar = Bar::AtMost(25.0);
-/// The least of this many runs counts, as it does for the costs and for the program's own time.
+/// The fastest of this many runs counts, for the costs and for the program's own time, too.
 const RUNS: u32 = 3;
 const PROBE_BYTES: u64 = 256 * MIB;
-/// Records of a page trace take 16 bytes each; no program here comes near.
+/// Memory limit for a page trace. Records take 16 bytes each; no program here comes near it.
 const TRACE_MEMORY_BYTES: u64 = 4096 * MIB;
 
-/// A list of small dictionaries, all of them read twice.
+/// A list of small dictionaries, all read three times.
 const OBJECTS: &str = "
 items = [{'id': i, 'name': 'object %d' % i} for i in range(250000)]
 total = 0
@@ -149,7 +149,7 @@ fn program(lab: &Lab, name: &str) -> Result<Vec<OsString>, BenchError> {
     })
 }
 
-/// Lines of 26 digits in no order.
+/// Returns lines of 26 digits in random order.
 fn digits(count: u64) -> String {
     let line = |number| format!("{:026}\n", crate::workload::mix(number));
     (0..count).map(line).collect()
@@ -159,7 +159,7 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), BenchError> {
     std::fs::write(path, bytes).map_err(BenchError::os(format!("write {}", path.display())))
 }
 
-/// The program's pages in order, and how long it takes by itself.
+/// Captures the pages of a program in order, and the time that it takes by itself.
 fn capture(lab: &Lab, program: &[OsString]) -> Result<References, BenchError> {
     if farpool_trace::capture::find_qemu().is_none() {
         return Err(lacking("qemu-user is not installed"));
@@ -167,7 +167,7 @@ fn capture(lab: &Lab, program: &[OsString]) -> Result<References, BenchError> {
     let out = lab.stage.folder.join("pages.parquet");
     let mut command = Command::new(&lab.stage.farpool);
     command.args(["trace", "--pages"]).arg(format!("--time={RUNS}")).arg("--out").arg(&out);
-    // A timed program has to find the same input each time: none.
+    // A timed program needs the same input each time: none.
     command.arg("--").args(program).stdin(Stdio::null()).stdout(Stdio::null());
     Running::start("farpool trace", &mut command)?.wait(lab.stage.patience)?;
     let broken = |error: &dyn std::error::Error| BenchError::Program {
@@ -180,7 +180,7 @@ fn capture(lab: &Lab, program: &[OsString]) -> Result<References, BenchError> {
     load(reader, options, &mut |_| {}).map_err(|error| broken(&error))
 }
 
-/// The least time of several runs at this limit.
+/// Returns the least time of several runs at this limit.
 fn measured(lab: &Lab, program: &[OsString], limit_bytes: u64) -> Result<Duration, BenchError> {
     let need_bytes = limit_bytes * 100 / u64::from(SHARES[SHARES.len() - 1]);
     (0..RUNS).try_fold(Duration::MAX, |least, _| {

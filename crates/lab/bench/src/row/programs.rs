@@ -1,11 +1,12 @@
-//! Programs with part of their memory far: beside all-local, beside the kernel's own swapping.
+//! Programs with part of their memory far, compared with all-local and with the kernel's own
+//! swapping.
 //!
-//! What is all of a program's memory is found out by running it all-local first; 50 % and 25 % are
-//! shares of the most its processes held then. Each has a row beside swapping to disk, which has to
-//! be slower, and one beside zram, which is told only: it takes local memory for what it holds.
-//! Swapping may take so long that nobody wants to wait: it is given five times Farpool's time, less
-//! if that is minutes, and when it is not done by then its figure is the most it can still have
-//! reached.
+//! A program is run all-local first; 50 % and 25 % are shares of the most memory that its processes
+//! held then. Each share has a row compared with swapping to disk, which has to be slower, and one
+//! compared with zram, which is reported only, since zram takes local memory for the pages it
+//! holds. (Pipelined redis is compared with all-local only.) Swapping may take too long to wait
+//! for: it is given five times Farpool's time, less if that is minutes. If it is not done by then,
+//! its figure is the most that it can have reached.
 
 use super::{Experiment, Lab, MIB, failed_row};
 use crate::BenchError;
@@ -15,7 +16,7 @@ use crate::stage::{Place, Stage, progress};
 use crate::workload::WorkloadName;
 use std::time::Duration;
 
-/// The programs, as rows are named.
+/// Names of the rows, one for each program.
 pub(super) const NAMES: [&str; 9] = [
     "program.mstress",
     "program.scan",
@@ -27,11 +28,12 @@ pub(super) const NAMES: [&str; 9] = [
     "program.redis16",
     "program.redis-pipelined",
 ];
-/// Local memory in percent of all, and what redis has to keep of its all-local speed then.
+/// Local memory in percent of all, and the share of its all-local speed that redis has to keep.
 const SHARES: [(u64, f64); 2] = [(50, 0.8), (25, 0.6)];
 
-/// Swapping is given this many times what Farpool took, and at least the least; beyond the most
-/// only half as long again as Farpool, which is enough to be judged.
+/// Swapping is given this many times the time that Farpool took, within the two limits below. If
+/// Farpool itself came near the upper limit, swapping is given 1.5 times its time instead, which is
+/// enough to judge.
 const SWAP_PATIENCE_FACTOR: u32 = 5;
 const SWAP_PATIENCE_MIN: Duration = Duration::from_secs(15);
 const SWAP_PATIENCE_MOST: Duration = Duration::from_secs(120);
@@ -61,8 +63,8 @@ fn program(lab: &Lab, name: &str) -> Program {
     }
 }
 
-/// redis with `pipeline` requests in flight on each connection; redis-benchmark has 50 connections
-/// and one request in flight on each unless told otherwise.
+/// Returns redis with `pipeline` requests in flight on each connection. The defaults of
+/// redis-benchmark are 50 connections and one request in flight on each.
 pub(super) fn redis(lab: &Lab, connections: usize, pipeline: usize) -> Redis {
     let seconds = if lab.quick { 2 } else { 6 };
     Redis {
@@ -79,7 +81,7 @@ pub(super) fn sqlite(lab: &Lab) -> Sqlite {
     Sqlite { rows, queries: rows / 60 }
 }
 
-/// Rows of one program, at each share.
+/// Measures the rows of one program, at each share.
 pub(super) fn run(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchError> {
     let program = program(lab, &experiment.name);
     let whole = program.run(&lab.stage, Place::Local, program.guess_bytes())?;
@@ -101,7 +103,8 @@ pub(super) fn run(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchE
                 rows.push(against.all_local(&name, Bar::AtLeast(redis_bar)));
                 rows.extend(against.swap(&name)?);
             }
-            // redis is judged as it is queried by default; pipelined it is reported only.
+            // redis is judged with one request in flight on each connection, the default of
+            // redis-benchmark; pipelined it is reported only.
             "program.redis-pipelined" => {
                 rows.push(against.all_local(&name, Bar::AtLeast(redis_bar)).unjudged());
             }
@@ -111,7 +114,7 @@ pub(super) fn run(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchE
     Ok(rows)
 }
 
-/// The program in a place, with the same result as all-local.
+/// Runs the program in a place. Errors if its result differs from all-local.
 fn checked(
     stage: &Stage,
     program: &Program,
@@ -126,7 +129,7 @@ fn checked(
     Ok(measured)
 }
 
-/// One program at one limit, and what it is set beside.
+/// One program at one limit, and what it is compared with.
 struct Against<'a> {
     lab: &'a Lab,
     program: &'a Program,
@@ -145,7 +148,7 @@ impl Against<'_> {
         row.note(format!("GET, Zipf 0.99, 1 KiB values; floor: all-local{busy}"))
     }
 
-    /// Beside swapping to disk, which has to be slower, and to zram, which is reported only.
+    /// Compares with swapping to disk, which has to be slower, and to zram, which is reported only.
     fn swap(&self, name: &str) -> Result<Vec<Row>, BenchError> {
         let far = self.far.ops_s;
         let limit = farpool_units::about_bytes(self.limit_bytes as f64);
@@ -200,21 +203,21 @@ impl Against<'_> {
     }
 }
 
-/// How long swapping may take at what Farpool did in `took`.
+/// Returns how long swapping may take for the work that Farpool did in `took`.
 fn swap_patience(took: Duration) -> Duration {
     let most = SWAP_PATIENCE_MOST.max(took * 3 / 2);
     (took * SWAP_PATIENCE_FACTOR).clamp(SWAP_PATIENCE_MIN, most)
 }
 
-/// How a program fared under the kernel's swapping.
+/// The outcome of a program under the kernel's swapping.
 enum Swapped {
     /// Operations a second.
     Done(f64),
-    /// It took too long; operations a second it can have reached at most.
+    /// It took too long; the most operations a second that it can have reached.
     Unfinished(f64),
     /// The kernel found nothing more to reclaim and killed it.
     Killed,
-    /// Swap cannot be had here, and why.
+    /// Swap is not available here; the reason.
     Lacking(String),
 }
 

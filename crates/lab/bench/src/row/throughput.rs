@@ -15,12 +15,12 @@ use farpool_units::PAGE_BYTES;
 const SCAN_BYTES: u64 = 512 * MIB;
 const EVICT_BYTES: u64 = 512 * MIB;
 const GIVE_UP_BYTES: u64 = 128 * MIB;
-/// Times it is run each way, in turn; medians are compared.
+/// Runs in each place, in turn; medians are compared.
 const GIVE_UP_RUNS: usize = 5;
 const GIVE_UP_RATIO: f64 = 1.15;
 const BLADE_BYTES: u64 = 256 * MIB;
 
-/// One word of every page in order, seven eighths of them far.
+/// Measures reads of one word of every page in order, with seven eighths of the pages far.
 pub(super) fn scan(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchError> {
     let floor = PAGE_BYTES as f64 / (lab.floors.uffd_copy_page_ns()? * 1e-9);
     let bytes = lab.bytes(SCAN_BYTES);
@@ -33,7 +33,7 @@ pub(super) fn scan(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, Bench
     Ok(vec![row.note("floor: UFFDIO_COPY in batches of 64 pages")])
 }
 
-/// Pages pushed out on request, each written before.
+/// Measures pages evicted on request, each written before.
 pub(super) fn evict(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchError> {
     if lab.stage.door == Door::Sidecar {
         return attach::evict(lab, experiment);
@@ -56,8 +56,8 @@ pub(super) fn evict(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, Benc
     Ok(vec![row.note("per page; floor: UFFDIO_MOVE in batches of 64 + memcpy")])
 }
 
-/// Memory given up and taken again, as allocators do, by a program with half of its memory far: the
-/// time in the calls.
+/// Measures the time of the calls that give memory up, which is then used again, as allocators do,
+/// in a program with half of its memory far.
 pub(super) fn give_up(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchError> {
     let bytes = lab.bytes(GIVE_UP_BYTES);
     let program = Workload { name: WorkloadName::GiveUp, bytes, args: &[] };
@@ -79,7 +79,7 @@ pub(super) fn give_up(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, Be
     ])
 }
 
-/// Reads of 32 KiB straight from a blade over TCP, many in flight.
+/// Measures reads of 32 KiB straight from a blade over TCP, with many in flight.
 pub(super) fn blade_tcp(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchError> {
     let floor = lab.floors.stream_bytes_s()?;
     let bytes = lab.bytes(BLADE_BYTES);
