@@ -1,10 +1,10 @@
 //! A program of a given size that checks every byte it reads.
 //!
-//! It fills its memory, then reads runs of pages at random, at a steady pace, and writes some of
-//! them anew. What a page must hold follows from its number and from how often it was written; all
-//! of it is compared at each read. Commands come as lines: `size BYTES`, `spoil` (one bit of its
-//! own memory, to see that it is noticed), `end`. The end of its input is an `end` too: then it
-//! checks all pages once more.
+//! It fills its memory, then reads runs of pages at random, at a steady pace, and rewrites some of
+//! them. What a page must hold follows from its number and from how often it was written; the whole
+//! page is compared at each read. Commands come as lines: `size BYTES`, `spoil` (flips one bit of
+//! its own memory, to test that this is noticed), `end`. The end of its input means `end`, too. At
+//! the end it checks all pages once more.
 
 use std::io::{BufRead, Write};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -21,13 +21,13 @@ use crate::workload::mix;
 
 /// Pages of one read: what a program does between two waits.
 const RUN_PAGES: usize = 16;
-/// Share of the reads that are followed by writing the same pages anew.
+/// Percent of the runs whose pages are rewritten after they are read.
 const WRITE_PERCENT: u64 = 25;
-/// How often it says how it stands.
+/// How often it reports its state.
 const SAY_PERIOD: Duration = Duration::from_millis(250);
-/// Reads further behind than this are not made up for: a pause shall be seen as one.
+/// Most delay that it catches up on: a longer pause has to show as a pause.
 const BEHIND_MAX: Duration = Duration::from_millis(200);
-/// Tells neighbouring words of a page apart.
+/// Difference between neighbouring words of a page.
 const WORD_STEP: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// Arguments of the program.
@@ -47,18 +47,19 @@ pub struct TenantArgs {
     pub seed: u64,
 }
 
-/// A line of what it says.
+/// A line of its output.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TenantReport {
     /// Memory it has now.
     pub bytes: u64,
-    /// Bytes read and found right so far.
+    /// Bytes read and verified so far.
     pub checked_bytes: u64,
     /// Bytes written so far.
     pub written_bytes: u64,
-    /// Longest that one read of 64 KiB took since the line before.
+    /// Longest time in microseconds that one run of 64 KiB took, read and perhaps rewritten, since
+    /// the previous line.
     pub longest_us: u64,
-    /// It is done, and all pages were right once more.
+    /// Whether it has ended, with all pages verified once more.
     pub ended: bool,
 }
 
@@ -68,10 +69,10 @@ enum Command {
     End,
 }
 
-/// Runs until it is told to end.
+/// Runs until the command `end` or the end of the input.
 ///
 /// # Errors
-/// Wrong data, above all; memory that is refused; a command that is none.
+/// Wrong data, memory that is refused, an unknown command.
 pub fn tenant_main(args: &TenantArgs) -> Result<(), BenchError> {
     let (sender, commands) = channel();
     let reader = std::thread::Builder::new().name("commands".into());
@@ -87,14 +88,14 @@ pub fn tenant_main(args: &TenantArgs) -> Result<(), BenchError> {
     let mut tenant = Tenant::new(args)?;
     tenant.run(&commands, &mut |report| {
         let line = serde_json::to_string(report).unwrap_or_default();
-        // The process that started it may have gone; that is noticed by the end of the input.
+        // The process that started this one may be gone; the end of the input shows that.
         let _ = writeln!(std::io::stdout(), "{line}");
     })
 }
 
 struct Tenant {
     memory: Mapping,
-    /// How often each page was written; 0 is a page it does not have.
+    /// How often each page was written; 0 is a page never written.
     versions: Vec<u32>,
     pages: usize,
     seed: u64,
@@ -164,7 +165,7 @@ impl Tenant {
         self.said = Instant::now();
     }
 
-    /// One run of pages: read, compared, perhaps written anew.
+    /// Reads and compares one run of pages, and rewrites it in [`WRITE_PERCENT`] of the calls.
     fn work(&mut self) -> Result<(), BenchError> {
         let random = self.rng.next_u64();
         let first = exactly::<usize, _>(random >> 8) % (self.pages - RUN_PAGES + 1);
@@ -180,7 +181,7 @@ impl Tenant {
         Ok(())
     }
 
-    /// Fills what is new, or gives up what is too much.
+    /// Fills new pages, or discards those beyond the new size.
     fn resize(&mut self, pages: usize) {
         let pages = pages.clamp(RUN_PAGES, self.versions.len());
         let before = std::mem::replace(&mut self.pages, pages);

@@ -1,4 +1,4 @@
-//! The programs that are measured in every place: the workloads of this crate, redis and sqlite.
+//! The programs that are measured: the workloads of this crate, redis, sqlite and PostgreSQL.
 //!
 //! A program gives the same checksum in every place, or the measurement is an error.
 
@@ -32,12 +32,12 @@ pub(crate) struct Measured {
     pub peak_bytes: u64,
     /// From its start to its end.
     pub took: Duration,
-    /// For a server: the share of one processor it had while it was measured. Far below 1, not the
-    /// server but who asks is what was measured.
+    /// For a server: the share of one processor that it used while it was measured. Far below 1,
+    /// the client was measured, not the server.
     pub busy: Option<f64>,
 }
 
-/// What a program held in one place, where nothing but that is asked.
+/// What a program held in one place, if nothing else is measured.
 #[derive(Debug, Clone)]
 pub(crate) struct Held {
     /// Most memory its process tree held, in bytes.
@@ -46,8 +46,7 @@ pub(crate) struct Held {
     pub checksum: String,
 }
 
-/// The distribution's Python where there is one: what version managers put into PATH are shell
-/// scripts.
+/// Returns the distribution's Python if there is one: version managers put shell scripts into PATH.
 #[must_use]
 pub fn python_program() -> OsString {
     let distribution = Path::new("/usr/bin/python3");
@@ -64,7 +63,8 @@ pub(crate) enum Program {
 }
 
 impl Program {
-    /// Runs it; `need_bytes` is what it holds when all is local, or a guess before that is known.
+    /// Runs the program. `need_bytes` is what it holds when all is local, or a guess before that is
+    /// known.
     pub(crate) fn run(
         &self,
         stage: &Stage,
@@ -78,7 +78,7 @@ impl Program {
         }
     }
 
-    /// About what it holds in memory.
+    /// Returns about how many bytes it holds in memory.
     pub(crate) fn guess_bytes(&self) -> u64 {
         match self {
             Self::Workload(workload) => workload.bytes * 2,
@@ -98,7 +98,7 @@ pub(crate) struct Workload {
 }
 
 impl Workload {
-    /// Runs it and gives its own report too.
+    /// Runs the workload. Returns its own report, too.
     pub(crate) fn run(
         &self,
         stage: &Stage,
@@ -122,7 +122,7 @@ impl Workload {
         Ok((report, measured))
     }
 
-    /// Its command line.
+    /// Returns its command line.
     pub(crate) fn command(&self, farpool: &Path) -> Vec<OsString> {
         let mut words = vec![farpool.as_os_str().to_owned()];
         words.extend(["workload", self.name.as_str(), "--bytes"].map(OsString::from));
@@ -132,7 +132,7 @@ impl Workload {
     }
 }
 
-/// A checksum of bytes that a program wrote.
+/// Returns a checksum of the bytes that a program wrote.
 fn checksum(bytes: &[u8]) -> String {
     let sum = bytes.iter().fold(0xCBF2_9CE4_8422_2325u64, |sum, byte| {
         (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01B3)

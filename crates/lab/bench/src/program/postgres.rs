@@ -1,7 +1,8 @@
 //! PostgreSQL (unmodified) with 20 connections that sort and aggregate at the same time: a tree of
 //! processes that fork, held to one limit.
 //!
-//! The server refuses to run as root; it is started as the user "postgres" or "nobody" then.
+//! The server refuses to run as root. If this process is root, the server is started as the user
+//! "postgres" or "nobody".
 
 use super::Held;
 use crate::BenchError;
@@ -15,10 +16,11 @@ use std::time::{Duration, Instant};
 const CONNECTIONS: usize = 20;
 /// Memory a sort of one connection may take before it goes to files.
 const WORK_MEM: &str = "work_mem=64MB";
-/// Where Debian keeps programs that are not in PATH.
+/// The folder in which Debian keeps programs that are not in PATH.
 const DEBIAN_FOLDERS: &str = "/usr/lib/postgresql";
 
-/// Most memory the server's processes held while all connections worked, with what they answered.
+/// Runs the server until all connections are answered. Returns the most memory that its processes
+/// held, and the answer.
 pub(crate) fn postgres_held(
     stage: &Stage,
     place: Place,
@@ -52,8 +54,8 @@ pub(crate) fn postgres_held(
     }
 }
 
-/// A failure of server or clients: the reason that Farpool gave is nearer than what a client
-/// noticed.
+/// Returns the error of a failure of server or clients with the memory held until then. If Farpool
+/// gave a reason, it replaces what a client reported.
 fn explained(
     error: BenchError,
     place: Place,
@@ -76,7 +78,7 @@ fn explained(
     }
 }
 
-/// Folder with initdb, postgres and psql.
+/// The folder with initdb, postgres and, usually, psql.
 struct Programs {
     folder: PathBuf,
 }
@@ -88,7 +90,7 @@ impl Programs {
         let debian = debian.map(|entry| entry.path().join("bin"));
         let has_all =
             |folder: &PathBuf| ["initdb", "postgres"].iter().all(|name| folder.join(name).exists());
-        // The distribution's own folder first: what stands in PATH may be wrappers.
+        // The distribution's own folder comes first: programs in PATH may be wrappers.
         let found = debian.chain(std::env::split_paths(&path)).find(has_all);
         let missing = || lacking("PostgreSQL is not installed (apt install postgresql)");
         found.map(|folder| Self { folder }).ok_or_else(missing)
@@ -113,7 +115,7 @@ impl Programs {
     }
 }
 
-/// Who asks a running server.
+/// The clients of a running server.
 struct Clients {
     programs: Programs,
     as_user: Vec<OsString>,
@@ -122,7 +124,8 @@ struct Clients {
 }
 
 impl Clients {
-    /// What all connections answered, the same to each; all of it within `patience`.
+    /// Runs the query on all connections. Returns the answer, which has to be the same on each.
+    /// Errors if this takes longer than `patience`.
     fn ask_all(&self, server: &mut Running, patience: Duration) -> Result<String, BenchError> {
         let deadline = Instant::now() + patience;
         while run_to_end("psql", &mut self.psql("SELECT 1"), b"", left(deadline)).is_err() {
@@ -167,7 +170,7 @@ fn left(deadline: Instant) -> Duration {
     deadline.saturating_duration_since(Instant::now())
 }
 
-/// The one answer that all clients, which have ended, wrote.
+/// Returns the one answer that all clients wrote; they have ended. Errors if the answers differ.
 fn the_same(clients: &mut [Running]) -> Result<String, BenchError> {
     let mut answers = Vec::new();
     for client in clients {
@@ -194,7 +197,8 @@ fn command(words: &[OsString]) -> Command {
     command
 }
 
-/// Words to put before a command so that it runs unprivileged; gives that user the folder.
+/// Gives the folder to an unprivileged user. Returns the words that, before a command, run it as
+/// that user; none if this process is not root.
 fn unprivileged(data: &Path) -> Result<Vec<OsString>, BenchError> {
     if !rustix::process::geteuid().is_root() {
         return Ok(Vec::new());
@@ -210,9 +214,9 @@ fn unprivileged(data: &Path) -> Result<Vec<OsString>, BenchError> {
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o711);
     std::fs::set_permissions(above, mode).map_err(BenchError::os("open a folder"))?;
     // One capability is kept: the pager's userfaultfd needs it where /dev/userfaultfd is root's.
-    // Groups stay: setpriv gives them up after it has changed the user, which only its own thread
-    // may then do and not the pager's, and the C library ends a process whose threads differ in
-    // that.
+    // Groups are kept: setpriv would drop them after it has changed the user, which is then
+    // permitted only to its own thread and not to the pager's, and the C library ends a process
+    // whose threads differ in the result.
     let mut words = ["setpriv", "--reuid", user, "--keep-groups"].map(OsString::from).to_vec();
     words
         .extend(["--inh-caps", "+sys_ptrace", "--ambient-caps", "+sys_ptrace"].map(OsString::from));

@@ -1,7 +1,7 @@
-//! redis-server (unmodified) with values of 1 KiB, asked for by Zipf's law over a unix socket.
+//! redis-server (unmodified) with values of 1 KiB, requested by Zipf's law over a unix socket.
 //!
-//! Each GET is checked against what was SET. Some connections with one request in flight each, as
-//! redis-benchmark does by default; with `pipeline` more requests each.
+//! Each GET is checked against what was SET. There are several connections, each with `pipeline`
+//! requests in flight; redis-benchmark has one by default.
 
 use super::resp::{Client, talk};
 use super::zipf::Zipf;
@@ -17,26 +17,26 @@ use std::time::{Duration, Instant};
 
 /// Bytes of a value.
 const VALUE_BYTES: usize = 1024;
-/// Roughly what redis needs for one such pair, its own overhead included.
+/// Approximate bytes that redis needs for a key and its value, with its own overhead.
 const PAIR_BYTES: u64 = 1200;
 const ZIPF_EXPONENT: f64 = 0.99;
 /// An answer that takes longer means that the server is stuck.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(60);
-/// Keys drawn: some ten seconds of work.
+/// Number of keys drawn: about ten seconds of work.
 const DRAWS: usize = 1 << 20;
 /// Requests in flight while keys are loaded.
 const LOAD_BATCH: usize = 64;
 
-/// What redis is asked for.
+/// The load that redis is measured under.
 #[derive(Debug, Clone)]
 pub(crate) struct Redis {
     pub keys: usize,
     pub connections: usize,
     /// Requests in flight on each connection.
     pub pipeline: usize,
-    /// Time before anything counts.
+    /// Time before requests are counted.
     pub warm_up: Duration,
-    /// Time that counts.
+    /// Time in which requests are counted.
     pub measure: Duration,
 }
 
@@ -58,7 +58,7 @@ impl Redis {
         let mut server = Running::start("redis-server", launch.command.stdout(Stdio::null()))?;
         let peak = Peak::watch(server.id());
         let result = self.ask(&mut server, &socket, stage.patience);
-        // The server's own words say more than a broken connection does.
+        // The server's exit and messages say more than a broken connection does.
         if result.is_err() {
             server.check_alive().map_err(|error| launch.explained(error))?;
         }
@@ -109,7 +109,7 @@ impl Redis {
         Ok(())
     }
 
-    /// GETs a second, and how busy the server was.
+    /// Returns GETs a second, and how busy the server was.
     fn measure(
         &self,
         clients: &mut [Client],
@@ -144,7 +144,8 @@ impl Redis {
     }
 }
 
-/// Processor time of a process so far; none for Farpool's keeper, whose time is not the server's.
+/// Returns the processor time of a process so far. Returns None for Farpool's keeper, whose time is
+/// not the server's.
 fn busy_time(id: u32) -> Option<Duration> {
     let name = std::fs::read_to_string(format!("/proc/{id}/comm")).ok()?;
     let times = std::fs::read_to_string(format!("/proc/{id}/schedstat")).ok()?;
@@ -152,9 +153,9 @@ fn busy_time(id: u32) -> Option<Duration> {
     name.starts_with("redis").then_some(Duration::from_nanos(ns))
 }
 
-/// The keys in the order in which they are asked for; popular ones are spread over memory. Drawn
-/// before anything is measured, for drawing costs the client as much as asking does; then over and
-/// over again.
+/// The keys in the order in which they are requested, with popular ones spread over memory. They
+/// are drawn before anything is measured, since drawing a key costs the client as much as a
+/// request, and are reused in turn.
 struct Keys {
     drawn: Vec<usize>,
     next: usize,
@@ -189,7 +190,8 @@ fn request(
     client.send()
 }
 
-/// Every answer by its ends, one in eight in full: the client must not be what is measured.
+/// Checks the ends of every value, and all bytes for one key in eight: the client's own work must
+/// not dominate the measurement.
 fn check(key: usize, value: &[u8]) -> Result<(), BenchError> {
     let is_right = if key.is_multiple_of(8) {
         value == value_of(key)
@@ -209,7 +211,7 @@ fn name_of(key: usize) -> String {
     format!("key:{key:012}")
 }
 
-/// Bytes that follow from the key and that no compression makes disappear.
+/// Returns bytes that follow from the key and do not compress.
 fn value_of(key: usize) -> [u8; VALUE_BYTES] {
     let mut value = [0; VALUE_BYTES];
     for (i, word) in value.chunks_exact_mut(8).enumerate() {
@@ -222,7 +224,7 @@ fn word_of(key: usize, word: u64) -> [u8; 8] {
     mix(key as u64 * 128 + word).to_le_bytes()
 }
 
-/// No TCP port, no files: only memory is measured.
+/// Returns a command without a TCP port and without files: only memory is measured.
 fn command(folder: &Path, socket: &Path) -> Vec<OsString> {
     let mut words: Vec<OsString> = vec!["redis-server".into(), "--unixsocket".into()];
     words.push(socket.into());

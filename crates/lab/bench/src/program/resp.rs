@@ -1,5 +1,5 @@
-//! A small client of the redis protocol: SET and GET on one connection, as many in flight as the
-//! caller likes. Only what is measured here: no errors are recovered from.
+//! A small client of the redis protocol: requests on one connection, as many in flight as the
+//! caller queues. It has only what the measurements need, and does not recover from errors.
 
 use crate::BenchError;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
@@ -17,11 +17,11 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects to a server's unix socket. No answer for as long as `patience` is an error
-    /// (`WouldBlock`).
+    /// Connects to a server's unix socket. Later calls error with `WouldBlock` if the server does
+    /// not answer for `patience`.
     ///
     /// # Errors
-    /// Nobody listens there.
+    /// No server listens there.
     pub fn connect(path: &Path, patience: Duration) -> io::Result<Self> {
         let writer = UnixStream::connect(path)?;
         writer.set_read_timeout(Some(patience))?;
@@ -34,7 +34,7 @@ impl Client {
         Ok(Self { reader, writer, out: Vec::new(), line: String::new() })
     }
 
-    /// Puts a request behind those not sent yet.
+    /// Appends a request to those that are not sent yet.
     pub fn queue(&mut self, words: &[&[u8]]) {
         // Writing to a vector cannot fail.
         let _ = write!(self.out, "*{}\r\n", words.len());
@@ -55,10 +55,11 @@ impl Client {
         Ok(())
     }
 
-    /// Reads one answer; the value of a GET goes to `value`, which is empty for other answers.
+    /// Reads one answer. Puts the value of a GET into `value`, which is empty for other answers.
     ///
     /// # Errors
-    /// `NotFound` when there is no such key; otherwise redis says no, or the connection is broken.
+    /// `NotFound` if there is no such key. Other errors mean that redis refused the request or that
+    /// the connection is broken.
     pub fn answer(&mut self, value: &mut Vec<u8>) -> io::Result<()> {
         value.clear();
         self.line.clear();
@@ -80,7 +81,7 @@ impl Client {
         }
     }
 
-    /// One request and its answer.
+    /// Sends one request and reads its answer.
     ///
     /// # Errors
     /// As [`Self::send`] and [`Self::answer`].
@@ -91,7 +92,7 @@ impl Client {
     }
 }
 
-/// For `map_err` on anything said to or by the server.
+/// For `map_err` on requests and answers.
 pub(crate) fn talk(error: io::Error) -> BenchError {
     BenchError::os("talk to redis-server")(error)
 }

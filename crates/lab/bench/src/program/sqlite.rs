@@ -1,5 +1,5 @@
 //! The sqlite3 shell (unmodified) with a database in memory: rows, two indexes, then point queries,
-//! range queries, a join and an aggregate over all.
+//! range queries with aggregates, and joins.
 
 use super::{Measured, checksum};
 use crate::BenchError;
@@ -7,14 +7,14 @@ use crate::stage::{Place, Stage};
 use std::ffi::OsString;
 use std::fmt::Write;
 
-/// What sqlite needs for a row with its indexes, roughly.
+/// Approximate bytes that sqlite needs for a row with its indexes.
 const ROW_BYTES: u64 = 160;
 
-/// How much sqlite has to do.
+/// The amount of work for sqlite.
 #[derive(Debug, Clone)]
 pub(crate) struct Sqlite {
     pub rows: u64,
-    /// Point and range queries.
+    /// Number of queries of all kinds.
     pub queries: u64,
 }
 
@@ -36,7 +36,8 @@ impl Sqlite {
         let script = self.script();
         let finished = stage.run(place, &Self::command(), script.as_bytes(), need_bytes)?;
         let output = String::from_utf8_lossy(&finished.stdout);
-        // The rows tell how long the queries took by the shell's own clock; the rest is results.
+        // Lines with the shell's own clock, before and after the queries, give their time; other
+        // lines are results.
         let (clock, results): (Vec<&str>, Vec<&str>) =
             output.lines().partition(|line| line.starts_with(CLOCK));
         let seconds = seconds_between(&clock).unwrap_or(finished.took.as_secs_f64());
@@ -49,7 +50,8 @@ impl Sqlite {
         })
     }
 
-    /// Numbers come from a generator inside SQL, so that the script is short and always the same.
+    /// Returns the script. The rows come from a generator in SQL, so the script is short and always
+    /// the same.
     pub(crate) fn script(&self) -> String {
         let Self { rows, .. } = self;
         let mut sql = format!(
@@ -92,7 +94,7 @@ impl Sqlite {
     }
 }
 
-/// What a line with the time starts with.
+/// Prefix of a line with the time.
 const CLOCK: &str = "clock ";
 const TELL_CLOCK: &str = "SELECT 'clock ' || ((julianday('now')-2440587.5)*86400.0);";
 

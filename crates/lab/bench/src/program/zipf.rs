@@ -1,16 +1,16 @@
-//! Popularity as in real caches: the k-th most popular of n items is asked for with a frequency of
-//! k^-exponent.
+//! Popularity as in real caches: the k-th most popular of n items is requested with a frequency
+//! proportional to k^-exponent.
 
 use farpool_policy::Rng;
 
-/// Draws ranks by binary search in the cumulated frequencies.
+/// A distribution from which ranks are drawn, by binary search in the cumulated frequencies.
 #[derive(Debug)]
 pub struct Zipf {
     cumulated: Vec<f64>,
 }
 
 impl Zipf {
-    /// Ranks `0..items`, 0 the most popular.
+    /// Draws from ranks `0..items`, of which 0 is the most popular.
     #[must_use]
     pub fn new(items: usize, exponent: f64) -> Self {
         let mut sum = 0.0;
@@ -21,7 +21,7 @@ impl Zipf {
         Self { cumulated: (1..=items.max(1)).map(cumulate).collect() }
     }
 
-    /// The next rank asked for.
+    /// Returns the next rank to request.
     pub fn draw(&self, rng: &mut Rng) -> usize {
         let total = self.cumulated.last().copied().unwrap_or(0.0);
         let at = rng.next_u64() as f64 / u64::MAX as f64 * total;
