@@ -1,8 +1,9 @@
 //! What far memory costs a program on this machine: probes are run all-local and far, and the costs
-//! that explain the difference go to the simulator (`farpool sim predict`).
+//! that explain the difference are given to the simulator (`farpool sim predict`).
 //!
-//! Each probe is one of this crate's workloads, chosen so that together they tell the events apart:
-//! first touches, scans, random reads and writes with dense and sparse memory, pages taken back.
+//! Each probe is one of this crate's workloads, chosen so that together they separate the costs of
+//! the events: first touches, scans, random reads and writes with dense and sparse memory, pages
+//! taken back.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -24,24 +25,25 @@ use crate::{BenchError, WorkloadName};
 pub struct CostsOptions {
     /// The farpool binary that runs the probes.
     pub farpool: PathBuf,
-    /// Where far memory is; a blade of the run's own, over shared memory, where none is given.
+    /// Addresses of the blades. If there are none, each run has a blade of its own, over shared
+    /// memory.
     pub blades: Vec<String>,
     /// How Farpool gets into the probes.
     pub door: Door,
-    /// Memory of a probe.
+    /// Memory of a probe, in bytes.
     pub bytes: u64,
     /// Runs of each probe in each place; the fastest counts.
     pub rounds: u32,
 }
 
-/// Longest a probe may take.
+/// Longest time that a probe may take.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A start is short: it can be tried often. Any local memory will do.
+/// Least number of starts measured, which are short. Their local memory may have any size.
 const START_ROUNDS: u32 = 10;
 const START_LOCAL: &str = "64MiB";
 
-/// Name, workload, its arguments, local memory in percent.
+/// Name, workload, its arguments, and local memory in percent.
 const PROBES: [(&str, WorkloadName, &[&str], u64); 14] = [
     ("fill 50 %", WorkloadName::Faults, &["--passes", "0"], 50),
     ("fill 20 %", WorkloadName::Faults, &["--passes", "0"], 20),
@@ -67,7 +69,7 @@ const PROBES: [(&str, WorkloadName, &[&str], u64); 14] = [
 /// Measures the costs.
 ///
 /// # Errors
-/// A probe cannot be run, or far memory changed what it reads; an interruption.
+/// A probe cannot be run, a probe read wrong data from far memory, or an interruption.
 pub fn measure_costs(options: &CostsOptions) -> Result<MeasuredCosts, BenchError> {
     watch_signals()?;
     let folder = std::env::temp_dir().join(stage::own_name());
@@ -77,7 +79,7 @@ pub fn measure_costs(options: &CostsOptions) -> Result<MeasuredCosts, BenchError
     let measured =
         measure_probes(options, &stats).and_then(|it| Ok((it, measure_start_ps(options)?)));
     let file_bytes = file_bytes(options);
-    // Only the statistics of a run are in it.
+    // The folder holds only the statistics of a run.
     let _ = std::fs::remove_dir_all(&folder);
     progress("");
     let ((probes, mut fixed_bytes), start_ps) = measured?;
@@ -93,7 +95,7 @@ pub fn measure_costs(options: &CostsOptions) -> Result<MeasuredCosts, BenchError
     })
 }
 
-/// The probes, and what cannot be far in a run of each.
+/// Returns the probes, and the bytes that cannot be far in the last run of each.
 fn measure_probes(
     options: &CostsOptions,
     stats: &Path,
@@ -112,7 +114,7 @@ fn measure_probes(
     Ok((probes, fixed_bytes))
 }
 
-/// The files of a probe that runs by itself: its code and libraries.
+/// Returns the bytes of files in a probe that runs without Farpool: its code and libraries.
 fn file_bytes(options: &CostsOptions) -> Result<u64, BenchError> {
     let name = options.farpool.clone().into_os_string();
     let bytes = options.bytes.to_string();
@@ -127,7 +129,8 @@ fn file_bytes(options: &CostsOptions) -> Result<u64, BenchError> {
     Ok(native.file_bytes)
 }
 
-/// What a program that does nothing takes longer under Farpool; the least of several tries.
+/// Returns how much longer a program that does nothing takes under Farpool, as the difference of
+/// the least times of several runs.
 fn measure_start_ps(options: &CostsOptions) -> Result<u64, BenchError> {
     progress("start");
     let mut least = [Duration::MAX; 2];
@@ -146,7 +149,7 @@ fn measure_start_ps(options: &CostsOptions) -> Result<u64, BenchError> {
     Ok(at_most(added_ns * 1000))
 }
 
-/// Both places in turns, so that a machine that becomes slower does so for both.
+/// Runs a probe in both places in turn, so that a machine that becomes slower does so for both.
 fn measure_probe(
     options: &CostsOptions,
     name: &str,
@@ -192,16 +195,17 @@ fn report(name: &str, command: &mut Command) -> Result<WorkloadReport, BenchErro
     })
 }
 
-/// Filling and working: what the events were counted in, but for the process's beginning and end.
+/// Returns the time of filling and working, in which the events were counted, except those at the
+/// process's start and end.
 #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Seconds, not negative.
 fn nanoseconds(report: &WorkloadReport) -> u64 {
     ((report.seconds + report.fill_seconds) * 1e9) as u64
 }
 
-/// What the pager counted, from a file of `farpool run --stats`.
+/// Reads the events that the pager counted from a file of `farpool run --stats`.
 ///
 /// # Errors
-/// There is no such file, or it is none of those.
+/// The file cannot be read, or does not hold such statistics.
 pub fn read_events(stats: &Path) -> Result<Events, BenchError> {
     let wrong = |source| BenchError::Results { path: stats.display().to_string(), source };
     serde_json::from_value(read_stats(stats)?["total"].clone()).map_err(wrong)

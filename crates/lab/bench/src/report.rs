@@ -1,4 +1,4 @@
-//! Rows of results: how they read, as a table, as JSON, and two runs beside each other.
+//! Rows of results, and their output as a table, as JSON, and as a comparison of two runs.
 
 use crate::stage::Door;
 use crate::{BenchError, machine::Machine};
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use farpool_units::{about_bytes, three_digits};
 
-/// What a ratio (or, without a floor, a value) has to reach.
+/// What a ratio, or a value without a floor, has to reach.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum Bar {
@@ -56,7 +56,7 @@ impl TryFrom<String> for Bar {
     }
 }
 
-/// Units of values. Times are better small, rates large.
+/// Units of values. More is better for rates, less for all others.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub enum Unit {
     /// Nanoseconds.
@@ -74,7 +74,7 @@ pub enum Unit {
     /// Operations per second.
     #[serde(rename = "ops/s")]
     OpsPerSecond,
-    /// Hundredths: how far something is off.
+    /// Percent by which something is off.
     #[serde(rename = "%")]
     Percent,
 }
@@ -100,42 +100,42 @@ impl Unit {
     }
 }
 
-/// One line of the result. `value` is missing in a row that was skipped, and in one that failed,
-/// which has not met its bar; `note` says why.
+/// One line of the result. A row that was skipped or failed has no `value`, and `note` says why; a
+/// failed row has not met its bar.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Row {
-    /// Dotted, from the general to the special; rows are selected by it.
+    /// Dotted name, from the general to the special; rows are selected by it.
     pub name: String,
     /// The measured value, in `unit`.
     pub value: Option<f64>,
-    /// Of value and floor.
+    /// Unit of value and floor.
     pub unit: Unit,
-    /// The best this machine can do, or what the value is set beside.
+    /// The best that this machine can do, or what the value is compared with.
     pub floor: Option<f64>,
     /// `value / floor`.
     pub ratio: Option<f64>,
-    /// What the ratio has to reach; the value itself where there is no floor.
+    /// What the ratio has to reach, or the value if there is no floor.
     pub bar: Option<Bar>,
-    /// Whether it does.
+    /// Whether the bar is met.
     pub met: Option<bool>,
-    /// What the floor is, why a row was skipped.
+    /// What the floor is, or why a row was skipped or failed.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub note: String,
 }
 
 impl Row {
-    /// A value that stands for itself.
+    /// Returns a row of a value without floor and bar.
     pub(crate) fn plain(name: impl Into<String>, value: f64, unit: Unit) -> Self {
         let (floor, ratio, bar, met, note) = (None, None, None, None, String::new());
         Self { name: name.into(), value: Some(value), unit, floor, ratio, bar, met, note }
     }
 
-    /// A value that is judged by itself.
+    /// Returns a row of a value that is judged without a floor.
     pub(crate) fn judged(name: impl Into<String>, value: f64, unit: Unit, bar: Bar) -> Self {
         Self { bar: Some(bar), met: Some(bar.is_met_by(value)), ..Self::plain(name, value, unit) }
     }
 
-    /// A value beside its floor.
+    /// Returns a row of a value compared with its floor.
     pub(crate) fn beside(
         name: impl Into<String>,
         value: f64,
@@ -153,8 +153,8 @@ impl Row {
         }
     }
 
-    /// A row whose program did not do its work under Farpool: the bar is missed, and `reason` says
-    /// why.
+    /// Returns a row whose program did not do its work under Farpool: the bar is missed, and
+    /// `reason` says why.
     pub(crate) fn failed(
         name: impl Into<String>,
         unit: Unit,
@@ -164,38 +164,38 @@ impl Row {
         Self { bar, met: Some(false), ..Self::skipped(name, unit, reason) }
     }
 
-    /// The same row, told and not judged.
+    /// Returns the row without its bar: it is reported, not judged.
     pub(crate) fn unjudged(self) -> Self {
         Self { bar: None, met: None, ..self }
     }
 
-    /// A row that could not be measured here.
+    /// Returns a row that could not be measured here.
     pub(crate) fn skipped(name: impl Into<String>, unit: Unit, reason: impl Into<String>) -> Self {
         Self { value: None, note: reason.into(), ..Self::plain(name, 0.0, unit) }
     }
 
-    /// The same row with an explanation.
+    /// Returns the row with an explanation.
     pub(crate) fn note(self, note: impl Into<String>) -> Self {
         Self { note: note.into(), ..self }
     }
 }
 
-/// Everything one call measured.
+/// The results of one run.
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Report {
-    /// Where.
+    /// The machine it ran on.
     pub machine: Machine,
     /// Whether it was a shortened run.
     pub quick: bool,
     /// How farpool got into the programs.
     #[serde(default)]
     pub door: Door,
-    /// What.
+    /// The measured rows.
     pub rows: Vec<Row>,
 }
 
 impl Report {
-    /// Reads what `--out` wrote.
+    /// Reads a file that `--out` wrote.
     ///
     /// # Errors
     /// The file cannot be read or holds something else.
@@ -212,14 +212,14 @@ impl Report {
         std::fs::write(path, text + "\n").map_err(BenchError::os(format!("write {name}")))
     }
 
-    /// One JSON object a line and row.
+    /// Returns one JSON object for each row, each on a line.
     #[must_use]
     pub fn json_lines(&self) -> String {
         let lines = self.rows.iter().filter_map(|row| serde_json::to_string(row).ok());
         lines.map(|line| line + "\n").collect()
     }
 
-    /// The table for people.
+    /// Returns the table for people.
     #[must_use]
     pub fn table(&self) -> String {
         let mut table = vec![["what", "value", "floor", "ratio", "bar", "", ""].map(str::to_owned)];
@@ -243,7 +243,7 @@ impl Report {
         text
     }
 
-    /// Two runs beside each other, rows that both have.
+    /// Returns a table of two runs side by side, with the rows that both have.
     #[must_use]
     pub fn compared_with(&self, later: &Self) -> String {
         let mut table = vec![["what", "first", "second", "change", ""].map(str::to_owned)];
@@ -302,7 +302,8 @@ fn cells(row: &Row) -> [String; 7] {
     ]
 }
 
-/// Columns as wide as their widest cell; the first and the last to the left, others to the right.
+/// Makes columns as wide as their widest cell. The first and last column are left-aligned, others
+/// right-aligned.
 fn aligned<const N: usize>(rows: &[[String; N]]) -> String {
     let width =
         |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);

@@ -20,7 +20,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// At least `bytes` bytes, rounded up to whole pages, all zero.
+    /// Maps at least `bytes` bytes, rounded up to whole pages, all zero.
     pub(crate) fn new(bytes: usize) -> Result<Self, BenchError> {
         let len = bytes.next_multiple_of(PAGE_BYTES).max(PAGE_BYTES);
         // SAFETY: a fresh anonymous mapping at an address the kernel picks touches nothing of ours.
@@ -40,7 +40,7 @@ impl Mapping {
         }
     }
 
-    /// The same without huge pages, so that every page faults by itself.
+    /// Maps memory without huge pages, so that every page faults by itself.
     pub(crate) fn small_pages(bytes: usize) -> Result<Self, BenchError> {
         let mapping = Self::new(bytes)?;
         // SAFETY: the range is exactly our own mapping, and the advice changes no contents.
@@ -82,7 +82,7 @@ impl Mapping {
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
     }
 
-    /// The memory as words that several threads may write at once.
+    /// Returns the memory as words that several threads may write at once.
     pub(crate) fn atomic_words(&self) -> &[std::sync::atomic::AtomicU64] {
         // SAFETY: AtomicU64 has the layout of u64, the memory is aligned and initialised, and as
         // long as this shared reference lives `words_mut` cannot be borrowed.
@@ -96,7 +96,7 @@ impl Mapping {
         unsafe { std::ptr::from_ref(word).read_volatile() }
     }
 
-    /// Where page `page` starts, for those who fill it from outside.
+    /// Returns where page `page` starts, for code that fills it through a pointer.
     pub(crate) fn page_pointer(&self, page: usize) -> *mut u8 {
         assert!(page < self.pages(), "a page of this mapping");
         self.start.as_ptr().wrapping_add(page * PAGE_BYTES)
@@ -110,7 +110,7 @@ impl Mapping {
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// Gives the pages `pages` up: they read as zeros afterwards.
+    /// Gives the pages `pages` up: they read as zeros afterwards. Errors if the system refuses.
     pub(crate) fn give_up(&mut self, pages: std::ops::Range<usize>) -> io::Result<()> {
         let (start, len) = self.byte_range(pages);
         // SAFETY: the range lies in our own mapping, and the exclusive reference means that nothing
@@ -119,7 +119,7 @@ impl Mapping {
         if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
     }
 
-    /// How many of the pages `pages` are in local memory.
+    /// Returns how many of the pages `pages` are in local memory.
     pub(crate) fn resident_pages(&self, pages: std::ops::Range<usize>) -> io::Result<usize> {
         let mut resident = vec![0u8; pages.len()];
         let (start, len) = self.byte_range(pages);
@@ -139,7 +139,7 @@ impl Mapping {
         (start.cast(), pages.len() * PAGE_BYTES)
     }
 
-    /// Gives the contents of some pages up; they read zero again.
+    /// Gives the pages `pages` up: they read as zeros afterwards. Ignores errors.
     pub(crate) fn discard_pages(&mut self, pages: std::ops::Range<usize>) {
         let (start, len) = self.byte_range(pages);
         // SAFETY: the range lies in our own mapping and `&mut self` means that nothing else reads
@@ -147,7 +147,7 @@ impl Mapping {
         unsafe { libc::madvise(start, len, libc::MADV_DONTNEED) };
     }
 
-    /// Gives the contents up; the pages read zero (or fault) again.
+    /// Gives all pages up: they read as zeros (or fault) afterwards.
     pub(crate) fn discard(&mut self) {
         // SAFETY: the range is exactly our own mapping and `&mut self` means that nothing else
         // reads it.
@@ -162,7 +162,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Peak resident memory of this process in bytes.
+/// Returns the peak resident memory of this process in bytes.
 pub(crate) fn peak_resident_bytes() -> u64 {
     // SAFETY: a zeroed rusage is valid and the call fills it in.
     let usage = unsafe {
@@ -173,12 +173,12 @@ pub(crate) fn peak_resident_bytes() -> u64 {
     at_most::<u64, _>(usage.ru_maxrss) * 1024
 }
 
-/// Keeps the calling thread on `core`; on a machine that has no such core it stays free.
+/// Keeps the calling thread on `core`, modulo the number of cores.
 pub(crate) fn pin_to_core(core: usize) {
     let _ = farpool_kernel::pin_thread(core % cores());
 }
 
-/// Cores this process may use.
+/// Returns the number of cores that this process may use.
 pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }

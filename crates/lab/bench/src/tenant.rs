@@ -36,7 +36,7 @@ pub struct TenantArgs {
     /// Memory it begins with.
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE")]
     pub bytes: u64,
-    /// Most memory it will be told to take [default: what it begins with].
+    /// Most memory that it may take [default: what it begins with].
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE")]
     pub bytes_max: Option<u64>,
     /// What it reads in a second.

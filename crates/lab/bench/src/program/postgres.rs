@@ -198,7 +198,7 @@ fn command(words: &[OsString]) -> Command {
 }
 
 /// Gives the folder to an unprivileged user. Returns the words that, before a command, run it as
-/// that user; none if this process is not root.
+/// that user. Returns no words if this process is not root.
 fn unprivileged(data: &Path) -> Result<Vec<OsString>, BenchError> {
     if !rustix::process::geteuid().is_root() {
         return Ok(Vec::new());

@@ -1,6 +1,6 @@
-//! What a process tree holds in local memory, as the limit means it: proportional set sizes summed
-//! over all processes (a page shared by three counts a third in each), without the memory of a
-//! blade that happens to be on the same machine, which stands for another machine's memory.
+//! What a process tree holds in local memory, counted as for the limit: proportional set sizes
+//! summed over all processes (a page shared by three counts a third in each), without the memory of
+//! a blade that happens to be on the same machine, which stands for another machine's memory.
 
 use super::tree::tree;
 use std::fs;
@@ -11,14 +11,15 @@ use std::time::{Duration, Instant};
 
 /// How often a tree is sampled.
 const PERIOD: Duration = Duration::from_millis(20);
-/// Looking costs time with the tree's locks held, so at most this share of the time is spent on it.
+/// Each pause is at least this many times as long as the sample before it, since sampling holds the
+/// tree's locks.
 const DUTY: u32 = 5;
-/// Below this much shared memory in a process it is not worth asking whose it is.
+/// Least shared memory of a process for which its mappings are searched for a blade's.
 const SHARED_WORTH_ASKING_BYTES: u64 = 1 << 20;
-/// How a blade's memory is named in /proc/pid/smaps.
+/// Names of a blade's memory in /proc/pid/smaps.
 const BLADE_MEMORY: [&str; 2] = ["/memfd:farpool-segment", "/memfd:farpool-hugetlb"];
 
-/// Watches a process tree from a thread of its own and keeps the most memory it saw.
+/// The most memory of a process tree, which a thread of its own samples.
 #[derive(Debug)]
 pub(crate) struct Peak {
     state: Arc<State>,
@@ -46,12 +47,12 @@ impl Peak {
         Self { state, thread: Some(thread) }
     }
 
-    /// The most seen so far, in bytes.
+    /// Returns the most memory so far, in bytes.
     pub(crate) fn so_far_bytes(&self) -> u64 {
         self.state.most_bytes.load(Relaxed)
     }
 
-    /// Ends the watch and gives the most it saw, in bytes.
+    /// Ends the sampling and returns the most memory, in bytes.
     pub(crate) fn stop(mut self) -> u64 {
         self.end();
         self.so_far_bytes()
@@ -73,8 +74,8 @@ impl Drop for Peak {
     }
 }
 
-/// Memory of the tree now; processes that end while it is read count as nothing, and sidecars with
-/// the programs whose memory they share.
+/// Returns the memory of the tree now. Processes that end while it is read count as nothing;
+/// sidecars are counted with the programs whose memory they share.
 pub(crate) fn tree_bytes(root: u32) -> u64 {
     let programs = tree(root).into_iter().filter(|process| !process.is_sidecar);
     programs.map(|process| process_bytes(process.id)).sum()
@@ -92,14 +93,14 @@ fn process_bytes(pid: u32) -> u64 {
     field_bytes(&rollup, "Pss:").saturating_sub(blade)
 }
 
-/// The sum of a field over all mappings of an smaps text.
+/// Returns the sum in bytes of a field over all mappings of an smaps text.
 fn field_bytes(smaps: &str, name: &str) -> u64 {
     let lines = smaps.lines().filter_map(|line| line.strip_prefix(name));
     let kib = lines.filter_map(|value| value.trim_end_matches("kB").trim().parse::<u64>().ok());
     kib.sum::<u64>() * 1024
 }
 
-/// The share of mappings that are a blade's memory.
+/// Returns the proportional set size of the mappings that are a blade's memory.
 fn blade_bytes(smaps: &str) -> u64 {
     let mut in_blade = false;
     let mut sum = 0;
@@ -113,7 +114,8 @@ fn blade_bytes(smaps: &str) -> u64 {
     sum
 }
 
-/// The name in the head line of a mapping, which may be empty; None for other lines.
+/// Returns the name in the head line of a mapping, which may be empty. Returns None for other
+/// lines.
 fn mapping_name(line: &str) -> Option<&str> {
     let (range, rest) = line.split_once(' ')?;
     let (start, end) = range.split_once('-')?;
@@ -146,7 +148,8 @@ Pss:                  30 kB
         assert_eq!(mapping_name("Pss_Anon: 5 kB"), None);
     }
 
-    /// A child: other tests start programs below this process, which would count as its own.
+    /// Watches a child: other tests start programs below this process, which would count as its
+    /// own.
     #[test]
     fn a_process_is_seen_to_grow() {
         let mut command = Command::new("sh");

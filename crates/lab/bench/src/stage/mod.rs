@@ -1,10 +1,10 @@
-//! What it takes to run real programs and measure them: start and end them, know what they hold in
-//! memory, and put them under Farpool, under the kernel's own swapping, or under nothing.
+//! What it takes to run real programs and measure them: start and end them, measure the memory they
+//! hold, and put them under Farpool, under the kernel's own swapping, or under nothing.
 //!
 //! Invariants:
 //! * everything set up (process, control group, swap) is an owner that takes it down when dropped;
-//! * SIGINT and SIGTERM only set a flag, and every loop that waits looks at it, so an interrupted
-//!   run ends through the same drops as a failed one.
+//! * SIGINT and SIGTERM only set a flag, and every loop that waits checks it, so an interrupted run
+//!   ends through the same drops as a failed one.
 
 mod memory;
 mod place;
@@ -22,27 +22,29 @@ pub use tree::is_servant;
 use crate::BenchError;
 use std::path::Path;
 
-/// How everything is named that outlives a process which is killed, the process id behind it.
+/// Prefix of the names of everything that outlives a killed process; the process id follows it.
 const OWN_NAME: &str = "farpool-stage-";
 
-/// A name of this process's own for a folder or a control group. [`remove_leftovers`] knows it.
+/// Returns a name of this process's own for a folder or a control group. [`remove_leftovers`]
+/// recognises it.
 #[must_use]
 pub fn own_name() -> String {
     format!("{OWN_NAME}{}", std::process::id())
 }
 
-/// Takes down what processes that were killed left behind: control groups, and in `folder` folders
-/// of [`own_name`] with the swap files in them.
+/// Removes what killed processes left behind: control groups, and in `folder` folders of
+/// [`own_name`] with the swap files in them.
 pub fn remove_leftovers(folder: &Path) {
     farpool_hosts::remove_leftovers(OWN_NAME);
     for left in farpool_hosts::leftovers(folder, OWN_NAME) {
         swap::remove_leftovers(&left);
-        // Best effort: it holds only programs' own files.
+        // Best effort: the folder holds only programs' own files.
         let _ = std::fs::remove_dir_all(left);
     }
 }
 
-/// Why something could not be done on this machine: a reason to skip a row, not a failure.
+/// Returns the error for something that could not be done on this machine: a reason to skip a row,
+/// not a failure.
 pub(crate) fn lacking(reason: impl Into<String>) -> BenchError {
     BenchError::Lacking(reason.into())
 }

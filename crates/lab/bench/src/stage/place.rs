@@ -46,7 +46,7 @@ pub enum Place {
 )]
 #[serde(rename_all = "lowercase")]
 pub enum Door {
-    /// A preloaded library. Reports of older versions do not say more.
+    /// A preloaded library, which is assumed for reports of older versions.
     #[default]
     Preload,
     /// A sidecar.
@@ -54,7 +54,7 @@ pub enum Door {
 }
 
 impl Door {
-    /// The one that this binary's `farpool run` takes here by default.
+    /// Returns the door that this binary's `farpool run` uses here by default.
     #[must_use]
     pub fn usual(farpool: &Path) -> Self {
         let doctor = Command::new(farpool).args(["doctor", "--json"]).stdin(Stdio::null()).output();
@@ -76,14 +76,14 @@ impl Door {
     }
 }
 
-/// What every run of a program needs to know.
+/// Settings that every run of a program needs.
 #[derive(Debug, Clone)]
 pub struct Stage {
     /// The farpool binary.
     pub farpool: PathBuf,
     /// Folder on a disk, for swap files and whatever a program needs.
     pub folder: PathBuf,
-    /// Longest any program may take.
+    /// Longest time that any program may take.
     pub patience: Duration,
     /// How Farpool gets into the program.
     pub door: Door,
@@ -92,9 +92,9 @@ pub struct Stage {
 /// A command that starts a program in its place, with what has to outlive the program.
 #[derive(Debug)]
 pub struct Launch {
-    /// To be started with [`Running::start`], or as it stands.
+    /// The command, to be started with [`Running::start`] or directly.
     pub command: Command,
-    // In the order in which they have to be taken down.
+    // Fields in the order in which they have to be dropped.
     group: Option<Cgroup>,
     swap: Option<Swap>,
     _blade: Option<Blade>,
@@ -114,7 +114,7 @@ impl std::fmt::Display for Place {
 }
 
 impl Place {
-    /// Whether the kernel swaps there: what it cannot run is a result of its own.
+    /// Whether the kernel swaps there: that it cannot run a program is a result, too.
     #[must_use]
     pub fn is_swap(self) -> bool {
         matches!(self, Self::Disk(_) | Self::Zram(_))
@@ -128,13 +128,15 @@ impl Place {
 }
 
 impl Launch {
-    /// Local memory that the kernel takes for what it has swapped to zram, in bytes.
+    /// Returns the most local memory in bytes that zram has taken for swapped pages. Returns None
+    /// without zram.
     #[must_use]
     pub fn zram_bytes(&self) -> Option<u64> {
         self.swap.as_ref().and_then(Swap::memory_bytes)
     }
 
-    /// Why the program was killed, where the kernel knows.
+    /// Turns the error into [`BenchError::OutOfMemory`] if the kernel has killed a program of the
+    /// group.
     #[must_use]
     pub fn explained(&self, error: BenchError) -> BenchError {
         let has_killed = || self.group.as_ref().is_some_and(Cgroup::has_killed);
@@ -197,7 +199,7 @@ impl Stage {
         finished.map_err(|error| launch.explained(error))
     }
 
-    /// Where the statistics of the last run under Farpool are.
+    /// Returns the file with the statistics of the last run under Farpool.
     #[must_use]
     pub fn stats_file(&self) -> PathBuf {
         self.folder.join("stats.json")
@@ -226,7 +228,8 @@ fn command(program: &[OsString]) -> Command {
     command
 }
 
-/// A shell joins the group first and then becomes the program, so not a page escapes the limit.
+/// Returns a command whose shell joins the group first and then becomes the program, so that no
+/// page escapes the limit.
 fn grouped(program: &[OsString], limit_bytes: u64, swap: Swap) -> Result<Launch, BenchError> {
     let group = Cgroup::with_limit(&super::own_name(), limit_bytes)
         .map_err(|error| lacking(error.to_string()))?;
@@ -245,7 +248,7 @@ pub(crate) struct Blade {
 }
 
 impl Blade {
-    /// Starts a blade and waits until it says that it is ready.
+    /// Starts a blade and waits until it reports that it is ready.
     pub(crate) fn start(farpool: &Path, memory_bytes: u64) -> Result<Self, BenchError> {
         let mut command = Command::new(farpool);
         command.args(["blade", "--json", "--listen", "tcp://127.0.0.1:0", "--memory"]);

@@ -18,14 +18,14 @@ use std::time::{Duration, Instant};
 const END_PATIENCE: Duration = Duration::from_secs(20);
 /// How long killed processes may take to be gone.
 const KILL_PATIENCE: Duration = Duration::from_secs(10);
-/// How often a waiting loop looks.
+/// How often a waiting loop polls.
 const POLL: Duration = Duration::from_millis(5);
 /// How much of a failed program's stderr is shown.
 const ERROR_TAIL_BYTES: i64 = 600;
 
 static STOP: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
-/// From now on SIGINT and SIGTERM only set a flag that every waiting loop looks at.
+/// Makes SIGINT and SIGTERM only set a flag, which every waiting loop checks.
 ///
 /// # Errors
 /// The system refuses.
@@ -38,10 +38,10 @@ pub fn watch_signals() -> Result<(), BenchError> {
     Ok(())
 }
 
-/// For every loop that takes long.
+/// Checks for an interruption, in every loop that takes long.
 ///
 /// # Errors
-/// Once somebody wants the measurements to end.
+/// SIGINT or SIGTERM has arrived.
 pub fn check_interrupted() -> Result<(), BenchError> {
     match STOP.get() {
         Some(flag) if flag.load(Relaxed) => Err(BenchError::Interrupted),
@@ -49,15 +49,16 @@ pub fn check_interrupted() -> Result<(), BenchError> {
     }
 }
 
-/// Says on stderr what is being done: over the last line on a terminal, else on a line of its own.
+/// Reports on stderr what is being done: over the last line on a terminal, else on a line of its
+/// own.
 pub fn progress(text: &str) {
     let mut out = io::stderr().lock();
     let (start, end) = if out.is_terminal() { ("\r\x1b[K", "") } else { ("", "\n") };
-    // Nobody is hurt when progress cannot be shown.
+    // It does no harm if progress cannot be shown.
     let _ = write!(out, "{start}{text}{end}").and_then(|()| out.flush());
 }
 
-/// Says on stderr what has been done, on a line that stays.
+/// Reports on stderr what has been done, on a line that stays.
 pub fn progress_done(text: &str) {
     let mut out = io::stderr().lock();
     let start = if out.is_terminal() { "\r\x1b[K" } else { "" };
@@ -123,10 +124,10 @@ impl Running {
         self.child.stderr.take()
     }
 
-    /// How it ended, if it has: its exit code, or 128 and the signal's number.
+    /// Returns its exit code, or 128 plus the signal's number. Returns None if it still runs.
     ///
     /// # Errors
-    /// The system does not say.
+    /// The system does not report the status.
     pub fn exit_code(&mut self) -> Result<Option<i32>, BenchError> {
         let code = |status: ExitStatus| {
             status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default())
@@ -134,16 +135,16 @@ impl Running {
         Ok(self.poll()?.map(code))
     }
 
-    /// Asks the program alone to end, with SIGTERM, and waits for nothing.
+    /// Sends SIGTERM to the program alone and does not wait.
     pub fn ask_to_end(&self) {
         let program = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw);
         if let Some(program) = program.filter(|_| self.ended.is_none()) {
-            // One that ended meanwhile is what is wanted.
+            // It may have ended meanwhile, which is what is wanted.
             let _ = rustix::process::kill_process(program, Signal::TERM);
         }
     }
 
-    /// Kills the program and all in its group at once, with SIGKILL.
+    /// Kills the program and all in its group with SIGKILL, and waits for the program.
     pub fn kill(&mut self) {
         if let Ok(None) = self.poll() {
             self.signal(Signal::KILL);
@@ -151,10 +152,10 @@ impl Running {
         let _ = self.child.wait();
     }
 
-    /// Looks whether the program still runs.
+    /// Checks that the program still runs.
     ///
     /// # Errors
-    /// It has ended already, with what it said; or an interruption.
+    /// The program has ended already (the error has the end of its stderr), or an interruption.
     pub fn check_alive(&mut self) -> Result<(), BenchError> {
         check_interrupted()?;
         match self.poll()? {
@@ -186,10 +187,11 @@ impl Running {
         }
     }
 
-    /// Ends the program and all that it started: SIGTERM first, SIGKILL when that is not heard.
+    /// Ends the program and all that it started: SIGTERM first, then SIGKILL for everything left.
     pub fn end(&mut self) {
         let deadline = Instant::now() + END_PATIENCE;
-        // Some are in groups of their own, as PostgreSQL's are, and lose their parent when it ends.
+        // Some processes are in groups of their own, as PostgreSQL's are, and lose their parent
+        // when it ends.
         let mut all = Vec::new();
         // Errors below mean that the group is gone already, which is what is wanted.
         if let Ok(None) = self.poll() {
@@ -226,7 +228,7 @@ impl Running {
         Ok(self.ended)
     }
 
-    /// The first thing that Farpool said among all that the program wrote to stderr.
+    /// Returns the first line of Farpool's among all that the program wrote to stderr.
     pub(crate) fn farpool_said(&mut self) -> Option<String> {
         let file = self.errors.as_mut()?;
         file.rewind().ok()?;
@@ -260,7 +262,7 @@ fn is_killed(status: ExitStatus) -> bool {
     status.signal() == Some(libc::SIGKILL)
 }
 
-/// What a program that ran to its end left.
+/// The result of a program that ran to its end.
 #[derive(Debug)]
 pub(crate) struct Finished {
     pub stdout: Vec<u8>,
@@ -269,7 +271,7 @@ pub(crate) struct Finished {
     pub peak_bytes: u64,
 }
 
-/// Runs a program to its end, with `input` on its stdin; its memory is watched all the time.
+/// Runs a program to its end, with `input` on its stdin, and samples its memory meanwhile.
 pub(crate) fn run_to_end(
     name: &str,
     command: &mut Command,
@@ -281,8 +283,8 @@ pub(crate) fn run_to_end(
     let peak = Peak::watch(running.id());
     let (stdin, stdout) = (running.stdin(), running.stdout());
     let (waited, stdout) = std::thread::scope(|scope| {
-        // A program that does not read all of its input ends with a broken pipe here: its own
-        // exit status tells whether that was right.
+        // A program that does not read all of its input ends with a broken pipe here: its own exit
+        // status shows whether that was right.
         scope.spawn(|| stdin.map(|mut pipe| pipe.write_all(input)));
         let output = scope.spawn(|| {
             let mut bytes = Vec::new();
@@ -298,13 +300,13 @@ pub(crate) fn run_to_end(
     Ok(Finished { took: waited?, stdout, peak_bytes: peak.stop() })
 }
 
-/// A file that no other process sees and that is gone when closed.
+/// Creates a file that no other process sees and that is gone when closed.
 fn unnamed_file() -> io::Result<File> {
     let flags = rustix::fs::MemfdFlags::CLOEXEC;
     Ok(File::from(rustix::fs::memfd_create("farpool-stage-errors", flags)?))
 }
 
-/// The end of what a file holds, on one line.
+/// Returns the last [`ERROR_TAIL_BYTES`] of a file, on one line.
 fn tail(file: &mut File) -> io::Result<String> {
     let len: i64 = at_most(file.metadata()?.len());
     file.seek(io::SeekFrom::End(-len.min(ERROR_TAIL_BYTES)))?;
@@ -354,7 +356,7 @@ mod tests {
         ends_with_the_program("setsid sh -c 'trap \"\" TERM; echo $$; exec sleep 1000' & wait");
     }
 
-    /// The script says a process id.
+    /// Checks that the process whose id the script prints ends with the program.
     fn ends_with_the_program(script: &str) {
         let mut command = shell(script);
         let mut running =

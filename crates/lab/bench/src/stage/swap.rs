@@ -27,13 +27,13 @@ pub(super) struct Swap {
 #[derive(Debug)]
 struct Zram {
     number: u32,
-    /// Says that the device is this stage's, should its process be killed; see
+    /// File that records that the device is this stage's, in case its process is killed; see
     /// [`remove_leftovers`].
     note: PathBuf,
 }
 
 impl Swap {
-    /// A swap file of `bytes` in `folder`.
+    /// Sets up a swap file of `bytes` in `folder`.
     pub(super) fn file(folder: &Path, bytes: u64) -> Result<Self, BenchError> {
         let swap = Self { device: folder.join(FILE_NAME), zram: None };
         allocate(&swap.device, bytes).map_err(|error| refused(&swap.device, &error))?;
@@ -41,7 +41,7 @@ impl Swap {
         Ok(swap)
     }
 
-    /// A zram device of its own that takes up to `bytes`; a note about it is kept in `folder`.
+    /// Sets up a zram device of its own that takes up to `bytes`, and a note about it in `folder`.
     pub(super) fn zram(folder: &Path, bytes: u64) -> Result<Self, BenchError> {
         let control = Path::new(ZRAM_CONTROL);
         if !control.exists() {
@@ -73,7 +73,8 @@ impl Swap {
         call(Command::new("swapon").args(["--priority", PRIORITY]).arg(&self.device))
     }
 
-    /// Memory that zram itself takes for what it holds, in bytes; none for a file.
+    /// Returns the most memory in bytes that zram itself has taken for what it holds. Returns None
+    /// for a file.
     pub(super) fn memory_bytes(&self) -> Option<u64> {
         let stat =
             fs::read_to_string(zram_folder(self.zram.as_ref()?.number).join("mm_stat")).ok()?;
@@ -107,24 +108,24 @@ impl Drop for Swap {
     }
 }
 
-/// Takes the swap that a killed process had set up out of use and removes it: the file in `folder`,
-/// and the zram device that a note in it is about.
+/// Deactivates and removes the swap that a killed process had set up: the file in `folder`, and the
+/// zram device named by a note in `folder`.
 pub(super) fn remove_leftovers(folder: &Path) {
     drop(Swap { device: folder.join(FILE_NAME), zram: None });
     let note = fs::read_to_string(folder.join(NOTE_NAME)).unwrap_or_default();
-    // After another start of the machine the number may be another process's.
+    // After a reboot the number may be another process's.
     let number = note.split_once(' ').filter(|(_, boot)| *boot == boot_id());
     if let Some(number) = number.and_then(|(number, _)| number.parse().ok()) {
         drop(Swap::of_zram(folder, number));
     }
 }
 
-/// A number of this start of the machine.
+/// Returns the identifier of the current boot.
 fn boot_id() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default()
 }
 
-/// A file whose blocks are all there, as swap needs it.
+/// Creates a file with all its blocks allocated, as swap needs it.
 fn allocate(path: &Path, bytes: u64) -> io::Result<()> {
     let file = File::options().create(true).truncate(true).write(true).open(path)?;
     file.set_permissions(Permissions::from_mode(0o600))?;
@@ -140,7 +141,7 @@ fn refused(path: &Path, error: &io::Error) -> BenchError {
     lacking(format!("no swap can be set up here ({}: {error})", path.display()))
 }
 
-/// Runs a small system program; its output is the reason when it fails.
+/// Runs a small system program. If it fails, its stderr is the reason.
 fn call(command: &mut Command) -> Result<(), BenchError> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command.output().map_err(|error| lacking(format!("{name}: {error}")))?;

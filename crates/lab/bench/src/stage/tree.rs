@@ -4,7 +4,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use std::collections::HashMap;
 use std::fs;
 
-/// What a sidecar calls itself, and its warden.
+/// Process names of a sidecar and of its warden.
 const SERVANTS: [&str; 2] = ["farpool-sidecar", "farpool-warden"];
 
 /// Whether a process of this name is a sidecar or its warden: its memory is that of a program.
@@ -13,16 +13,16 @@ pub fn is_servant(name: &str) -> bool {
     SERVANTS.contains(&name)
 }
 
-/// A process, with its start time because ids are used again.
+/// A process, with its start time, since ids are reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Process {
     pub id: u32,
     started: u64,
-    /// It is in the memory of the program that it serves.
+    /// Whether it is a sidecar or warden, in the memory of the program that it serves.
     pub is_sidecar: bool,
 }
 
-/// What /proc/pid/stat says.
+/// The fields of /proc/pid/stat that are used.
 struct Stat {
     process: Process,
     parent: u32,
@@ -30,22 +30,22 @@ struct Stat {
 }
 
 impl Process {
-    /// Ends the process at once; one that is gone already is left alone.
+    /// Kills the process with SIGKILL, if it is still alive.
     pub(super) fn kill(self) {
         let pid = i32::try_from(self.id).ok().and_then(Pid::from_raw);
         if let Some(pid) = pid.filter(|_| self.is_alive()) {
-            // It may have ended since: that is what is wanted.
+            // It may have ended since, which is what is wanted.
             let _ = kill_process(pid, Signal::KILL);
         }
     }
 
-    /// False as soon as it holds no memory, reaped or not.
+    /// Whether it may hold memory: false once it has ended, reaped or not.
     pub(super) fn is_alive(self) -> bool {
         look_at(self.id).is_some_and(|stat| stat.process == self && !stat.is_zombie)
     }
 }
 
-/// The process and all below it; nothing when it is gone.
+/// Returns the process and all below it. Returns an empty list if it is gone.
 pub(super) fn tree(root: u32) -> Vec<Process> {
     let mut children: HashMap<u32, Vec<Process>> = HashMap::new();
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -65,8 +65,9 @@ pub(super) fn tree(root: u32) -> Vec<Process> {
 
 fn look_at(id: u32) -> Option<Stat> {
     let stat = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
-    // The name may hold anything, parentheses included; fields go on after the last one: the state
-    // is the first of them, the parent the second, the start time the twentieth.
+    // The name may hold anything, parentheses included; the other fields follow the last
+    // parenthesis: the state is the first of them, the parent the second, the start time the
+    // twentieth.
     let (start, rest) = stat.rsplit_once(')')?;
     let (_, name) = start.split_once('(')?;
     let fields: Vec<_> = rest.split_whitespace().collect();

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 /// Smallest and largest allocation, as powers of two: 64 B to 1 MiB.
 const SIZE_BITS: std::ops::RangeInclusive<u32> = 6..=20;
-/// Bytes allocated over all, as a multiple of the memory held at a time.
+/// Bytes allocated in total, as a multiple of the memory held at a time.
 const TURNOVER: u64 = 4;
 
-/// An allocation and the number its contents follow from.
+/// An allocation, and the number from which its contents follow.
 type Block = (Vec<u64>, u64);
 
 pub(super) fn run(args: &WorkloadArgs) -> Result<Outcome, BenchError> {
@@ -45,7 +45,8 @@ fn churn(args: &WorkloadArgs) -> Result<(u64, u64), BenchError> {
     Ok((ops, sum))
 }
 
-/// Sizes spread evenly over the powers of two, as in real heaps: many small, few large.
+/// Allocates a block. Sizes are spread evenly over the powers of two, as in real heaps: many small,
+/// few large.
 fn allocate(rng: &mut Rng, number: u64) -> Block {
     let (low, high) = SIZE_BITS.into_inner();
     let bits = low + rng.below(high - low);

@@ -11,16 +11,16 @@ use farpool_policy::Rng;
 use farpool_units::{PAGE_BYTES, exactly};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Threads unless asked for otherwise: more than any core count here, so that they wait for faults
-/// of each other's pages.
+/// Default number of threads: more than the cores of any machine here, so that threads wait for
+/// each other's page faults.
 const THREADS: usize = 64;
-/// Slots a thread can own: its shadow of one byte each has to fit its stack.
+/// Most slots that a thread can own: its shadow of one byte each has to fit its stack.
 const SLOTS_MAX: usize = 1 << 16;
 const STACK_BYTES: usize = SLOTS_MAX + (256 << 10);
 /// Words of the smallest slot: one cache line.
 const SLOT_WORDS_MIN: usize = 8;
 const WRITE_PERCENT: u32 = 50;
-/// Accesses for each slot of a thread unless asked for otherwise.
+/// Default number of accesses for each slot of a thread.
 const OPS_PER_SLOT: u64 = 4;
 
 /// How the memory is divided.
@@ -98,13 +98,14 @@ fn run_thread(
     Ok(sum)
 }
 
-/// The first and the last word of a slot carry its value, so that two pages of a long slot count.
+/// Returns the first and the last word of a slot, which carry its value, so that a slot longer than
+/// a page uses two pages.
 fn ends(layout: Layout, thread: usize, slot: usize) -> [usize; 2] {
     let first = (slot * layout.threads + thread) * layout.slot_words;
     [first, first + layout.slot_words - 1]
 }
 
-/// What a word must hold; version 0 was never written and reads zero.
+/// Returns what a word must hold. Version 0 was never written and reads as zero.
 fn value(word: usize, version: u8) -> u64 {
     if version == 0 { 0 } else { mix(word as u64 ^ u64::from(version) << 56) }
 }

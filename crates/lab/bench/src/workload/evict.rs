@@ -1,5 +1,5 @@
-//! Eviction on request: a quarter of the memory is written, pushed out with `MADV_PAGEOUT` and
-//! timed until no page of it is resident. The kernel's own swapping understands the same request.
+//! Eviction on request: a quarter of the memory is written, evicted with `MADV_PAGEOUT` and timed
+//! until at most 1/64 of its pages are resident. The kernel's own swapping serves the same request.
 
 use super::{Outcome, WorkloadArgs, check_pages, mix, timed};
 use crate::BenchError;
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use farpool_units::PAGE_BYTES;
 
 const WORDS: usize = PAGE_BYTES / 8;
-/// Rounds unless asked for otherwise.
+/// Default number of rounds.
 const PASSES: u32 = 4;
 /// Pages that stay resident after this long are not going to leave (pinned, or no far memory here).
 const WAIT_MAX: Duration = Duration::from_secs(2);
@@ -38,7 +38,7 @@ fn write(memory: &mut Mapping, pages: Range<usize>, seed: u64) {
     }
 }
 
-/// Pages that left, and how long that took.
+/// Evicts `pages`. Returns how many left, and how long that took.
 fn evict(memory: &Mapping, pages: Range<usize>) -> Result<(usize, Duration), BenchError> {
     let count = || {
         let resident = memory.resident_pages(pages.clone());

@@ -1,5 +1,5 @@
-//! Demand faults one at a time: fill all pages, then touch each once in random order and time it.
-//! With little local memory nearly every touch is a fault.
+//! Demand faults one at a time: fill all pages, then touch each once per pass in random order and
+//! time it. With little local memory nearly every touch is a fault.
 
 use super::{FAULT_MIN, Outcome, Shuffle, WorkloadArgs, mix, timed};
 use crate::BenchError;
@@ -27,7 +27,7 @@ pub(super) fn run(args: &WorkloadArgs) -> Result<Outcome, BenchError> {
     Ok(Outcome { ops, fill, work, checksum: sum?, latencies: Some(latencies) })
 }
 
-/// The whole page is written: a page of zeros with one word would compress to nothing.
+/// Writes whole pages: a page of zeros with one word would compress to nothing.
 fn fill(words: &mut [u64], seed: u64) {
     for (i, word) in words.iter_mut().enumerate() {
         *word = mix(i as u64 ^ seed);

@@ -14,9 +14,9 @@ const WORDS: usize = PAGE_BYTES / 8;
 /// The unit that allocators give up at a time: jemalloc's and Go's extents, a page run of the
 /// JVM's.
 const BLOCK_PAGES: usize = 16;
-/// Blocks that are given up in turn. They stay local, for they are written all the time.
+/// Number of blocks that are given up in turn. They stay local since they are written all the time.
 const BLOCKS: usize = 64;
-/// Calls unless asked for otherwise.
+/// Default number of calls.
 const OPS: u64 = 4000;
 
 pub(super) fn run(args: &WorkloadArgs) -> Result<Outcome, BenchError> {

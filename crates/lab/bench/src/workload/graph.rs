@@ -3,21 +3,22 @@
 //! Edge ends are drawn as n * u^3, so that a few vertices have most of the edges, as in social
 //! networks. Every pass of the construction draws the same edges again from the seed instead of
 //! keeping a list: memory is the graph and little else. Edges are placed one block of vertices
-//! after the other, as builders for graphs larger than memory do it: what is measured is the work
-//! on the graph.
+//! after the other, as builders for graphs larger than memory do: the work on the graph is
+//! measured, not its construction.
 
 use super::{Outcome, WorkloadArgs, mix, timed};
 use crate::BenchError;
 use farpool_policy::Rng;
 use farpool_units::exactly;
 
-/// Edges per vertex: as in the usual benchmark graphs (16 in Graph500).
+/// Edges per vertex, as in the usual benchmark graphs (16 in Graph500).
 const EDGES_PER_VERTEX: usize = 16;
 /// Bytes of the whole structure per edge: 4 for the edge, 20 per vertex for offsets and ranks.
 const BYTES_PER_EDGE: usize = 4 + 20 / EDGES_PER_VERTEX + 1;
-/// Blocks of vertices whose edges are placed together: each has an eighth of the graph.
+/// Number of blocks of vertices whose edges are placed together: each has an eighth of the
+/// vertices.
 const BLOCKS: u32 = 8;
-/// Iterations of `PageRank` unless asked for otherwise.
+/// Default number of iterations of `PageRank`.
 const ITERATIONS: u32 = 4;
 const DAMPING: f64 = 0.85;
 
@@ -89,7 +90,7 @@ impl Graph {
         }
     }
 
-    /// Puts every edge into its row, where the next one of each row is to stand.
+    /// Puts every edge into its row. `next` is the next free place in each row.
     fn place(&mut self, edges: impl Iterator<Item = (u32, u32)>, next: &mut [u32]) {
         for (from, to) in edges {
             let at = &mut next[to as usize];
@@ -117,7 +118,7 @@ pub(super) fn run_pagerank(args: &WorkloadArgs) -> Result<Outcome, BenchError> {
         let detail = format!("ranks sum up to {total}");
         return Err(BenchError::WrongData { workload: "pagerank", detail });
     }
-    // One thread in one order: floating point comes out the same to the last bit.
+    // One thread adds in one order, so floating point is the same to the last bit.
     let checksum = ranks.iter().fold(0u64, |sum, rank| sum.rotate_left(1) ^ rank.to_bits());
     let ops = graph.sources.len() as u64 * u64::from(iterations);
     Ok(Outcome { ops, fill, work, checksum, latencies: None })
@@ -159,7 +160,8 @@ pub(super) fn run_bfs(args: &WorkloadArgs) -> Result<Outcome, BenchError> {
 
 const UNSEEN: u32 = u32::MAX;
 
-/// Level of every vertex from the one with the most edges; [`UNSEEN`] if it cannot be reached.
+/// Returns the level of every vertex, counted from the one with the most incoming edges, or
+/// [`UNSEEN`] if it cannot be reached.
 fn bfs(graph: &Graph) -> Vec<u32> {
     let root = (0..graph.vertices()).max_by_key(|v| graph.sources_of(*v).len()).unwrap_or(0);
     let mut levels = vec![UNSEEN; graph.vertices()];

@@ -1,8 +1,8 @@
 //! Programs that use memory in known ways.
 //!
-//! Each one fills its memory, does its accesses, proves its own result and reports a checksum that
-//! depends on the arguments alone: all-local, far, swapped, it must come out the same.
-//! They are plain programs on plain memory (mmap and malloc) and know nothing of Farpool.
+//! Each one fills its memory, does its accesses, checks its own result and reports a checksum that
+//! depends on the arguments alone: it must be the same all-local, far and swapped. They are plain
+//! programs on plain memory (mmap and malloc) and know nothing of Farpool.
 
 mod alloc;
 mod checker;
@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 
 use farpool_units::exactly;
 
-/// An access that takes longer is counted as a page fault: cache and TLB misses stay well below,
-/// the cheapest fault (a zero page) well above.
+/// An access that takes at least this long is counted as a page fault: cache and TLB misses stay
+/// well below, the cheapest fault (a zero page) well above.
 const FAULT_MIN: Duration = Duration::from_nanos(1000);
 
 /// The workloads by name.
@@ -124,21 +124,22 @@ pub struct WorkloadReport {
     pub checksum: String,
     /// Peak resident memory as the kernel counts it, in bytes.
     pub peak_resident_bytes: u64,
-    /// Accesses that took longer than 1 us, where accesses are timed one by one.
+    /// Accesses that took 1 us or longer, in workloads that time each access (give-up: all its
+    /// calls).
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub faults: Option<u64>,
-    /// Their median latency in nanoseconds.
+    /// Median latency of the accesses in `faults`, in nanoseconds.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub p50_ns: Option<f64>,
-    /// Their 99th percentile in nanoseconds.
+    /// 99th percentile of these latencies, in nanoseconds.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub p99_ns: Option<f64>,
-    /// Their mean in nanoseconds.
+    /// Mean of these latencies, in nanoseconds.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub mean_ns: Option<f64>,
 }
 
-/// What a workload's own code gives back.
+/// The result of a workload's own code.
 struct Outcome {
     ops: u64,
     fill: Duration,
@@ -150,7 +151,7 @@ struct Outcome {
 /// Runs one workload in this process and prints its report as one line of JSON.
 ///
 /// # Errors
-/// Wrong data, above all; arguments that do not fit; memory or threads that are refused.
+/// Wrong data, arguments that do not fit, memory or threads that are refused.
 pub fn workload_main(args: &WorkloadArgs) -> Result<WorkloadReport, BenchError> {
     let report = run(args)?;
     let line = serde_json::to_string(&report).map_err(|e| BenchError::Arguments(e.to_string()))?;
@@ -195,7 +196,7 @@ impl WorkloadArgs {
         usize::try_from(self.bytes).map_err(|_| too_much())
     }
 
-    /// Whole pages of the memory asked for, at least `least`.
+    /// Returns the whole pages of the memory asked for, at least `least`.
     fn pages(&self, least: usize) -> Result<usize, BenchError> {
         Ok((self.bytes_here()? / farpool_units::PAGE_BYTES).max(least))
     }
@@ -212,8 +213,8 @@ pub(crate) fn mix(mut x: u64) -> u64 {
     x ^ (x >> 33)
 }
 
-/// Reads the first word of every page, which must be what was written there; gives a checksum of
-/// them.
+/// Reads the first word of every page. Returns a checksum of these words. Errors if one differs
+/// from what was written.
 fn check_pages(workload: &'static str, words: &[u64], seed: u64) -> Result<u64, BenchError> {
     let mut first_words = words.iter().step_by(farpool_units::PAGE_BYTES / 8).enumerate();
     first_words.try_fold(0u64, |sum, (page, read)| {
@@ -226,15 +227,15 @@ fn check_pages(workload: &'static str, words: &[u64], seed: u64) -> Result<u64, 
     })
 }
 
-/// Runs `work` and says how long it took.
+/// Runs `work`. Returns how long it took, and its result.
 fn timed<T>(work: impl FnOnce() -> T) -> (Duration, T) {
     let start = Instant::now();
     let result = work();
     (start.elapsed(), result)
 }
 
-/// A random order of `0..count` without a table: a bijection on the next power of two, walked
-/// until it lands inside. A table would be memory that faults too.
+/// A random order of `0..count` without a table: a bijection on the next power of two, repeated
+/// until the result is below `count`. A table would be memory that faults too.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Shuffle {
     count: u64,
@@ -249,7 +250,7 @@ impl Shuffle {
         Self { count, bits, key: mix(seed ^ 0x5EED) }
     }
 
-    /// The `i`-th in the order.
+    /// Returns the `i`-th number in the order.
     pub(crate) fn at(&self, i: usize) -> usize {
         let mut x = i as u64;
         loop {
@@ -260,7 +261,7 @@ impl Shuffle {
         }
     }
 
-    /// Each line is invertible on numbers of `bits` bits, so the whole is.
+    /// Applies the bijection: each line is invertible on numbers of `bits` bits, so the whole is.
     fn step(&self, mut x: u64) -> u64 {
         let mask = (1u64 << self.bits) - 1;
         let half = self.bits.div_ceil(2);

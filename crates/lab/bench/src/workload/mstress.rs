@@ -1,5 +1,5 @@
 //! The hot/cold microbenchmark of HPL-2011-31: 90 % of the accesses go to 10 % of the pages, which
-//! lie together. An access reads a word of a random page; one in four also writes it.
+//! lie together. An access reads a word of a random page; by default one in four also writes it.
 
 use super::{Outcome, WorkloadArgs, mix, timed};
 use crate::BenchError;
@@ -9,9 +9,9 @@ use farpool_units::{PAGE_BYTES, exactly};
 
 /// Words of a page.
 const WORDS: usize = PAGE_BYTES / 8;
-/// Share of writes unless asked for otherwise, so that evictions have something to write.
+/// Default percentage of writes, so that evictions have something to write.
 const WRITE_PERCENT: u32 = 25;
-/// Accesses for each page unless asked for otherwise.
+/// Default number of accesses for each page.
 const OPS_PER_PAGE: u64 = 16;
 
 pub(super) fn run(args: &WorkloadArgs) -> Result<Outcome, BenchError> {
