@@ -269,7 +269,7 @@ fn mistakes_in_the_racks_commands_exit_with_2() {
         (&["node", "--donate", "1G", "list"], "cannot be used"),
         (&["node", "--control", "http://x", "--zone", "1"], "cannot be used"),
         (&["node", "--collaborate", "--control", "http://x"], "cannot be used"),
-        (&["node", "--donate", "1G", "--join", "10.0.0.7:7070"], "--collaborate"),
+        (&["node", "--donate", "1G", "--join", "10.0.0.7:7070"], "cannot be used"),
         (&["node", "--collaborate", "--listen", "unix:///x"], "--listen tcp://"),
         (&["node", "--control", "http://x", "--listen", "tcp://0.0.0.0:1"], "--allow-remote-tcp"),
         (&["control", "--store", "tape:x"], "redb:PATH"),
