@@ -139,14 +139,6 @@ impl Mapping {
         (start.cast(), pages.len() * PAGE_BYTES)
     }
 
-    /// Gives the pages `pages` up: they read as zeros afterwards. Ignores errors.
-    pub(crate) fn discard_pages(&mut self, pages: std::ops::Range<usize>) {
-        let (start, len) = self.byte_range(pages);
-        // SAFETY: the range lies in our own mapping and `&mut self` means that nothing else reads
-        // it.
-        unsafe { libc::madvise(start, len, libc::MADV_DONTNEED) };
-    }
-
     /// Gives all pages up: they read as zeros (or fault) afterwards.
     pub(crate) fn discard(&mut self) {
         // SAFETY: the range is exactly our own mapping and `&mut self` means that nothing else

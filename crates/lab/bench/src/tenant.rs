@@ -121,7 +121,7 @@ impl Tenant {
             report: TenantReport::default(),
             said: Instant::now(),
         };
-        tenant.resize(first);
+        tenant.resize(first)?;
         Ok(tenant)
     }
 
@@ -140,7 +140,7 @@ impl Tenant {
             due = (due + step).max(now.checked_sub(BEHIND_MAX).unwrap_or(now));
             match commands.recv_timeout(due.saturating_duration_since(now)) {
                 Ok(line) => match parse(&line)? {
-                    Command::Size(pages) => self.resize(pages),
+                    Command::Size(pages) => self.resize(pages)?,
                     Command::Spoil => words_of(self.memory.words_mut(), self.pages / 2)[0] ^= 1,
                     Command::End => break,
                 },
@@ -181,17 +181,18 @@ impl Tenant {
         Ok(())
     }
 
-    /// Fills new pages, or discards those beyond the new size.
-    fn resize(&mut self, pages: usize) {
+    /// Fills new pages, or gives those beyond the new size up.
+    fn resize(&mut self, pages: usize) -> Result<(), BenchError> {
         let pages = pages.clamp(RUN_PAGES, self.versions.len());
         let before = std::mem::replace(&mut self.pages, pages);
         for page in before..pages {
             self.write(page);
         }
         if pages < before {
-            self.memory.discard_pages(pages..before);
+            self.memory.give_up(pages..before).map_err(BenchError::os("give memory up"))?;
         }
         self.report.bytes = (pages * PAGE_BYTES) as u64;
+        Ok(())
     }
 
     fn write(&mut self, page: usize) {
