@@ -1,5 +1,5 @@
-//! Whom to choose (ACMS, section 4.3: first come first served, round robin, nearest first), on
-//! both sides: which servers a client asks or takes, which client a server serves first.
+//! Which node to choose (ACMS, section 4.3: first come first served, round robin, nearest first),
+//! on both sides: which servers a client asks or takes, which client a server serves first.
 //!
 //! Invariant: a choice is one of the candidates, and depends on nothing but the arguments.
 
@@ -12,14 +12,14 @@ use crate::ids::{NodeId, Zone};
 use crate::limits::CHOICES;
 use crate::rng::Rng;
 
-/// How competing nodes are ordered.
+/// The order among competing nodes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Arbitration {
-    /// The order in which requests are served. A client asks servers at random, by the power of two
-    /// choices.
+    /// Requests are served in the order of arrival. A client asks servers at random, by the power
+    /// of two choices.
     #[default]
     Fcfs,
-    /// Each in turn, by node id.
+    /// Each node in turn, by id.
     RoundRobin,
     /// The nearest zone first.
     Nearest,
@@ -53,20 +53,20 @@ impl fmt::Display for Arbitration {
     }
 }
 
-/// One of those that compete.
+/// A competing node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Candidate {
-    /// Who.
+    /// The node.
     pub node: NodeId,
-    /// Offered or wanted.
+    /// Bytes offered or wanted.
     pub bytes: u64,
-    /// Where it stands.
+    /// The node's zone.
     pub zone: Zone,
 }
 
 impl Arbitration {
-    /// Index of the next one among `candidates`, which stand in the order of their coming; `own`
-    /// is the chooser's zone, `last` who was chosen before.
+    /// Returns the index of the next one among `candidates`, which are in order of arrival; `own`
+    /// is the chooser's zone, `last` the node chosen before.
     #[must_use]
     pub fn first(self, candidates: &[Candidate], own: Zone, last: NodeId) -> Option<usize> {
         let indices = 0..candidates.len();
@@ -80,8 +80,9 @@ impl Arbitration {
         }
     }
 
-    /// Index of the server to ask among `offers`: two are drawn at random and the larger offer
-    /// wins; with `nearest` only the nearest that suffice take part.
+    /// Returns the index of the server to ask among `offers`: two are drawn at random and the
+    /// larger offer wins; with `nearest` only the nearest that suffice are drawn from, or the
+    /// nearest if none suffices; with `round-robin` the next in turn is asked.
     #[must_use]
     pub fn ask(
         self,

@@ -4,8 +4,9 @@
 //! Invariants:
 //! - A grant is usable only after the server confirmed the ACK, and no longer than its lease by
 //!   this node's clock, counted from the *sending* of what was confirmed: the client stops first.
-//! - Grants taken and asked for never exceed what is wanted by more than a superpage.
-//! - The shell hears of each grant GrantUsable once, and GrantLost at most once after it.
+//! - A grant is taken for no more bytes than are still wanted then; each of the servers asked is
+//!   asked for all of them.
+//! - The shell receives GrantUsable at most once for a grant, and GrantLost at most once after it.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -48,7 +49,7 @@ struct Used {
     state: State,
 }
 
-/// A GRANT as it came.
+/// A GRANT as received.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Offered {
     pub(crate) server: Peer,
@@ -67,8 +68,8 @@ pub(crate) struct Borrower {
     used: BTreeMap<GrantId, Used>,
     asks: BTreeMap<NodeId, (RequestNo, Duration)>,
     offered: Vec<Offered>,
-    /// The newest grant seen of each server; none is taken twice, so a GRANT and a LEASE that come
-    /// again cannot bring an ended grant back.
+    /// The newest grant seen from each server; only a newer one is taken, so a GRANT and a LEASE
+    /// that arrive again cannot bring an ended grant back.
     newest: BTreeMap<NodeId, Epoch>,
     choose_at: Option<Duration>,
     last_request: u32,
@@ -95,7 +96,7 @@ impl Borrower {
         self.wanted_bytes
     }
 
-    /// Usable, not being moved out of.
+    /// Bytes of the grants that are usable and not being moved out of.
     pub(crate) fn usable_bytes(&self) -> u64 {
         let usable = self.used.values().filter(|used| used.state == State::Usable);
         usable.map(|used| used.bytes).sum()
@@ -111,25 +112,25 @@ impl Borrower {
         self.used.is_empty() && self.asks.is_empty() && self.shortfall_bytes() == 0
     }
 
-    /// Wanted bytes that are neither granted nor asked for.
+    /// Wanted bytes beyond the grants that are taken and not being moved out of.
     pub(crate) fn shortfall_bytes(&self) -> u64 {
         let counts = |used: &&Used| matches!(used.state, State::Usable | State::Acked { .. });
         let have: u64 = self.used.values().filter(counts).map(|used| used.bytes).sum();
         self.wanted_bytes.saturating_sub(have)
     }
 
-    /// No question open and none undecided.
+    /// True if no request is unanswered, no GRANT undecided and another grant may be held.
     pub(crate) fn is_free_to_ask(&self) -> bool {
         self.asks.is_empty() && self.offered.is_empty() && self.used.len() < USED_GRANTS_MAX
     }
 
-    /// The next request's number.
+    /// Returns the next request's number.
     pub(crate) fn next_request(&mut self) -> RequestNo {
         self.last_request = self.last_request.saturating_add(1);
         RequestNo(self.last_request)
     }
 
-    /// The node wants `bytes` from others in all.
+    /// Sets the bytes that the node wants from others in all.
     pub(crate) fn want(&mut self, bytes: u64, now: Duration, out: &mut Outbox) {
         self.wanted_bytes = bytes.next_multiple_of(SUPERPAGE_BYTES);
         let usable: Vec<(GrantId, u64)> = (self.used.iter())
@@ -148,7 +149,7 @@ impl Borrower {
         }
     }
 
-    /// Asks servers of whom offers are known; false when there is none worth asking.
+    /// Asks servers whose offers are known. Returns false if none is worth asking.
     pub(crate) fn ask(
         &mut self,
         rumours: &Rumours,
@@ -185,7 +186,7 @@ impl Borrower {
         asked
     }
 
-    /// A server granted.
+    /// Handles a GRANT.
     pub(crate) fn on_grant(
         &mut self,
         offered: Offered,
@@ -219,7 +220,7 @@ impl Borrower {
         }
     }
 
-    /// Takes the best grants of those that came, declines the rest.
+    /// Takes the best of the grants received and declines the rest.
     fn choose(&mut self, config: &Config, now: Duration, out: &mut Outbox) {
         self.choose_at = None;
         while !self.offered.is_empty() && self.shortfall_bytes() > 0 {
@@ -253,7 +254,7 @@ impl Borrower {
         out.send(&server, &Message::Ack { epoch: taken.epoch, bytes, sent_ms });
     }
 
-    /// A server confirmed grants.
+    /// Handles a LEASE: a server confirms grants.
     pub(crate) fn on_lease(
         &mut self,
         server: &Peer,
@@ -261,14 +262,14 @@ impl Borrower {
         now: Duration,
         out: &mut Outbox,
     ) {
-        // A server cannot confirm what was not yet said.
+        // A server cannot confirm what was not yet sent.
         let sent = Duration::from_millis(sent_ms.min(millis(now)));
         let lease = Duration::from_millis(u64::from(lease_ms));
         let until = sent + lease.saturating_sub(LEASE_MARGIN);
         for epoch in epochs {
             let grant = GrantId { server: server.node, epoch: *epoch };
             let Some(used) = self.used.get_mut(&grant) else {
-                // Given up before: the server must not wait for the lease's end.
+                // Given up before: the server shall not have to wait until the lease ends.
                 out.send(server, &Message::Released { epoch: *epoch });
                 continue;
             };
@@ -281,7 +282,7 @@ impl Borrower {
         }
     }
 
-    /// A server said no.
+    /// Handles a NACK from a server.
     pub(crate) fn on_nack(
         &mut self,
         server: &Peer,
@@ -304,7 +305,7 @@ impl Borrower {
         }
     }
 
-    /// The server wants its memory back.
+    /// Handles a RECLAIM: the server wants its memory back.
     pub(crate) fn on_reclaim(
         &mut self,
         server: &Peer,
@@ -353,7 +354,7 @@ impl Borrower {
         }
     }
 
-    /// The server knows that the grant has ended.
+    /// Handles a FREED: the server knows that the grant has ended.
     pub(crate) fn on_freed(&mut self, server: &Peer, epoch: Epoch) {
         let grant = GrantId { server: server.node, epoch };
         if matches!(self.used.get(&grant), Some(Used { state: State::Released { .. }, .. })) {
@@ -361,7 +362,7 @@ impl Borrower {
         }
     }
 
-    /// A server lives in `incarnation`: what it lent before is gone.
+    /// Notes that a server is in the life `life`: what it lent in earlier ones is gone.
     pub(crate) fn on_incarnation(
         &mut self,
         node: NodeId,
@@ -398,7 +399,8 @@ impl Borrower {
         }
     }
 
-    /// Timers. Servers that did not answer in time come back, so that their offers are dropped.
+    /// Runs the timers. Returns the servers that did not answer in time, so that their offers are
+    /// dropped.
     pub(crate) fn on_tick(
         &mut self,
         config: &Config,

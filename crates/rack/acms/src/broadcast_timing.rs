@@ -1,8 +1,9 @@
 //! When a node broadcasts: stable offers less and less often, requests until they are served
 //! (ACMS, section 4.3).
 //!
-//! Invariants: a node says at most one new rumour of a kind per [`BROADCAST_PERIOD`]; an offer that
-//! did not change notably is said half as often each time, down to [`BROADCAST_PERIOD_MAX`].
+//! Invariants: a node broadcasts at most one offer per [`BROADCAST_PERIOD`], and until it is served
+//! at most one request per period; the period of an offer that did not change notably doubles each
+//! time, up to [`BROADCAST_PERIOD_MAX`].
 
 use std::time::Duration;
 
@@ -13,15 +14,15 @@ use crate::rng::Rng;
 
 /// First wait after an attempt to ask known servers failed; it doubles to [`ASK_WAIT_MAX`].
 const ASK_WAIT: Duration = TICK;
-/// Attempts at the first wait before it doubles: each attempt corrects two offers of the table, so
-/// a rush finds what is left by trying.
+/// Attempts at the first wait before it doubles: each attempt corrects two known offers, so clients
+/// in a rush find what is left by trying.
 const QUICK_ASKS: u32 = 16;
 /// Longest wait between two attempts while memory is short everywhere.
 const ASK_WAIT_MAX: Duration = Duration::from_secs(4);
 /// Broadcast attempts at the base period before the period doubles.
 const EAGER_ATTEMPTS: u8 = 3;
 
-/// The times of a server's offers.
+/// Times a server's offers.
 #[derive(Debug)]
 pub(crate) struct OfferClock {
     said_bytes: u64,
@@ -35,7 +36,7 @@ impl OfferClock {
         Self { said_bytes: 0, said_at: None, period: BROADCAST_PERIOD, seq: 0 }
     }
 
-    /// Whether to say `free_bytes` now, and for how long a period it stands.
+    /// Returns the period of the offer if `free_bytes` has to be broadcast now.
     pub(crate) fn poll(&mut self, free_bytes: u64, now: Duration) -> Option<Duration> {
         let free_bytes = if free_bytes < SUPERPAGE_BYTES { 0 } else { free_bytes };
         if free_bytes == 0 && self.said_bytes == 0 {
@@ -60,7 +61,7 @@ impl OfferClock {
     }
 }
 
-/// The times of a client's questions.
+/// Times a client's requests.
 #[derive(Debug)]
 pub(crate) struct AskClock {
     ask_at: Duration,
@@ -76,7 +77,7 @@ impl AskClock {
         Self { ask_at: Duration::ZERO, fails: 0, broadcast_at: None, attempt: 0, is_out: false }
     }
 
-    /// Everything wanted is there.
+    /// Notes that everything wanted has been granted.
     pub(crate) fn served(&mut self) {
         (self.fails, self.attempt, self.broadcast_at) = (0, 0, None);
         self.ask_at = Duration::ZERO;
@@ -87,8 +88,8 @@ impl AskClock {
         now >= self.ask_at
     }
 
-    /// Servers were asked; if in vain, the next time comes later, with some chance in it so that
-    /// clients that were refused together do not come back together.
+    /// Notes that servers were asked. After repeated failures the next attempt is later, with a
+    /// random part so that clients that were refused together do not ask again together.
     pub(crate) fn asked(&mut self, now: Duration, rng: &mut Rng) {
         let wait =
             (ASK_WAIT * (1 << self.fails.saturating_sub(QUICK_ASKS).min(8))).min(ASK_WAIT_MAX);
@@ -97,8 +98,8 @@ impl AskClock {
         self.fails = self.fails.saturating_add(1);
     }
 
-    /// The attempt and period of a request to broadcast now, if one is due. Where servers
-    /// broadcast, `patience` gives their offers time to come first.
+    /// Returns the attempt and period of the request to broadcast now, if one is due. Where servers
+    /// broadcast, `patience` gives their offers time to arrive first.
     pub(crate) fn poll_broadcast(
         &mut self,
         patience: Duration,

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::datagram::DecodeError;
 
-/// Bytes of an IPv6 address with tag and port, the largest.
+/// Bytes of the largest address: IPv6 with tag and port.
 pub(crate) const ADDR_BYTES_MAX: usize = 19;
 
 /// The bytes left to read.

@@ -3,7 +3,7 @@
 //!
 //! Invariants:
 //! - Use that stays within a guard band (LOW..=HIGH of one threshold) never changes the class.
-//! - One observation moves the class by one step: between client and server lies neutral.
+//! - One observation moves the class by one step: neutral lies between client and server.
 
 use std::fmt;
 use std::str::FromStr;
@@ -41,13 +41,13 @@ impl fmt::Display for Class {
 /// One observation of a node's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MemoryUse {
-    /// What the node's own programs need: local memory plus what of theirs lies on other nodes,
-    /// without what the node lends. It may pass the total. Counting far pages keeps a client a
-    /// client once its pages have moved out; leaving lent memory out keeps a server a server.
+    /// What the node's own programs need: local memory plus their memory on other nodes, without
+    /// what the node lends. It may exceed the total. Counting far pages keeps a client a client
+    /// once its pages have moved out; leaving lent memory out keeps a server a server.
     pub used_bytes: u64,
     /// The node's memory.
     pub total_bytes: u64,
-    /// Share of time in which programs waited for memory, thousandths (PSI "some"), where known.
+    /// Share of time in which programs waited for memory, thousandths (PSI "some"), if known.
     pub pressure_permille: Option<u16>,
 }
 
@@ -190,14 +190,14 @@ impl Thresholds {
         self.max
     }
 
-    /// Bytes at MEM_MAX_LOW of `total_bytes`: up to here a node's memory may be filled, and what a
-    /// client needs beyond is what it wants from others.
+    /// Bytes at MEM_MAX_LOW of `total_bytes`: a node's memory may be filled up to here, and a
+    /// client wants from others what it needs beyond.
     #[must_use]
     pub fn max_low_bytes(&self, total_bytes: u64) -> u64 {
         total_bytes / 100 * u64::from(self.max.low_percent)
     }
 
-    /// The class after one observation (Figure 3).
+    /// Returns the class after one observation (Figure 3).
     #[must_use]
     pub fn next(&self, class: Class, usage: &MemoryUse) -> Class {
         let used = usage.permille();

@@ -1,6 +1,7 @@
 //! What an operator sets for a node.
 //!
-//! Invariant: a checked [`Config`] has times that work together; see [`Config::check`].
+//! Invariant: a checked [`Config`] has valid ids and times that are long enough; see
+//! [`Config::check`].
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -11,13 +12,13 @@ use crate::arbitration::Arbitration;
 use crate::classify::Thresholds;
 use crate::ids::{ANY_LIFE, ClusterId, Incarnation, NodeId, Zone};
 
-/// A grant without a renewal ends after this, milliseconds: long enough for a client to live
-/// through some lost datagrams and a switch's restart, short enough that a dead client's memory is
+/// Time after which a grant without a renewal ends, milliseconds: long enough for a client to
+/// survive some lost datagrams and a switch's restart, short enough that a dead client's memory is
 /// soon lent again.
 pub const LEASE_MS: u32 = 10_000;
 /// Shortest lease: three renewals, a tick apart, must fit.
 pub const LEASE_MS_MIN: u32 = 1_000;
-/// From RECLAIM to the revocation, milliseconds: the paper's client took 10 s to move 1 Gbit/s
+/// Time from RECLAIM to revocation, milliseconds: the paper's client took 10 s to move 1 Gbit/s
 /// worth of data back (section 6.1, Figure 6).
 pub const RECLAIM_DEADLINE_MS: u32 = 10_000;
 /// Shortest reclaim deadline: a few repetitions of RECLAIM must fit.
@@ -30,24 +31,24 @@ pub struct Config {
     pub cluster: ClusterId,
     /// This node.
     pub node: NodeId,
-    /// This life of it: larger than every earlier one.
+    /// This life of the node: larger than every earlier one.
     pub incarnation: Incarnation,
-    /// Where other nodes reach this node's datagrams.
+    /// Where other nodes send datagrams for this node.
     pub addr: SocketAddr,
     /// Where this node's blade serves lent memory.
     pub blade: SocketAddr,
-    /// Where it stands.
+    /// The node's zone.
     pub zone: Zone,
-    /// When it is client, neutral, server.
+    /// Memory use at which it is a client, neutral or a server.
     pub thresholds: Thresholds,
-    /// Whom it chooses.
+    /// How it chooses among competing nodes.
     pub arbitration: Arbitration,
     /// Length of a lease, milliseconds.
     pub lease_ms: u32,
     /// Time a client has to move out, milliseconds.
     pub reclaim_deadline_ms: u32,
     /// Seed of all randomness: from the kernel in production. The first eight bytes are for choices
-    /// that others may see through, the other 24 for the keys of grants and nothing else.
+    /// that others may predict, the other 24 for the keys of grants and nothing else.
     pub seed: [u8; 32],
 }
 
@@ -69,7 +70,7 @@ pub enum ConfigError {
 }
 
 impl Config {
-    /// The usual settings.
+    /// Creates the default settings.
     #[must_use]
     pub fn new(
         cluster: ClusterId,
@@ -77,7 +78,7 @@ impl Config {
         incarnation: Incarnation,
         addr: SocketAddr,
     ) -> Self {
-        // Not a secret: the operator of a node chooses one.
+        // Not a secret: a node in production replaces it by one from the kernel.
         let mut seed = [0; 32];
         seed[..8].copy_from_slice(&(node.0 ^ u64::from(incarnation.0) << 32).to_le_bytes());
         seed[8..16].copy_from_slice(&node.0.to_le_bytes());
@@ -97,10 +98,10 @@ impl Config {
         }
     }
 
-    /// Whether a node can run with these settings.
+    /// Checks that a node can run with these settings.
     ///
     /// # Errors
-    /// Names the setting.
+    /// Names the setting that cannot be used.
     pub fn check(&self) -> Result<(), ConfigError> {
         if self.node == NodeId::ANYONE {
             return Err(ConfigError::Node);

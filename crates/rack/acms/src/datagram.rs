@@ -1,4 +1,4 @@
-//! The outside of a datagram: its size, its version, and why one is refused.
+//! A datagram's size and version, and why a datagram is refused.
 
 use thiserror::Error;
 
@@ -6,7 +6,7 @@ use thiserror::Error;
 /// fragmented. A larger one is refused; the encoder never makes one.
 pub const DATAGRAM_BYTES_MAX: usize = 1_400;
 
-/// Version of the layout; another one is refused.
+/// Version of the layout; a datagram of another version is refused.
 pub const VERSION: u8 = 1;
 
 /// Why a datagram was refused.
@@ -21,7 +21,7 @@ pub enum DecodeError {
     /// Goes on after its end.
     #[error("datagram goes on after its end")]
     Trailing,
-    /// Not ours.
+    /// Not a datagram of this protocol.
     #[error("not a collaboration datagram")]
     Magic,
     /// Another layout.

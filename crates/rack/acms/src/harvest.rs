@@ -1,10 +1,10 @@
 //! How much a server may lend: harvest slowly, give back fast.
 //!
 //! Memtrade takes 64 MiB of *used* memory every 5 minutes and gives back 256 MiB, doubling. Here
-//! only memory is lent that the node's programs do not use at all, so the steps are larger, and
+//! only memory that the node's programs do not use at all is lent, so the steps are larger, and
 //! memory is given back at once.
 //!
-//! Invariants: what is offered never exceeds the ceiling; it rises by at most a step an interval.
+//! Invariants: the offer never exceeds the ceiling; it rises by at most one step per interval.
 
 use std::time::Duration;
 
@@ -13,28 +13,28 @@ use farpool_units::SUPERPAGE_BYTES;
 use crate::classify::{Class, MemoryUse, Thresholds};
 
 /// Share of the node's memory, thousandths, by which the offer may rise in one interval. 16 steps
-/// lead from nothing to everything, so a burst of the node's own programs finds most of it free.
+/// take it from nothing to everything, so a burst of the node's own programs finds most of it free.
 pub const HARVEST_STEP_PERMILLE: u64 = 62;
 /// Time between two steps up, milliseconds.
 pub const HARVEST_INTERVAL_MS: u64 = 1_000;
-/// After the offer had to fall, it does not rise for this long, milliseconds: a program that grew
+/// Time for which the offer does not rise after it had to fall, milliseconds: a program that grew
 /// once tends to grow again.
 pub const HARVEST_HOLD_MS: u64 = 10_000;
 /// Share of the memory, thousandths, left between what is offered and the level at which grants
-/// are reclaimed: small changes of the node's own use shall not take memory from a client.
+/// are reclaimed: small changes of the node's own use must not take memory from a client.
 pub const HARVEST_MARGIN_PERMILLE: u64 = 50;
 
 /// What a server offers, and when that last moved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Harvest {
-    /// Memory that may be lent in all, what is lent already included.
+    /// Memory that may be lent in all, including what is already lent.
     pub offered_bytes: u64,
-    /// No rise before this time.
+    /// Time before which the offer does not rise.
     pub rise_after: Duration,
 }
 
-/// The level above which grants are reclaimed: what `usage` leaves below MEM_MAX_LOW, and nothing
-/// when the node is not a server (section 4.3, RECLAIM_MEM).
+/// The level above which grants are reclaimed: what `usage` leaves below MEM_MAX_LOW, or 0 if the
+/// node is not a server (section 4.3, RECLAIM_MEM).
 #[must_use]
 pub fn lend_limit_bytes(thresholds: &Thresholds, class: Class, usage: &MemoryUse) -> u64 {
     match class {
@@ -45,7 +45,7 @@ pub fn lend_limit_bytes(thresholds: &Thresholds, class: Class, usage: &MemoryUse
     }
 }
 
-/// The offer after one look at `limit_bytes` (see [`lend_limit_bytes`]) at `now`.
+/// Returns the offer after one observation of `limit_bytes` (see [`lend_limit_bytes`]) at `now`.
 #[must_use]
 pub fn next_harvest(old: Harvest, limit_bytes: u64, total_bytes: u64, now: Duration) -> Harvest {
     let margin = total_bytes / 1000 * HARVEST_MARGIN_PERMILLE;

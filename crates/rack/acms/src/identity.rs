@@ -38,7 +38,7 @@ impl foca::Identity for Identity {
 #[error("membership bytes are not valid")]
 pub(crate) struct CodecError;
 
-/// Little-endian layout of what foca says; see docs/operators/collaboration.md.
+/// Little-endian layout of foca's messages; see docs/operators/collaboration.md.
 #[derive(Debug)]
 pub(crate) struct Codec;
 
@@ -89,7 +89,8 @@ impl foca::Codec<Identity> for Codec {
         header: &foca::Header<Identity>,
         mut buf: impl BufMut,
     ) -> Result<(), CodecError> {
-        // Two identities twice over at their longest; foca's buffer is far larger.
+        // Three identities at their longest and the numbers are 103 bytes; foca's buffer is far
+        // larger.
         if buf.remaining_mut() < 128 {
             return Err(CodecError);
         }
@@ -163,7 +164,7 @@ impl foca::Codec<Identity> for Codec {
         member: &foca::Member<Identity>,
         mut buf: impl BufMut,
     ) -> Result<(), CodecError> {
-        // Not an accident: foca fills a datagram until a member does not fit.
+        // Expected: foca fills a datagram until a member does not fit.
         if buf.remaining_mut() < 8 + 4 + 2 + crate::bytes_io::ADDR_BYTES_MAX + 3 {
             return Err(CodecError);
         }

@@ -1,6 +1,6 @@
 //! Names of things as types: nodes, their lives, grants and keys.
 //!
-//! Invariant: a [`GrantId`] names one grant for ever. Its epoch holds the server's incarnation, so
+//! Invariant: a [`GrantId`] names one grant forever. Its epoch holds the server's incarnation, so
 //! a server that restarted cannot make the same one again.
 
 use std::fmt;
@@ -8,11 +8,12 @@ use std::net::SocketAddr;
 
 use farpool_units::exactly;
 
-/// The cluster; nodes of another cluster are not heard. Derive it from a name people choose.
+/// The cluster; datagrams from another cluster are ignored. Derive it from a name that people
+/// choose.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ClusterId(pub u64);
 
-/// A node, the same over restarts. 0 stands for "anyone" on the wire and names no node.
+/// A node, unchanged across restarts. 0 stands for "anyone" on the wire and names no node.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct NodeId(pub u64);
 
@@ -26,10 +27,10 @@ impl NodeId {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Incarnation(pub u32);
 
-/// Addressed to a node in whatever life it is; names no life.
+/// Addresses a node in any life; names no life.
 pub(crate) const ANY_LIFE: Incarnation = Incarnation(0);
 
-/// Where a node stands, for "nearest first": the more leading bits two zones share the nearer
+/// Where a node stands, for "nearest first": the more leading bits two zones share, the nearer
 /// they are. Put the row in the upper bits and the rack in the lower.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Zone(pub u32);
@@ -47,7 +48,7 @@ impl Zone {
 pub struct RequestNo(pub u32);
 
 /// Fencing number of a grant: the server's incarnation in the upper half, a counter in the lower.
-/// It rises with every grant of a server; a blade refuses any other than the one that stands.
+/// It rises with every grant of a server; a blade refuses every epoch but the current one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Epoch(pub u64);
 
@@ -65,12 +66,12 @@ impl Epoch {
     }
 }
 
-/// One grant of memory, never named again.
+/// One grant of memory; the id is never reused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct GrantId {
     /// The lender.
     pub server: NodeId,
-    /// Which of its grants.
+    /// Which of the lender's grants.
     pub epoch: Epoch,
 }
 
@@ -80,7 +81,7 @@ impl fmt::Display for GrantId {
     }
 }
 
-/// What the client shows to the blade with the epoch; random, new for every grant.
+/// The key that the client presents to the blade with the epoch; random, new for every grant.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct GrantKey(pub u128);
 
@@ -90,13 +91,13 @@ impl fmt::Debug for GrantKey {
     }
 }
 
-/// A node as others reach it.
+/// A node, and how others reach it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Peer {
-    /// Who.
+    /// The node.
     pub node: NodeId,
-    /// In which life.
+    /// The node's life.
     pub incarnation: Incarnation,
-    /// Where its datagrams go.
+    /// Where datagrams for it are sent.
     pub addr: SocketAddr,
 }

@@ -2,8 +2,8 @@
 //!
 //! Invariants:
 //! - Reserved and bound bytes together never exceed what was offered when they were reserved.
-//! - Only an ACK of the client that the reservation was made for binds it, and only while it
-//!   stands; an ACK too late is refused, so no byte has two owners.
+//! - Only an ACK from the client for which a reservation was made binds it, and only while the
+//!   reservation stands; a late ACK is refused, so no byte has two owners.
 //! - A grant that has ended never returns: its epoch is not used again.
 //! - A reclaimed grant ends at its deadline at the latest, whatever the client does.
 
@@ -43,7 +43,7 @@ impl Lent {
         !matches!(self.state, State::Reserved { .. })
     }
 
-    /// A lease that the client has confirmed must hold here at least as long.
+    /// Extends the lease: it must last here at least as long as was confirmed to the client.
     fn extend(&mut self, until: Duration) {
         assert!(self.is_bound(), "a lease is of a grant that is bound");
         if let State::Bound { lease_until } | State::Reclaiming { lease_until, .. } =
@@ -64,7 +64,7 @@ struct Asked {
     request: RequestNo,
     bytes: u64,
     zone: Zone,
-    /// A broadcast request is not refused: the client asked no node in particular.
+    /// The request was broadcast. It is not refused: the client asked no node in particular.
     broadcast: bool,
 }
 
@@ -91,12 +91,12 @@ impl Lender {
         }
     }
 
-    /// Reserved and bound.
+    /// Bytes reserved and bound.
     pub(crate) fn held_bytes(&self) -> u64 {
         self.lent.values().map(|lent| lent.bytes).sum()
     }
 
-    /// Bound, reclaiming ones included.
+    /// Bytes bound, including those being reclaimed.
     pub(crate) fn bound_bytes(&self) -> u64 {
         self.lent.values().filter(|lent| lent.is_bound()).map(|lent| lent.bytes).sum()
     }
@@ -106,30 +106,30 @@ impl Lender {
         self.lent.values().filter(|lent| lent.is_reclaiming()).map(|lent| lent.bytes).sum()
     }
 
-    /// What could be granted now.
+    /// Bytes that could be granted now.
     pub(crate) fn free_bytes(&self) -> u64 {
         self.harvest.offered_bytes.saturating_sub(self.held_bytes())
     }
 
-    /// What could be granted if no reservation were taken up. Others are told this: most
-    /// reservations are declined within a round trip, and a refusal that said 0 would turn every
-    /// client away from a server that has memory.
+    /// Bytes that could be granted if no reservation were taken up. Offers and refusals give this
+    /// figure: most reservations are declined within a round trip, and a refusal that said 0 would
+    /// turn every client away from a server that has memory.
     pub(crate) fn unbound_bytes(&self) -> u64 {
         self.harvest.offered_bytes.saturating_sub(self.bound_bytes())
     }
 
-    /// Whether a timer of grants or requests runs.
+    /// True if there is no grant and no request for which a timer has to run.
     pub(crate) fn is_idle(&self) -> bool {
         self.lent.is_empty() && self.queue.is_empty()
     }
 
-    /// Grants bound, for whom and how much.
+    /// The bound grants, with client and bytes.
     pub(crate) fn bound(&self) -> impl Iterator<Item = (Epoch, NodeId, u64)> {
         let bound = self.lent.iter().filter(|(_, lent)| lent.is_bound());
         bound.map(|(epoch, lent)| (*epoch, lent.client.node, lent.bytes))
     }
 
-    /// A request came in, asked of this server or heard of.
+    /// Handles a request, sent to this server or broadcast.
     pub(crate) fn on_request(
         &mut self,
         client: Peer,
@@ -221,7 +221,7 @@ impl Lender {
         out: &mut Outbox,
     ) {
         assert!(bytes <= self.free_bytes(), "more is lent than was offered");
-        // A life with 2^32 grants is over: better none than one epoch twice.
+        // After 2^32 grants a life makes no more: better no grant than an epoch used twice.
         let Some(counter) = self.counter.checked_add(1) else { return };
         self.counter = counter;
         let epoch = Epoch::new(out.incarnation, counter);
@@ -236,7 +236,7 @@ impl Lender {
         self.remember(&asked.client, asked.request);
     }
 
-    /// The client takes the grant, or says again that it did.
+    /// Handles an ACK: the client takes the grant, or repeats that it did.
     pub(crate) fn on_ack(
         &mut self,
         client: &Peer,
@@ -272,7 +272,7 @@ impl Lender {
         out.send(client, &Message::Nack { reason, request, epoch, left_bytes });
     }
 
-    /// The client still uses these.
+    /// Handles a RENEW: the client still uses these grants.
     pub(crate) fn on_renew(
         &mut self,
         client: &Peer,
@@ -300,7 +300,7 @@ impl Lender {
         }
     }
 
-    /// The client uses a grant no longer, or declines one.
+    /// Handles a RELEASED: the client no longer uses a grant, or gave it up before it was usable.
     pub(crate) fn on_released(&mut self, client: &Peer, epoch: Epoch, out: &mut Outbox) {
         match self.lent.get(&epoch) {
             Some(lent) if !same_life(&lent.client, client) => return,
@@ -310,14 +310,14 @@ impl Lender {
         out.send(client, &Message::Freed { epoch });
     }
 
-    /// The client took another server's grant.
+    /// Handles a NACK: the client declines the grant.
     pub(crate) fn on_declined(&mut self, client: &Peer, epoch: Epoch) {
         if self.lent.get(&epoch).is_some_and(|l| same_life(&l.client, client) && !l.is_bound()) {
             self.lent.remove(&epoch);
         }
     }
 
-    /// A node lives in `incarnation`: what it used before is free.
+    /// Notes that a node is in the life `life`: what it used in earlier ones is free.
     pub(crate) fn on_incarnation(&mut self, node: NodeId, life: Incarnation, out: &mut Outbox) {
         let stale = |lent: &Lent| lent.client.node == node && lent.client.incarnation < life;
         let ended: Vec<Epoch> =
@@ -372,7 +372,7 @@ impl Lender {
         self.remind(now, out);
     }
 
-    /// Timers: reservations, leases, deadlines, repeated reclaims.
+    /// Runs the timers of reservations, leases, deadlines and repeated reclaims.
     pub(crate) fn on_tick(&mut self, now: Duration, out: &mut Outbox) {
         let mut ended = Vec::new();
         for (epoch, lent) in &self.lent {
@@ -418,7 +418,7 @@ fn same_life(one: &Peer, other: &Peer) -> bool {
     one.node == other.node && one.incarnation == other.incarnation
 }
 
-/// The GRANT of a reservation; none once it is bound.
+/// Returns the GRANT of a reservation, or None once it is bound.
 fn grant_message(epoch: Epoch, lent: &Lent, config: &Config, now: Duration) -> Option<Message> {
     let State::Reserved { until } = lent.state else { return None };
     let hold_ms = at_most(until.saturating_sub(now).as_millis());

@@ -2,7 +2,7 @@
 //! Memory System (Samih 2011), made safe for a network that loses, repeats and reorders.
 //!
 //! Pure code: no I/O, no clock, no randomness of its own. [`Member`] takes time, datagrams and
-//! memory use; datagrams to send and [`Action`]s for the shell come out.
+//! memory use, and gives datagrams to send and [`Action`]s for the shell.
 //!
 //! * [`Thresholds`]: client, neutral or server (section 4.2, Figure 3).
 //! * [`next_harvest`]: how much a server lends.
@@ -13,7 +13,7 @@
 //! Invariants, checked by properties and by the simulation:
 //! - No byte of a server has two owners, and only offered memory is lent.
 //! - A client stops using a grant before the server can lend its memory to another, except where a
-//!   reclaim's deadline cut it off; then the grant's epoch is refused by the blade.
+//!   reclaim's deadline cut it off; then the blade refuses the grant's epoch.
 //! - A server has its memory back at the reclaim's deadline, whatever its clients do.
 //! - Lost, repeated, delayed, reordered datagrams, earlier lives and clocks that jump break none of
 //!   these.

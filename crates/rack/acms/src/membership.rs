@@ -1,8 +1,8 @@
 //! Which nodes are alive: the crate foca (SWIM with suspicion, sans-I/O) behind this crate's
-//! datagrams, and [`Member`], which speaks both kinds.
+//! datagrams, and [`Member`], which handles membership and protocol.
 //!
-//! Invariants: foca's bytes travel only inside a checked datagram; its timers fire in their order,
-//! at most late.
+//! Invariants: foca's bytes travel only inside a checked datagram; its timers fire in order,
+//! perhaps late, never early.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -22,39 +22,40 @@ use crate::outbox::{Action, Output};
 use crate::ratio::Side;
 use crate::rng::Rng;
 
-/// Between two probes of SWIM. With the suspicion below, a dead node is known after about 6 s.
+/// Time between two probes of SWIM. With the suspicion below, a dead node is detected after about
+/// 6 s.
 const PROBE_PERIOD: Duration = Duration::from_millis(1_000);
-/// A probe without an answer by now goes through others.
+/// Time after which an unanswered probe is sent through other nodes.
 const PROBE_RTT: Duration = Duration::from_millis(300);
-/// Others asked to probe.
+/// Other nodes asked to probe.
 const INDIRECT_PROBES: usize = 3;
-/// Time in which a suspect can say that it lives.
+/// Time in which a suspected node can prove that it is alive.
 const SUSPICION: Duration = Duration::from_secs(4);
-/// A dead identity is remembered this long: a day, as foca advises; a node that comes back has a
+/// How long a dead identity is remembered: a day, as foca advises; a node that comes back has a
 /// new identity.
 const REMEMBER_DEAD: Duration = Duration::from_secs(24 * 60 * 60);
 /// Times an update of membership is passed on; enough for 1,000,000 nodes (foca: 4 log10 N).
 const UPDATE_SENDS: u8 = 24;
-/// Between two datagrams of membership updates, only while there are some.
+/// Time between two datagrams of membership updates, sent only while there are some.
 const UPDATE_PERIOD: Duration = Duration::from_millis(200);
-/// Between two requests for a peer's list of nodes.
+/// Time between two requests for a peer's list of nodes.
 const ANNOUNCE_PERIOD: Duration = Duration::from_secs(10);
-/// Between two attempts to reach nodes thought dead: what heals a partition.
+/// Time between two attempts to reach nodes believed dead; these heal a partition.
 const ANNOUNCE_DEAD_PERIOD: Duration = Duration::from_secs(5);
-/// Between two greetings of the contacts while no node is known.
+/// Time between two greetings of the contacts while no node is known.
 const HELLO_PERIOD: Duration = Duration::from_millis(1_000);
-/// The same while some nodes are known: a contact that is not among them may be on the other side
-/// of a partition that both sides have forgotten.
+/// Time between two greetings while some nodes are known: a contact that is not among them may be
+/// on the other side of a partition that both sides have forgotten.
 const HELLO_PERIOD_SLOW: Duration = Duration::from_secs(10);
 /// Contacts greeted at once.
 const HELLO_FANOUT: usize = 3;
 
-/// What a node counts.
+/// A node's counters.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Counters {
     /// Datagrams sent.
     pub sent: u64,
-    /// Bytes of them.
+    /// Bytes of the datagrams sent.
     pub sent_bytes: u64,
     /// Datagrams received.
     pub received: u64,
@@ -66,10 +67,10 @@ pub struct Counters {
     pub membership_errors: u64,
 }
 
-/// A node of the collaboration: membership and protocol behind one door.
+/// A node of the collaboration: membership and protocol behind one interface.
 ///
-/// Pure: the caller brings time (monotonic since any fixed moment), datagrams and memory use, and
-/// takes outputs until [`Member::poll_output`] gives none.
+/// Pure: the caller provides time (monotonic since any fixed moment), datagrams and memory use, and
+/// takes outputs until [`Member::poll_output`] returns None.
 pub struct Member {
     node: AcmsNode,
     foca: Foca<Identity, Codec, Rng, foca::NoCustomBroadcast>,
@@ -110,7 +111,7 @@ fn foca_config() -> foca::Config {
 }
 
 impl Member {
-    /// A node that knows no other yet.
+    /// Creates a node that knows no others yet.
     ///
     /// # Errors
     /// Says which setting cannot be used.
@@ -132,8 +133,8 @@ impl Member {
         })
     }
 
-    /// Addresses to greet whenever no node is known, at most some at a time; the first time at the
-    /// next tick.
+    /// Sets the addresses to greet while no node there is known, a few at a time, less often once
+    /// some nodes are known. If none is known, the first are greeted at the next tick.
     pub fn join(&mut self, contacts: Vec<SocketAddr>) {
         self.contacts = contacts;
         if self.is_alone() {
@@ -141,7 +142,7 @@ impl Member {
         }
     }
 
-    /// Nodes known from an earlier life or a list, without a greeting.
+    /// Adds nodes known from an earlier life or a list, without greeting them.
     pub fn know(&mut self, peers: &[Peer], now: Duration) {
         let now = self.node.clock(now);
         let alive = peers.iter().map(|peer| foca::Member::alive(Identity { peer: *peer, bump: 0 }));
@@ -150,25 +151,26 @@ impl Member {
         self.drain(now);
     }
 
-    /// An observation of this node's memory: call it every second or so.
+    /// Takes an observation of this node's memory; call it about every second.
     pub fn on_usage(&mut self, usage: MemoryUse, now: Duration) {
         self.node.on_usage(usage, now);
     }
 
-    /// How many bytes are wanted from other nodes in all, instead of the figure that follows from
-    /// the use; `None` returns to that. A node that is a server wants nothing.
+    /// Sets the bytes wanted from other nodes in all, instead of the figure derived from memory
+    /// use; `None` returns to that. A node that is a server wants nothing.
     pub fn on_demand(&mut self, wanted_bytes: Option<u64>, now: Duration) {
         self.node.on_demand(wanted_bytes, now);
     }
 
-    /// The node is about to end: nothing is offered any more, and what is lent is reclaimed with
-    /// the usual deadline. [`Member::bound_bytes`] tells when all of it has come back.
+    /// Stops lending because the node is about to end: nothing is offered any more, and what is
+    /// lent is reclaimed with the usual deadline. [`Member::bound_bytes`] is 0 once all of it has
+    /// been returned.
     pub fn lend_no_more(&mut self, now: Duration) {
         self.node.lend_no_more(now);
     }
 
-    /// Tells some nodes that this one ends, so that others need not find out by probing. The last
-    /// thing a node says.
+    /// Tells some nodes that this one ends, so that others need not find out by probing. Call it
+    /// last.
     pub fn leave(&mut self, now: Duration) {
         let now = self.node.clock(now);
         let result = self.foca.leave_cluster(&mut self.runtime);
@@ -176,12 +178,12 @@ impl Member {
         self.drain(now);
     }
 
-    /// The shell has moved everything out of `grant`.
+    /// Notes that the shell has moved everything out of `grant`.
     pub fn on_evacuated(&mut self, grant: GrantId, now: Duration) {
         self.node.on_evacuated(grant, now);
     }
 
-    /// Runs what is due; call it at [`Member::next_wakeup`], or whenever.
+    /// Runs what is due; call it at [`Member::next_wakeup`] or at any other time.
     pub fn on_tick(&mut self, now: Duration) {
         let now = self.node.clock(now);
         while let Some(entry) = self.timers.first_entry()
@@ -206,7 +208,7 @@ impl Member {
         self.node.next_wakeup().min(timer).min(hello)
     }
 
-    /// The next datagram to send or action to do.
+    /// Returns the next datagram to send or action to carry out.
     pub fn poll_output(&mut self) -> Option<Output> {
         let output = self.node.out.pop()?;
         if let Output::Send { bytes, .. } = &output {
@@ -216,7 +218,7 @@ impl Member {
         Some(output)
     }
 
-    /// A datagram came.
+    /// Handles a datagram.
     ///
     /// # Errors
     /// The datagram could not be read; it changed nothing and was counted.
@@ -287,10 +289,10 @@ impl Member {
         self.counters.membership_errors += u64::from(result.is_err());
     }
 
-    /// Takes over what foca wants sent, timed and told.
+    /// Takes foca's datagrams to send, timers to set and notifications.
     fn drain(&mut self, now: Duration) {
         while let Some((to, bytes)) = self.runtime.to_send() {
-            // Any life: a node that restarted behind a partition is reached by its old name.
+            // Any life: a node that restarted behind a partition is reached under its old name.
             let to = Peer { incarnation: ANY_LIFE, ..to.peer };
             self.node.out.send(&to, &Message::Gossip(bytes.to_vec()));
         }
@@ -316,10 +318,10 @@ impl Member {
         }
     }
 
-    /// Foca stops all its timers when this node takes a new name, and starts them again only when a
-    /// node that it holds for alive sends something. If all of those have restarted meanwhile,
-    /// nothing comes for ever: they do not know this node, and it never finds them dead. Updates,
-    /// even none at all, make foca look at its members again.
+    /// Restarts foca's timers. Foca stops all of them when this node takes a new name, and starts
+    /// them again only when a node that it believes alive sends something. If all such nodes have
+    /// restarted meanwhile, nothing ever arrives: they do not know this node, and it never detects
+    /// that they are dead. Applying updates, even an empty list, makes foca check its members.
     fn resume(&mut self, now: Duration) {
         let result = self.foca.apply_many(std::iter::empty(), false, &mut self.runtime);
         self.count(result);
@@ -332,7 +334,7 @@ impl Member {
         self.node.out.act(Action::PeerUp(peer));
     }
 
-    /// Foca tells a new name also of nodes that it holds for dead.
+    /// Notes a node's new name. Foca reports one even for nodes that it believes dead.
     fn renamed(&mut self, peer: Peer) {
         self.node.note_life(peer.node, peer.incarnation);
         if self.node.peers.list().iter().any(|known| known.node == peer.node) {
@@ -352,13 +354,13 @@ impl Member {
         self.node.ratio.side()
     }
 
-    /// Its settings.
+    /// The node's settings.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.node.config
     }
 
-    /// What it counted.
+    /// The node's counters.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.counters
@@ -370,36 +372,36 @@ impl Member {
         self.node.peers.list()
     }
 
-    /// Offers and requests kept.
+    /// Numbers of offers and of requests kept.
     #[must_use]
     pub fn heard(&self) -> (usize, usize) {
         self.node.rumours.len()
     }
 
-    /// The offers of other nodes that are known.
+    /// The known offers of other nodes.
     pub fn offers(&self, now: Duration) -> impl Iterator<Item = (NodeId, u64)> {
         self.node.rumours.offers(now).map(|offer| (offer.origin, offer.bytes))
     }
 
-    /// Lender: what may be lent in all.
+    /// Lender: bytes that may be lent in all.
     #[must_use]
     pub fn offered_bytes(&self) -> u64 {
         self.node.lender.harvest.offered_bytes
     }
 
-    /// Lender: what is reserved or bound.
+    /// Lender: bytes reserved or bound.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.node.lender.held_bytes()
     }
 
-    /// Lender: what is bound.
+    /// Lender: bytes bound.
     #[must_use]
     pub fn bound_bytes(&self) -> u64 {
         self.node.lender.bound_bytes()
     }
 
-    /// Lender: what of it is being reclaimed.
+    /// Lender: bound bytes that are being reclaimed.
     #[must_use]
     pub fn reclaiming_bytes(&self) -> u64 {
         self.node.lender.reclaiming_bytes()
@@ -414,13 +416,13 @@ impl Member {
             .map(move |(epoch, client, bytes)| (GrantId { server, epoch }, client, bytes))
     }
 
-    /// Borrower: what it wants from others in all.
+    /// Borrower: bytes that it wants from others in all.
     #[must_use]
     pub fn wanted_bytes(&self) -> u64 {
         self.node.borrower.wanted_bytes()
     }
 
-    /// Borrower: what it may use and shall not move out of.
+    /// Borrower: bytes that it may use and is not moving out of.
     #[must_use]
     pub fn usable_bytes(&self) -> u64 {
         self.node.borrower.usable_bytes()
@@ -463,7 +465,7 @@ mod tests {
         member.drain(Duration::ZERO);
         assert_eq!(member.foca.identity().bump, 1, "it was told that it is dead");
         assert_eq!(member.peers(), [peer(2)]);
-        // The other one dies without another word.
+        // The other node dies without sending anything more.
         for second in 1..20 {
             member.on_tick(Duration::from_secs(second));
         }

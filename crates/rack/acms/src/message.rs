@@ -1,14 +1,14 @@
 //! The datagrams of the protocol: ACMS's five messages (Samih 2011, section 4.3) and what they need
 //! to be safe on a network that loses, repeats and reorders.
 //!
-//! Every datagram is a header of 44 bytes and a body; all numbers are little-endian, all sizes
-//! bytes, all times milliseconds. docs/operators/collaboration.md gives the layout byte by byte.
+//! Every datagram is a header of 44 bytes and a body; all numbers are little-endian, all sizes in
+//! bytes, all times in milliseconds. docs/operators/collaboration.md gives the layout byte by byte.
 //!
 //! Invariants: decoding never panics and allocates no more than the datagram is long; an encoded
 //! message decodes to itself; a datagram with trailing bytes, a wrong length or a wrong checksum is
 //! refused whole.
 //!
-//! The checksum guards against accidents, not against an enemy. A cluster secret can come later
+//! The checksum guards against accidents, not against an attacker. A cluster secret can be added
 //! without a new layout: a keyed hash of the datagram, its low 32 bits in place of the checksum
 //! and a new version number. Until then the port belongs on a trusted network.
 
@@ -26,15 +26,15 @@ use crate::ids::{ClusterId, Epoch, GrantKey, Incarnation, NodeId, RequestNo, Zon
 pub const HEADER_BYTES: usize = 44;
 /// "FACM".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"FACM");
-/// Bytes for what membership says inside one datagram.
+/// Most bytes of membership data in one datagram.
 pub const GOSSIP_BYTES_MAX: usize = DATAGRAM_BYTES_MAX - HEADER_BYTES;
-/// Grants renewed by one datagram; a client with more on one server sends several.
+/// Most grants renewed by one datagram; a client with more grants of one server sends several.
 pub const EPOCHS_MAX: usize = 128;
 
 const CRC_AT: usize = 40;
 const RUMOUR_BYTES_MAX: usize = 1 + 8 + 4 + 4 + 8 + 4 + 4 + 4 + 1 + ADDR_BYTES_MAX;
 const RUMOURS_HEAD_BYTES: usize = 6;
-/// Rumours that surely fit one datagram, whatever their addresses.
+/// Rumours that always fit one datagram, whatever their addresses.
 pub const RUMOURS_MAX: usize =
     (DATAGRAM_BYTES_MAX - HEADER_BYTES - RUMOURS_HEAD_BYTES) / RUMOUR_BYTES_MAX;
 
@@ -45,20 +45,21 @@ pub struct Header {
     pub cluster: ClusterId,
     /// The sender.
     pub from: NodeId,
-    /// Its life.
+    /// The sender's life.
     pub from_incarnation: Incarnation,
     /// The addressee, or [`NodeId::ANYONE`].
     pub to: NodeId,
-    /// The addressee's life as the sender knows it; 0 with `ANYONE`. Another life drops it.
+    /// The addressee's life as the sender knows it, or 0 for any life. A node in another life drops
+    /// the message.
     pub to_incarnation: Incarnation,
 }
 
 /// What a rumour says.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum RumourKind {
-    /// OFFERING_MEM: `bytes` may be had; 0 takes the offer back.
+    /// OFFERING_MEM: `bytes` are offered; 0 withdraws the offer.
     Offer,
-    /// REQUESTING_MEM, broadcast: `bytes` are wanted; 0 takes the request back.
+    /// REQUESTING_MEM, broadcast: `bytes` are wanted; 0 withdraws the request.
     Request,
 }
 
@@ -67,56 +68,56 @@ pub enum RumourKind {
 pub struct Rumour {
     /// Offer or request.
     pub kind: RumourKind,
-    /// Who said it first.
+    /// The node that sent it first.
     pub origin: NodeId,
-    /// In which life.
+    /// The origin's life.
     pub incarnation: Incarnation,
-    /// Rises with every new saying of the origin (a request's number, for requests).
+    /// Rises with every new rumour of the origin (for requests, the request's number).
     pub seq: u32,
-    /// How much.
+    /// Bytes offered or wanted.
     pub bytes: u64,
-    /// Where the origin stands.
+    /// The origin's zone.
     pub zone: Zone,
-    /// Time since it was sent, as far as the nodes on the way could tell.
+    /// Time since the origin sent it, as far as the nodes on the way know.
     pub age_ms: u32,
-    /// At this age it is forgotten.
+    /// Age at which it is forgotten.
     pub valid_ms: u32,
     /// How often the origin has asked in vain; 0 for offers.
     pub attempt: u8,
-    /// Where the origin's datagrams go.
+    /// Where datagrams for the origin are sent.
     pub addr: SocketAddr,
 }
 
-/// What a node believes of the cluster's mix, and what it is itself.
+/// A node's estimate of the cluster's mix, and its own class.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mood {
     /// The sender's own class.
     pub class: Class,
-    /// Share of clients, of 65,535.
+    /// Share of clients, in parts of 65,535.
     pub clients: u16,
-    /// Share of servers, of 65,535.
+    /// Share of servers, in parts of 65,535.
     pub servers: u16,
 }
 
-/// Why a server or a client says no.
+/// Why a server or a client refuses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum NackReason {
     /// Server to a REQUEST: nothing left, or not enough.
     NoMemory,
     /// Server: there is no such grant (timed out, taken back, never made).
     NoSuchGrant,
-    /// Server: an unbound grant is withdrawn, its memory is needed at home.
+    /// Server: an unbound grant is withdrawn, because the server needs the memory itself.
     Withdrawn,
-    /// Client: another server's grant was taken.
+    /// Client: the grant is not needed, because another server's was taken or the need has gone.
     Declined,
 }
 
-/// One datagram's content.
+/// The content of one datagram.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Message {
-    /// Who are you? Sent to an address by a node that knows only addresses.
+    /// Asks who is there: sent to an address by a node that knows only addresses.
     Hello,
-    /// The answer: the header says it.
+    /// The answer to Hello: its header names the node.
     Welcome,
     /// Membership's own bytes (foca).
     Gossip(Vec<u8>),
@@ -124,35 +125,35 @@ pub enum Message {
     Rumours(Mood, Vec<Rumour>),
     /// REQUESTING_MEM to one server.
     Request {
-        /// The request's number; the same number is the same request.
+        /// The request's number; a repeated number is a repeated request.
         request: RequestNo,
-        /// Wanted.
+        /// Bytes wanted.
         bytes: u64,
-        /// Where the client stands.
+        /// The client's zone.
         zone: Zone,
     },
     /// GRANTING_MEM: reserved, not yet bound.
     Grant {
-        /// The request answered.
+        /// The request that this answers.
         request: RequestNo,
         /// The grant.
         epoch: Epoch,
-        /// Reserved.
+        /// Bytes reserved.
         bytes: u64,
-        /// What the blade will ask for.
+        /// The key that the blade will demand.
         key: GrantKey,
-        /// The reservation ends after this, counted from the sending.
+        /// Time after which the reservation ends, counted from sending.
         hold_ms: u32,
-        /// Where the server stands.
+        /// The server's zone.
         zone: Zone,
-        /// Where the memory is served.
+        /// Address of the blade that serves the memory.
         blade: SocketAddr,
     },
     /// ACK_MEM: binds the grant.
     Ack {
         /// The grant.
         epoch: Epoch,
-        /// Taken of it; the rest is free again.
+        /// Bytes taken of the grant; the rest is free again.
         bytes: u64,
         /// The client's clock, echoed by the lease.
         sent_ms: u64,
@@ -164,34 +165,34 @@ pub enum Message {
         /// The grants, at most [`EPOCHS_MAX`].
         epochs: Vec<Epoch>,
     },
-    /// The server confirms: bound until `sent_ms` + `lease_ms` of the client's clock.
+    /// The server confirms: bound until `sent_ms` + `lease_ms` on the client's clock.
     Lease {
-        /// Echo of the ACK or RENEW.
+        /// Copied from the ACK or RENEW.
         sent_ms: u64,
-        /// Length.
+        /// Length of the lease.
         lease_ms: u32,
         /// The grants that stand.
         epochs: Vec<Epoch>,
     },
-    /// No.
+    /// A refusal.
     Nack {
-        /// Why.
+        /// The reason.
         reason: NackReason,
         /// The request it answers (0: none).
         request: RequestNo,
         /// The grant it answers (0: none).
         epoch: Epoch,
-        /// What the server could still grant.
+        /// Bytes that the server could still grant.
         left_bytes: u64,
     },
     /// RECLAIM_MEM: the server needs the memory; repeated until answered.
     Reclaim {
         /// The grant.
         epoch: Epoch,
-        /// From the sending until the memory is taken in any case.
+        /// Time from sending until the memory is taken back in any case.
         left_ms: u32,
     },
-    /// The client uses the grant no longer; repeated until answered.
+    /// The client no longer uses the grant; repeated until answered.
     Released {
         /// The grant.
         epoch: Epoch,
@@ -204,7 +205,7 @@ pub enum Message {
 }
 
 impl Message {
-    /// Number of the kind on the wire.
+    /// The kind's number on the wire.
     #[must_use]
     pub fn kind(&self) -> u8 {
         match self {
@@ -224,10 +225,10 @@ impl Message {
         }
     }
 
-    /// The datagram.
+    /// Encodes the datagram.
     ///
     /// Lists longer than their maximum ([`RUMOURS_MAX`], [`EPOCHS_MAX`], [`GOSSIP_BYTES_MAX`]) are
-    /// cut; senders split before.
+    /// cut; senders split them before.
     #[must_use]
     pub fn encode(&self, header: &Header) -> Vec<u8> {
         let mut out = Writer(Vec::with_capacity(HEADER_BYTES + 64));
@@ -280,10 +281,10 @@ impl Message {
         }
     }
 
-    /// Header and content of a datagram.
+    /// Returns the header and content of a datagram.
     ///
     /// # Errors
-    /// Says what is wrong with it.
+    /// Says what is wrong with the datagram.
     pub fn decode(bytes: &[u8]) -> Result<(Header, Self), DecodeError> {
         if bytes.len() > DATAGRAM_BYTES_MAX {
             return Err(DecodeError::Long(bytes.len()));

@@ -1,9 +1,9 @@
-//! One node of the collaboration: its class, what it says, what it lends and borrows.
+//! One node of the collaboration: its class, what it sends, lends and borrows.
 //!
 //! Invariants:
 //! - Time never goes back: an earlier `now` is taken as the latest one seen.
-//! - A datagram for another node, another life or another cluster changes nothing, nor does one of
-//!   a sender's earlier life.
+//! - A datagram for another node, another life or another cluster, or from a sender's earlier life,
+//!   changes nothing.
 
 use std::cmp::Ordering;
 use std::time::Duration;
@@ -39,7 +39,7 @@ pub(crate) struct AcmsNode {
     pub(crate) class: Class,
     pub(crate) usage: Option<MemoryUse>,
     demand_bytes: Option<u64>,
-    /// It lends no more, whatever its class.
+    /// The node has to stop lending, whatever its class.
     lends_no_more: bool,
     pub(crate) ratio: Ratio,
     pub(crate) rumours: Rumours,
@@ -56,7 +56,7 @@ impl AcmsNode {
     pub(crate) fn new(config: Config, now: Duration) -> Self {
         let (mut rng, keys) = (Rng::of_seed(&config.seed), Keys::of_seed(&config.seed));
         let out = Outbox::new(config.cluster, config.node, config.incarnation);
-        // Nodes that start together shall not speak together.
+        // Nodes that start together must not send together.
         let round_at = now + Duration::from_millis(rng.below(200));
         Self {
             config,
@@ -130,7 +130,8 @@ impl AcmsNode {
         self.lender.shrink(limit, &self.config, now, &mut self.out);
     }
 
-    /// A client wants what its use has beyond MEM_MAX_LOW; others want nothing unless told.
+    /// Sets what the node wants: a server nothing; another node the demand, if one is set. Without
+    /// one, a client wants its use beyond MEM_MAX_LOW with some room, and a neutral node nothing.
     fn update_wanted(&mut self, now: Duration) {
         let derived = match (self.class, self.usage) {
             (Class::Client, Some(usage)) => {
@@ -171,7 +172,7 @@ impl AcmsNode {
         self.offer(now);
     }
 
-    /// One round of rumours: a bounded number of datagrams to random nodes.
+    /// Sends one round of rumours: a bounded number of datagrams to random nodes.
     fn round(&mut self, now: Duration) {
         self.rumours.expire(now);
         let fanout = if self.rumours.has_news() { ROUND_FANOUT } else { ROUND_FANOUT_IDLE };
@@ -181,7 +182,8 @@ impl AcmsNode {
         }
     }
 
-    /// Servers' side of broadcasting: OFFERING_MEM. Offers are taken back on either side.
+    /// The servers' side of broadcasting: OFFERING_MEM. Offers are withdrawn whichever side
+    /// broadcasts.
     fn offer(&mut self, now: Duration) {
         let lends = self.class == Class::Server && self.ratio.side() == Side::Servers;
         let free = if lends { self.lender.unbound_bytes() } else { 0 };
@@ -192,7 +194,7 @@ impl AcmsNode {
         }
     }
 
-    /// Client's side: ask servers whose offers are known, else broadcast REQUESTING_MEM.
+    /// The client's side: asks servers whose offers are known, or else broadcasts REQUESTING_MEM.
     fn seek(&mut self, now: Duration) {
         if self.borrower.shortfall_bytes() == 0 {
             self.ask_clock.served();
@@ -249,7 +251,7 @@ impl AcmsNode {
         self.rumours.hear(rumour, now);
     }
 
-    /// A node lives in `life`; false when it is known to live in a later one.
+    /// Notes that a node is in the life `life`. Returns false if it is known to be in a later one.
     pub(crate) fn note_life(&mut self, node: NodeId, life: Incarnation) -> bool {
         match self.peers.note_life(node, life) {
             Ordering::Less => false,
@@ -263,7 +265,7 @@ impl AcmsNode {
         }
     }
 
-    /// One message of `from`, already checked to be for this node.
+    /// Handles one message from `from`, already checked to be for this node.
     pub(crate) fn on_message(&mut self, from: Peer, message: Message, now: Duration) {
         let now = self.clock(now);
         let Self { config, out, lender, borrower, .. } = self;
@@ -326,7 +328,7 @@ impl AcmsNode {
         }
     }
 
-    /// All servers hear a broadcast request; only a few shall answer, by chance.
+    /// Many servers hear a broadcast request; only a few, drawn at random, answer it.
     fn on_broadcast_request(&mut self, rumour: &Rumour, now: Duration) {
         if self.class != Class::Server || self.lender.free_bytes() < SUPERPAGE_BYTES {
             return;
@@ -345,8 +347,8 @@ impl AcmsNode {
     }
 }
 
-/// What a client wants when it needs `need_bytes` and wanted `old_bytes`: some room above the need,
-/// kept while the need moves within it, so that noise asks for nothing and returns nothing.
+/// Returns what a client wants when it needs `need_bytes` and wanted `old_bytes`: the need and some
+/// room, unchanged while the need stays in range, so that noise requests and returns no memory.
 fn steady_want(old_bytes: u64, need_bytes: u64, total_bytes: u64) -> u64 {
     let room = total_bytes / 1000 * WANT_ROOM_PERMILLE;
     let keeps = need_bytes <= old_bytes && old_bytes <= need_bytes.saturating_add(2 * room);

@@ -16,13 +16,13 @@ pub enum RevokeReason {
     Released,
     /// The reclaim's deadline passed.
     Deadline,
-    /// The client renewed no more.
+    /// The client stopped renewing.
     LeaseEnded,
-    /// The client runs in a new life.
+    /// The client is in a new life.
     ClientRestarted,
 }
 
-/// Why a client shall move out.
+/// Why a client has to move out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MoveReason {
     /// The server reclaims; there is a deadline.
@@ -34,61 +34,61 @@ pub enum MoveReason {
 /// What the shell has to do.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Lender: the blade shall serve this grant.
+    /// Lender: the blade has to serve this grant.
     GrantMade {
         /// The grant.
         grant: GrantId,
-        /// To whom.
+        /// The client that receives it.
         client: Peer,
-        /// How much.
+        /// Bytes granted.
         bytes: u64,
-        /// What the client will show, together with the grant's epoch.
+        /// Key that the client will present with the grant's epoch.
         key: GrantKey,
     },
     /// Borrower: the blade at `blade` may be added to the pool.
     GrantUsable {
         /// The grant; its epoch is the fencing number.
         grant: GrantId,
-        /// Where.
+        /// Address of the blade.
         blade: SocketAddr,
-        /// What to show.
+        /// Key to present.
         key: GrantKey,
-        /// How much.
+        /// Bytes granted.
         bytes: u64,
     },
-    /// Borrower: move the data to another grant, to local memory or, last, to a spill file, then
-    /// call `on_evacuated`. Comes again with an earlier deadline when the server turns a release
-    /// into a reclaim.
+    /// Borrower: move the data to another grant, to local memory or, as a last resort, to a spill
+    /// file, then call `on_evacuated`. Repeated with a deadline if the server reclaims a grant that
+    /// is being moved out of without one.
     MoveOut {
         /// The grant.
         grant: GrantId,
-        /// When the memory is gone in any case, on the node's clock.
+        /// Time at which the memory is gone in any case, on the node's clock.
         deadline: Option<Duration>,
-        /// Why.
+        /// The reason.
         reason: MoveReason,
     },
     /// Lender: take the memory back now; the blade refuses this epoch from here on.
     Revoke {
         /// The grant.
         grant: GrantId,
-        /// Why.
+        /// The reason.
         reason: RevokeReason,
     },
-    /// Borrower: the memory is gone, with all that was still on it.
+    /// Borrower: the memory is gone, with all data still in it.
     GrantLost {
         /// The grant.
         grant: GrantId,
     },
     /// The node's class changed.
     ClassChanged {
-        /// Before.
+        /// The former class.
         from: Class,
-        /// Now.
+        /// The new class.
         to: Class,
     },
-    /// The node thinks that the other side broadcasts now.
+    /// By the node's estimate, the other side broadcasts now.
     SideChanged {
-        /// Which side broadcasts.
+        /// The side that broadcasts.
         side: Side,
     },
     /// Membership: a node is alive, or lives again.
@@ -102,16 +102,16 @@ pub enum Action {
 pub enum Output {
     /// Send `bytes` to `to`.
     Send {
-        /// Where.
+        /// The address.
         to: SocketAddr,
         /// The datagram.
         bytes: Vec<u8>,
     },
-    /// Do this.
+    /// Carry out an action.
     Act(Action),
 }
 
-/// Outputs in their order, and the name under which datagrams leave.
+/// Outputs in order, and the sender named in datagrams.
 #[derive(Debug)]
 pub(crate) struct Outbox {
     pub(crate) cluster: ClusterId,

@@ -1,6 +1,6 @@
-//! The nodes a node knows to be alive, for choosing some at random, and in which life each is.
+//! The nodes a node knows to be alive, for choosing some at random, and the life of each.
 //!
-//! Invariants: a node stands here once; a known life never goes back to an earlier one.
+//! Invariants: a node is listed once; a known life never goes back to an earlier one.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,8 @@ impl Peers {
         &self.list
     }
 
-    /// The life of `node` is `life`: older than known, the same or news.
+    /// Notes that `node` is in the life `life`. Returns Less if a later one is known, Greater if
+    /// only an earlier one was, else Equal.
     pub(crate) fn note_life(&mut self, node: NodeId, life: Incarnation) -> std::cmp::Ordering {
         match self.lives.get_mut(&node) {
             Some(known) => {
@@ -34,8 +35,9 @@ impl Peers {
                 order
             }
             None => {
-                // Full: the node is served all the same, its stale datagrams are not known as such.
-                // What they could end or bind is guarded by the life inside each grant.
+                // Full: the node is served nevertheless, but its stale datagrams are not
+                // recognized. What they could end or bind is protected by the life inside each
+                // grant.
                 if self.lives.len() < PEERS_MAX {
                     self.lives.insert(node, life);
                 }
@@ -64,10 +66,10 @@ impl Peers {
         }
     }
 
-    /// `count` nodes at random, none twice.
+    /// Returns at most `count` different nodes, drawn at random.
     pub(crate) fn sample(&self, count: usize, rng: &mut Rng) -> Vec<Peer> {
         let mut chosen: Vec<Peer> = Vec::with_capacity(count);
-        // A few more draws than needed: two of them may fall on the same node.
+        // A few more draws than needed: two of them may draw the same node.
         for _ in 0..count * 4 {
             if chosen.len() == count.min(self.list.len()) {
                 break;

@@ -3,10 +3,10 @@
 //!
 //! No node counts all others. Every rumour datagram carries its sender's class and estimate; the
 //! receiver moves its own estimate towards both. Senders choose receivers at random, so the classes
-//! seen are a fair sample, and averaging the estimates makes the nodes agree.
+//! received are a fair sample, and averaging the estimates makes the nodes agree.
 //!
-//! Invariant: the side changes only when the other side is larger by [`SIDE_RATIO_NUM`] :
-//! [`SIDE_RATIO_DEN`].
+//! Invariant: the side changes only when the broadcasting side is larger than the other by more
+//! than [`SIDE_RATIO_NUM`] : [`SIDE_RATIO_DEN`].
 
 use farpool_units::exactly;
 
@@ -14,12 +14,13 @@ use crate::classify::Class;
 use crate::limits::{SIDE_RATIO_DEN, SIDE_RATIO_NUM};
 use crate::message::Mood;
 
-/// The whole, of which shares are given.
+/// The whole, in the unit of the shares on the wire.
 const WHOLE: i64 = 65_535;
 /// The estimate moves by one part in this many towards the sender's estimate.
 const AVERAGE_PART: i64 = 4;
-/// And by one part in this many towards the sender's class: larger is steadier, smaller is faster.
-/// At 5 to 15 datagrams a second it follows a change of the mix within 5 to 15 s.
+/// The estimate moves by one part in this many towards the sender's class: larger is steadier,
+/// smaller is faster. At 5 to 15 datagrams a second it follows a change of the mix within 5 to
+/// 15 s.
 const SAMPLE_PART: i64 = 64;
 /// Steps inside the estimate for each step of a share on the wire, so that small moves count.
 const FINE: i64 = 256;
@@ -42,7 +43,7 @@ pub(crate) struct Ratio {
 }
 
 impl Ratio {
-    /// Nothing known: servers broadcast, as in the paper.
+    /// Starts with nothing known: servers broadcast, as in the paper.
     pub(crate) fn new() -> Self {
         Self { clients: 0, servers: 0, side: Side::Servers }
     }
@@ -63,7 +64,7 @@ impl Ratio {
         exactly::<u64, _>(share * nodes as u128 / whole).max(1)
     }
 
-    /// Learns from one datagram; true when the side changed.
+    /// Learns from one datagram. Returns true if the side changed.
     pub(crate) fn hear(&mut self, mood: &Mood) -> bool {
         let learn = |old: i64, theirs: u16, is: bool| {
             let towards = i64::from(theirs) * FINE;

@@ -1,8 +1,8 @@
 //! The crate's sources of randomness, from one seed that the caller gives, so that a run can be
 //! repeated: SplitMix64 for choices and delays, ChaCha20 for the keys of grants.
 //!
-//! Invariant: who sees all choices of a node and all its keys but one cannot tell that one. The two
-//! generators have no byte of the seed in common, because SplitMix64 gives its state away.
+//! Invariant: an observer of all choices of a node and of all its keys but one cannot compute that
+//! key. The two generators share no byte of the seed, because SplitMix64 reveals its state.
 
 use std::convert::Infallible;
 
@@ -12,7 +12,7 @@ use rand::rand_core::{Rng as _, SeedableRng as _, TryRng};
 
 use crate::ids::GrantKey;
 
-/// Bytes of the seed that are for choices.
+/// Bytes of the seed that are used for choices.
 const CHOICES_BYTES: usize = 8;
 
 /// A small seeded generator.
@@ -26,7 +26,7 @@ impl std::fmt::Debug for Rng {
 }
 
 impl Rng {
-    /// The same numbers for the same seed.
+    /// Creates a generator; the same seed gives the same numbers.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)

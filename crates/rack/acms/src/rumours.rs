@@ -1,12 +1,12 @@
-//! Broadcasts that ride from node to node: what a node has heard of offers and requests, and what
-//! it says next.
+//! Broadcasts that are passed from node to node: the offers and requests that a node has heard, and
+//! which of them it passes on next.
 //!
 //! "Broadcast" (ACMS, section 4.3) cannot be one datagram per node at 1,000 nodes. Each node sends
 //! a few datagrams a round to random others, each filled with the rumours it has passed on least,
 //! newest first. Messages per node stay flat; with more rumours than the budget carries, each
 //! reaches a random part of the nodes, which is enough: a client needs a few good servers.
 //!
-//! Invariants: of one origin and kind only the newest rumour is kept; the table is bounded; a
+//! Invariants: only the newest rumour of an origin and kind is kept; the tables are bounded; a
 //! rumour is passed on [`RUMOUR_SENDS_MAX`] times at most and forgotten when its time is over.
 
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use crate::ids::{Incarnation, NodeId};
 use crate::limits::{RUMOUR_SENDS_MAX, RUMOUR_VALID_MAX, RUMOURS_KEPT_MAX};
 use crate::message::{RUMOURS_MAX, Rumour, RumourKind};
 
-/// A rumour and what became of it here.
+/// A rumour, and when it was heard and how often passed on here.
 #[derive(Clone, Debug)]
 struct Heard {
     rumour: Rumour,
@@ -36,7 +36,7 @@ impl Heard {
     }
 }
 
-/// What a node has heard.
+/// The rumours that a node has heard.
 #[derive(Debug, Default)]
 pub(crate) struct Rumours {
     offers: BTreeMap<NodeId, Heard>,
@@ -51,7 +51,7 @@ impl Rumours {
         }
     }
 
-    /// Takes a rumour in; true when it is news.
+    /// Stores a rumour. Returns true if it is new and still valid.
     pub(crate) fn hear(&mut self, mut rumour: Rumour, now: Duration) -> bool {
         let longest = at_most(RUMOUR_VALID_MAX.as_millis());
         rumour.valid_ms = rumour.valid_ms.min(longest);
@@ -75,13 +75,13 @@ impl Rumours {
         true
     }
 
-    /// Forgets what is over.
+    /// Forgets rumours that are not valid any more.
     pub(crate) fn expire(&mut self, now: Duration) {
         self.offers.retain(|_, heard| heard.is_valid(now));
         self.requests.retain(|_, heard| heard.is_valid(now));
     }
 
-    /// Forgets what a node said in a life before `incarnation`.
+    /// Forgets a node's rumours of lives before `incarnation`.
     pub(crate) fn forget_before(&mut self, node: NodeId, incarnation: Incarnation) {
         for table in [&mut self.offers, &mut self.requests] {
             if table.get(&node).is_some_and(|heard| heard.rumour.incarnation < incarnation) {
@@ -90,7 +90,7 @@ impl Rumours {
         }
     }
 
-    /// Whether there is something to pass on.
+    /// Whether there is a rumour to pass on.
     pub(crate) fn has_news(&self) -> bool {
         let mut all = self.offers.values().chain(self.requests.values());
         all.any(|heard| heard.sends < RUMOUR_SENDS_MAX)
@@ -113,7 +113,7 @@ impl Rumours {
             .collect()
     }
 
-    /// Offers that stand, `origin` ascending.
+    /// Returns the offers that are valid and not withdrawn, `origin` ascending.
     pub(crate) fn offers(&self, now: Duration) -> impl Iterator<Item = &Rumour> {
         self.offers
             .values()
@@ -121,13 +121,13 @@ impl Rumours {
             .map(|heard| &heard.rumour)
     }
 
-    /// Corrects an offer from what its server said directly.
+    /// Corrects an offer to what its server reported directly.
     pub(crate) fn set_left(&mut self, server: NodeId, life: Incarnation, left_bytes: u64) {
         if let Some(heard) = self.offers.get_mut(&server)
             && heard.rumour.incarnation == life
         {
             heard.rumour.bytes = left_bytes;
-            // Only the server itself speaks for itself: what was corrected here is not passed on.
+            // Only a server broadcasts its own offer: a correction made here is not passed on.
             heard.sends = RUMOUR_SENDS_MAX;
         }
     }
@@ -140,7 +140,7 @@ impl Rumours {
         }
     }
 
-    /// Number of offers and requests kept.
+    /// Numbers of offers and of requests kept.
     pub(crate) fn len(&self) -> (usize, usize) {
         (self.offers.len(), self.requests.len())
     }
