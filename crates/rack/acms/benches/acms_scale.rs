@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use farpool_acms::sim::{Scale, run_scale, seeds};
 
-/// Clients and servers, percent: who broadcasts differs.
+/// Names and shares of clients and servers, percent; which side broadcasts differs.
 const MIXES: [(&str, usize, usize); 3] = [
     ("few clients (clients broadcast)", 20, 60),
     ("few servers (servers broadcast)", 45, 25),

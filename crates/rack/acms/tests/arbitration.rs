@@ -1,4 +1,4 @@
-//! Whom the three policies choose, alone and in a cluster where memory is short.
+//! Which nodes the three policies choose, alone and in a cluster where memory is short.
 
 use std::time::Duration;
 
@@ -100,7 +100,7 @@ fn fcfs_asks_the_larger_of_two_drawn_at_random() {
 }
 
 fn zone(node: NodeId) -> Zone {
-    // Servers 1 to 4 in zones of their own, clients with them in turn.
+    // Servers 1 to 4 are in zones of their own; the clients are spread over these zones.
     Zone(u32::try_from(node.0 % 4).unwrap() << 4)
 }
 
@@ -135,7 +135,7 @@ fn shortage(seed: u64, policy: Arbitration) -> World {
 
 #[derive(Debug)]
 struct Shares {
-    /// Jain's index of what the clients have: 1 when all have the same, 1/n when one has all.
+    /// Jain's index of the clients' memory: 1 if all have the same, 1/n if one has all.
     jain: f64,
     without: usize,
     /// Part of the granted bytes that lies in the client's own zone.
@@ -161,7 +161,7 @@ fn shares(world: &World) -> Shares {
     Shares { jain: sum * sum / (squares * has.len() as f64), without, near: near / all }
 }
 
-/// The ledger checks every step; here that memory does not lie idle while clients wait.
+/// The ledger checks every step; this checks that no memory is idle while clients wait.
 fn run(policy: Arbitration) -> Vec<Shares> {
     let mut all = Vec::new();
     for seed in seeds(1, 20) {

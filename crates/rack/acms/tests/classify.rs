@@ -90,8 +90,8 @@ proptest! {
         upper: bool,
         walk in proptest::collection::vec(0.0..=1.0f64, 1..100),
     ) {
-        // In which bands may a class lie? A server in the lower, a client in the upper, neutral
-        // both.
+        // The bands in which use keeps a class: a server's the lower, a client's the upper, a
+        // neutral node's both.
         let upper = match class {
             Class::Server => false,
             Class::Client => true,

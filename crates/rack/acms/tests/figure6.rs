@@ -1,5 +1,5 @@
 //! The ACMS paper's Figure 6 as a story: A serves B; at second 30 a big program starts on A and B's
-//! demand shrinks; A reclaims from B, then is a client of C.
+//! demand shrinks; A reclaims from B, then becomes a client of C.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ fn secs(count: u64) -> Duration {
     Duration::from_secs(count)
 }
 
-/// C is busy at first, so that B can only turn to A; it is free when A needs it.
+/// C is busy at first, so that B can borrow only from A; it is free when A needs it.
 fn world(seed: u64) -> World {
     let loads = vec![
         Load::steady(4 * GIB, 200).then(secs(30), 1_000),

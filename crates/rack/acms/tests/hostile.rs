@@ -22,8 +22,8 @@ fn sent(message: &Message) -> Vec<u8> {
     })
 }
 
-/// A request for all bytes that a number can say gets what is free, and an acknowledgement of as
-/// many takes what was granted: neither is rounded up beyond the number.
+/// A request for the largest number of bytes gets what is free, and an ACK of as many takes what
+/// was granted: neither overflows when it is rounded up.
 #[test]
 fn the_largest_number_of_bytes_is_bounded_by_what_is_free() {
     let borrower: SocketAddr = ([127, 0, 0, 2], 7070).into();

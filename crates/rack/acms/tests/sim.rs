@@ -35,7 +35,7 @@ fn setup(seed: u64, rng: &mut Rng) -> Setup {
     }
 }
 
-/// A minute of trouble; the events and their times are drawn from the seed.
+/// About a minute of trouble; the events and their times are drawn from the seed.
 fn trouble(world: &mut World, rng: &mut Rng, jumps: bool) {
     for _ in 0..60 {
         let index = rng.index(world.len());
@@ -58,7 +58,8 @@ fn trouble(world: &mut World, rng: &mut Rng, jumps: bool) {
     }
 }
 
-/// Everything heals, loads stand still; both sides must agree, and who can be served is.
+/// Everything heals and loads do not change; both sides must agree, and every client that can be
+/// served is served.
 fn calm(world: &mut World, rng: &mut Rng) {
     world.network = Network::good();
     for index in 0..world.len() {

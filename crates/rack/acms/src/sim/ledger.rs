@@ -1,11 +1,12 @@
-//! The books of the simulated world, kept from the actions that nodes ask their shells for, never
-//! from the nodes' own state. A broken rule panics with the seed.
+//! The ledger of the simulated world, kept from the actions that nodes request from their shells,
+//! never from the nodes' own state. A broken rule panics with the seed.
 //!
 //! Rules:
-//! - A grant is made once, under a key of its own; made memory fits below the server's limit.
+//! - A grant is made once, under a key of its own; the memory granted fits below the server's
+//!   limit.
 //! - A grant becomes usable only while it stands on its server, for this client, with this key.
-//! - A server revokes under a client's feet only at a reclaim's deadline (with clocks that run
-//!   evenly).
+//! - A server revokes a grant that a client still uses only at a reclaim's deadline (with clocks
+//!   that run evenly).
 //! - A server never lends more than the highest of its limits within the last deadline.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -27,15 +28,15 @@ struct Standing {
 pub struct Served {
     /// The client.
     pub client: NodeId,
-    /// From wanting more to having it all.
+    /// Time from wanting more to having all of it.
     pub wait: Duration,
 }
 
-/// The books.
+/// The ledger.
 #[derive(Debug, Default)]
 pub struct Ledger {
     seed: u64,
-    /// Clocks run evenly, so leases order the two sides.
+    /// Clocks run evenly, so that a client's lease ends before the server's.
     pub even_clocks: bool,
     standing: BTreeMap<GrantId, Standing>,
     lent: BTreeMap<NodeId, u64>,
@@ -128,7 +129,7 @@ impl Ledger {
         });
     }
 
-    /// A node's process is gone: its memory and what it used.
+    /// Removes a node whose process is gone: its grants and its use of others' grants.
     pub(crate) fn crashed(&mut self, node: NodeId) {
         let dies = |grant: &GrantId| grant.server == node;
         self.died.extend(self.standing.keys().copied().filter(dies));
@@ -139,7 +140,8 @@ impl Ledger {
         self.waiting_since.remove(&node);
     }
 
-    /// A look at a server: its limit as its last observed use gives it.
+    /// Checks what a server lends against its limits; `limit_bytes` follows from its last observed
+    /// use.
     pub(crate) fn look(
         &mut self,
         server: NodeId,
@@ -147,7 +149,7 @@ impl Ledger {
         deadline: Duration,
         now: Duration,
     ) {
-        // Two ticks: the deadline is kept by a tick, the look comes at one.
+        // Two ticks: one by which the deadline is enforced, one by which this check is late.
         let window = now.saturating_sub(deadline + 2 * TICK);
         let limits = self.limits.entry(server).or_default();
         if limits.back().is_none_or(|(_, last)| *last != limit_bytes) {
@@ -165,7 +167,7 @@ impl Ledger {
         });
     }
 
-    /// A look at a client: does it have what it wants?
+    /// Notes whether a client has all that it wants.
     pub(crate) fn look_client(&mut self, client: NodeId, has_all: bool, now: Duration) {
         if !has_all {
             self.waiting_since.entry(client).or_insert(now);
@@ -180,10 +182,10 @@ impl Ledger {
         self.waiting_since.len()
     }
 
-    /// Both sides agree on every grant: what stands is used, what is used stands.
+    /// Checks that both sides agree on every grant: what stands is used, what is used stands.
     ///
     /// # Panics
-    /// Where they do not.
+    /// If they do not agree.
     pub fn check_agreement(&self, now: Duration) {
         for (grant, one) in &self.standing {
             self.rule(self.usable.contains(&(one.client, *grant)), now, || {

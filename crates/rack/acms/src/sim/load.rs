@@ -7,36 +7,36 @@ use farpool_units::exactly;
 use crate::classify::MemoryUse;
 use crate::rng::Rng;
 
-/// A node's memory use: a level, a slow wave and noise upon it, and programs that start or end.
+/// A node's memory use: a level, a slow wave and noise added to it, and programs that start or end.
 #[derive(Clone, Debug)]
 pub struct Load {
     /// The node's memory.
     pub total_bytes: u64,
-    /// The level, thousandths of the memory; it may pass 1,000.
+    /// The level, thousandths of the memory; it may exceed 1,000.
     pub level_permille: u64,
-    /// Noise up to this above the level.
+    /// Largest noise above the level, thousandths.
     pub noise_permille: u64,
-    /// Height of a triangle wave above the level, and its period ("diurnal").
+    /// Height of a triangle wave above the level, thousandths, and its period ("diurnal").
     pub wave: Option<(u64, Duration)>,
     /// New levels from given times on, ascending.
     pub steps: Vec<(Duration, u64)>,
 }
 
 impl Load {
-    /// The same level for ever.
+    /// Creates a load with the same level forever.
     #[must_use]
     pub fn steady(total_bytes: u64, level_permille: u64) -> Self {
         Self { total_bytes, level_permille, noise_permille: 0, wave: None, steps: Vec::new() }
     }
 
-    /// With a new level from `at` on.
+    /// Adds a new level from `at` on.
     #[must_use]
     pub fn then(mut self, at: Duration, level_permille: u64) -> Self {
         self.steps.push((at, level_permille));
         self
     }
 
-    /// The use at `now`.
+    /// Returns the use at `now`.
     pub fn at(&self, now: Duration, rng: &mut Rng) -> MemoryUse {
         let step = self.steps.iter().rev().find(|(at, _)| *at <= now);
         let mut permille = step.map_or(self.level_permille, |(_, level)| *level);

@@ -18,8 +18,8 @@ pub use network::Network;
 pub use scale::{Report, Scale, run_scale};
 pub use world::{Event, Note, Setup, World};
 
-/// The seeds to run: `count` from `first`, or as many as `FARPOOL_SEED_COUNT` says, or only the one
-/// in `FARPOOL_SEED`.
+/// Returns the seeds to run: `count` from `first`, or as many as `FARPOOL_SEED_COUNT` says, or only
+/// the one in `FARPOOL_SEED`.
 #[must_use]
 pub fn seeds(first: u64, count: u64) -> Vec<u64> {
     let variable = |name| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());

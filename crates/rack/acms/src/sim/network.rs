@@ -1,4 +1,4 @@
-//! A network that treats datagrams badly, by chance and on purpose.
+//! A network that loses, repeats, delays and damages datagrams by chance, and can be partitioned.
 
 use std::time::Duration;
 
@@ -7,26 +7,26 @@ use crate::rng::Rng;
 /// What may happen to a datagram; chances are in thousandths.
 #[derive(Clone, Debug)]
 pub struct Network {
-    /// Least time on the way, microseconds.
+    /// Shortest delay, microseconds.
     pub latency_us: u64,
-    /// More than that, at most.
+    /// Largest additional delay, microseconds.
     pub jitter_us: u64,
-    /// It never comes.
+    /// Chance that it is lost.
     pub loss_permille: u64,
-    /// It comes twice.
+    /// Chance that a second copy arrives.
     pub twice_permille: u64,
-    /// It is held up for up to half a second, so later ones overtake it.
+    /// Chance that a further copy arrives up to half a second later, so that others overtake it.
     pub late_permille: u64,
-    /// It comes again up to 30 s later.
+    /// Chance that a further copy arrives up to 30 s later.
     pub replay_permille: u64,
-    /// It arrives with a bit turned over.
+    /// Chance, for each copy, that it arrives with a flipped bit.
     pub damage_permille: u64,
     /// Group of each node; datagrams between groups are lost. Empty: one network.
     pub groups: Vec<u8>,
 }
 
 impl Network {
-    /// A rack's network on a good day.
+    /// A rack's network without faults.
     #[must_use]
     pub fn good() -> Self {
         Self {
@@ -41,7 +41,7 @@ impl Network {
         }
     }
 
-    /// Everything at once, by chance.
+    /// A network with all faults but partitions, with random chances.
     #[must_use]
     pub fn bad(rng: &mut Rng) -> Self {
         Self {
@@ -56,7 +56,7 @@ impl Network {
         }
     }
 
-    /// The delays after which copies of a datagram arrive, and whether each is damaged.
+    /// Returns the delays after which copies of a datagram arrive, and whether each is damaged.
     pub(crate) fn deliveries(
         &self,
         from: usize,

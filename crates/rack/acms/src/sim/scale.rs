@@ -1,5 +1,5 @@
-//! One large cluster on a good day: how fast clients are served, what it costs in messages, whether
-//! it stays still.
+//! One large cluster without faults: how fast clients are served, how many messages that costs, and
+//! whether the cluster is stable afterwards.
 
 use std::time::Duration;
 
@@ -15,15 +15,16 @@ const NEUTRAL_PERMILLE: u64 = 600;
 const CLIENT_PERMILLE: u64 = 1_000;
 /// Noise on every node's use, thousandths: less than the guard bands.
 const NOISE_PERMILLE: u64 = 20;
-/// Servers raise their offers and the estimates of the mix settle.
+/// Time in which servers raise their offers and the estimates of the mix settle.
 const WARM: Duration = Duration::from_secs(30);
-/// All clients become clients within the first second of it, and the rumours die down after.
+/// Time of the rush: all clients become clients within its first second, and the rumours die down
+/// afterwards.
 const RUSH: Duration = Duration::from_secs(20);
 
 /// The cluster.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
-    /// Nodes.
+    /// Number of nodes.
     pub nodes: usize,
     /// Clients, percent.
     pub clients_percent: usize,
@@ -31,26 +32,26 @@ pub struct Scale {
     pub servers_percent: usize,
     /// Datagrams lost, thousandths.
     pub loss_permille: u64,
-    /// How long to look on once all is served.
+    /// How long to observe the cluster after the rush.
     pub steady: Duration,
     /// Seed.
     pub seed: u64,
 }
 
-/// What came out.
+/// The results.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// Clients that wanted memory.
     pub clients: usize,
     /// Clients that had all they wanted after the rush.
     pub served: usize,
-    /// Waits of the served, in broadcast periods, ascending.
+    /// Waits of the clients served, in broadcast periods, ascending.
     pub waits_periods: Vec<f64>,
     /// Datagrams sent per node and period while clients are being served, mean.
     pub rush_messages: f64,
-    /// The same while nothing changes, mean.
+    /// Datagrams sent per node and period while nothing changes, mean.
     pub steady_messages: f64,
-    /// The same of the node that sent most.
+    /// Datagrams sent per period while nothing changes, by the node that sent most.
     pub steady_messages_max: f64,
     /// Bytes sent per node and period while nothing changes, mean.
     pub steady_bytes: f64,
@@ -63,7 +64,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Wait that `percent` of the served did not pass, in periods.
+    /// Returns the wait that `percent` of the clients served did not exceed, in periods.
     #[must_use]
     pub fn wait(&self, percent: usize) -> f64 {
         let last = self.waits_periods.len().saturating_sub(1);

@@ -1,6 +1,7 @@
 //! Nodes, clock and events of a simulated cluster.
 //!
-//! Invariant: everything that happens follows from the seed and the calls; two runs are equal.
+//! Invariant: everything that happens follows from the seed and the calls; two runs with the same
+//! ones are equal.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -18,37 +19,37 @@ use crate::outbox::{Action, Output};
 use crate::rng::Rng;
 use crate::sim::{Ledger, Load, Network};
 
-/// Between two observations of a node's memory.
+/// Time between two observations of a node's memory.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// An event at a moment.
+/// An event.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Event {
     /// A datagram arrives.
     Deliver {
-        /// At.
+        /// Index of the receiver.
         to: usize,
-        /// From.
+        /// Index of the sender.
         from: usize,
         /// The datagram.
         bytes: Vec<u8>,
     },
-    /// A node's timer.
+    /// A node's timer fires.
     Wake(usize),
-    /// A node looks at its memory.
+    /// A node observes its memory.
     Look(usize),
-    /// A shell has moved out.
+    /// A node's shell, in a given life, has moved out of a grant.
     Evacuated(usize, u32, GrantId),
 }
 
-/// An action and when it was asked for: the world's story.
+/// An action, when it was requested and by which node. All notes together are the world's story.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Note {
-    /// When.
+    /// Time of the request.
     pub at: Duration,
-    /// By which node.
+    /// Index of the node.
     pub node: usize,
-    /// What.
+    /// The action.
     pub action: Action,
 }
 
@@ -61,13 +62,13 @@ pub struct Setup {
     pub loads: Vec<Load>,
     /// The network.
     pub network: Network,
-    /// Nodes know each other from the start, instead of joining through node 0 and 1.
+    /// Nodes know each other from the start, instead of joining through nodes 0 to 2.
     pub acquainted: bool,
     /// Longest time a shell takes to move out, milliseconds.
     pub evacuation_ms_max: u64,
     /// Share of evacuations, thousandths, that never end.
     pub stuck_permille: u64,
-    /// Keep the story.
+    /// Whether the story is kept.
     pub notes: bool,
 }
 
@@ -88,11 +89,11 @@ pub struct World {
     queue: BinaryHeap<Reverse<(Duration, u64, Event)>>,
     nodes: Vec<SimNode>,
     adjust: Option<fn(&mut Config)>,
-    /// The network; change it at will.
+    /// The network, which may be changed at any time.
     pub network: Network,
-    /// The books.
+    /// The ledger.
     pub ledger: Ledger,
-    /// The story, where kept.
+    /// The story, if it is kept.
     pub notes: Vec<Note>,
     /// Class changes seen.
     pub class_changes: u64,
@@ -179,20 +180,20 @@ impl World {
         self.nodes.is_empty()
     }
 
-    /// A living node.
+    /// Returns a node, or None if it is dead.
     #[must_use]
     pub fn member(&self, index: usize) -> Option<&Member> {
         self.nodes[index].member.as_ref()
     }
 
-    /// Living nodes of a class.
+    /// Number of living nodes of a class.
     #[must_use]
     pub fn count(&self, class: Class) -> usize {
         let members = self.nodes.iter().filter_map(|node| node.member.as_ref());
         members.filter(|member| member.class() == class).count()
     }
 
-    /// A node's load, to change it.
+    /// Returns a node's load, which may be changed.
     pub fn load(&mut self, index: usize) -> &mut Load {
         &mut self.setup.loads[index]
     }
@@ -248,7 +249,7 @@ impl World {
         self.nodes[index].member.is_some()
     }
 
-    /// A node's clock jumps.
+    /// Makes a node's clock jump.
     pub fn skew(&mut self, index: usize, by_ms: i64) {
         self.ledger.even_clocks = false;
         self.nodes[index].skew += by_ms;
@@ -260,7 +261,7 @@ impl World {
         if skew < 0 { self.now.saturating_sub(by) } else { self.now + by }
     }
 
-    /// Runs for a while.
+    /// Runs for `time`.
     pub fn run(&mut self, time: Duration) {
         let end = self.now + time;
         while let Some(Reverse((at, _, _))) = self.queue.peek()
@@ -286,7 +287,7 @@ impl World {
         let Some(member) = &mut node.member else { return };
         match event {
             Event::Deliver { from, bytes, .. } => {
-                // Damaged ones are refused and counted; that is all that may happen.
+                // Damaged datagrams are refused and counted; nothing else may happen.
                 let _ = member.on_datagram(addr_of(from), &bytes, local);
             }
             Event::Wake(_) => {

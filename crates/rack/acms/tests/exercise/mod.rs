@@ -1,4 +1,4 @@
-//! What the property tests and the fuzz target do with any bytes.
+//! What the property tests and the fuzz target do with arbitrary bytes.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ pub(crate) fn decode_any(bytes: &[u8]) {
     }
 }
 
-/// A node that lends and wants is handed any bytes, with and without a right checksum.
+/// Gives arbitrary bytes to a node that lends, with and without a correct checksum.
 pub(crate) fn feed_any(bytes: &[u8]) {
     let addr = ([127, 0, 0, 1], 7070).into();
     let config = Config::new(ClusterId(1), NodeId(1), Incarnation(1), addr);
