@@ -1,11 +1,11 @@
-//! The agent: tells the controller what is, and the blade what shall be.
+//! The agent: reports the actual state to the controller, and applies the intent to the blade.
 //!
 //! Invariants:
-//! - Grants change only by an answer of the controller. No answer, no change.
-//! - A report names the grants that the blade says it has; an order that the blade refused is
-//!   therefore missing in it, and is tried again with the next answer.
-//! - Grants keep the daemon running: a token that is refused ends it only while nothing is granted,
-//!   because its end would take the memory of programs that run.
+//! - Grants change only by an answer of the controller: no answer, no change.
+//! - A report names the grants that the blade itself lists; an order that the blade refused is
+//!   therefore missing from it, and is tried again with the next answer.
+//! - Grants keep the daemon running: a refused token ends it only while nothing is granted, because
+//!   ending it would take memory away from running programs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,13 +23,13 @@ use crate::observe::{LoadMeter, grants_of, totals_of};
 use crate::shared::{Shared, Wish};
 use crate::{Ended, NodeError};
 
-/// How long a report waits for news: the node's observations are at most this old when they are
-/// reported.
+/// How long the controller may hold a report's answer until there is news: the node's observations
+/// are at most this old when they are reported.
 const REPORT_WAIT_MS: u64 = 500;
-/// The same while the node ends, so that it ends soon after its last grant has gone or its time is
-/// over.
+/// How long an answer may be held while the node ends, so that it ends soon after its last grant
+/// has gone or its time is over.
 const ENDING_WAIT_MS: u64 = 100;
-/// Attempts to be forgotten by the controller, a report apart.
+/// Attempts to sign off from the controller, with a report between two of them.
 const LEAVE_TRIES: u32 = 5;
 /// Shortest time between two reports that brought nothing new, in case a controller does not wait.
 const REPORT_GAP: Duration = Duration::from_millis(50);
@@ -47,13 +47,13 @@ pub(crate) struct Agent {
     sequence: u64,
     known_version: u64,
     standing: Standing,
-    /// Orders that the blade refused, by segment: the epoch for which that was said.
+    /// Orders that the blade refused, by segment: the epoch for which the refusal was logged.
     refused: BTreeMap<SegmentId, u64>,
-    /// The controller has heard that its last answer is carried out.
+    /// The controller has received that its last answer was carried out.
     is_heard: bool,
-    /// As the last answer says.
+    /// Whether the node is being drained, by the last answer.
     is_draining: bool,
-    /// What that was when this daemon asked to be drained; none before.
+    /// `is_draining` at the time this daemon asked to be drained, or None if it has not asked.
     drain_asked: Option<bool>,
 }
 
@@ -85,7 +85,7 @@ impl Agent {
         }
     }
 
-    /// Registers for the first time. A controller that is not there is no error: it may come.
+    /// Registers for the first time. An absent controller is no error: it may start later.
     pub(crate) fn begin(&mut self) -> Result<(), NodeError> {
         let Err(error) = self.register() else { return Ok(()) };
         match verdict(&error) {
@@ -95,7 +95,7 @@ impl Agent {
         }
     }
 
-    /// Reports and obeys until the daemon shall end.
+    /// Sends reports and carries out the answers until the daemon has to end.
     pub(crate) fn run(mut self) -> Result<Ended, NodeError> {
         loop {
             let wish = self.shared.wish();
@@ -127,12 +127,12 @@ impl Agent {
         }
     }
 
-    /// One report and its answer. Returns whether the answer had news.
+    /// Sends one report and carries out its answer. Returns whether the answer had news.
     fn step(&mut self, wish: Wish) -> Result<bool, ApiError> {
         if !self.registered {
             self.register()?;
         }
-        // Not while in trouble: the name may be another daemon's.
+        // Not while the controller refuses or is lost: the name may be another daemon's.
         let may_ask = self.drain_asked.is_none() && !self.link.is_troubled();
         if matches!(wish, Wish::Drain { .. }) && may_ask {
             self.client.drain_node(&self.name)?;
@@ -183,7 +183,7 @@ impl Agent {
         }
     }
 
-    /// Makes the blade have what the answer says.
+    /// Makes the blade's grants match the answer.
     fn carry_out(&mut self, answer: &NodeAnswer) {
         for action in diff(&answer.grants, &self.standing) {
             let (segment, epoch, done) = match &action {
@@ -223,20 +223,23 @@ impl Agent {
         tracing::info!(%segment, clients, freed_bytes, "taken back");
     }
 
-    /// Said once for each epoch; tried again with every answer.
+    /// Logs a refusal once for each epoch; the order is tried again with every answer.
     fn note_refused(&mut self, segment: SegmentId, epoch: u64, error: GrantError) {
         if self.refused.insert(segment, epoch) != Some(epoch) {
             tracing::error!(%segment, epoch, %error, "the blade refuses the controller's order");
         }
     }
 
-    /// Nothing is granted; a controller at hand knows that, and will not grant anything.
+    /// True if nothing is granted and, if the controller is reachable, it knows that and will not
+    /// grant anything.
     fn is_empty(&self) -> bool {
         let is_closed = self.is_draining && self.drain_asked.is_some() && self.is_heard;
         self.standing.is_empty() && (is_closed || !self.registered || self.link.is_troubled())
     }
 
-    /// What an error leads to: the pause before the next attempt, or the end.
+    /// Handles an error. Returns the pause before the next attempt.
+    ///
+    /// Errors if the daemon has to end.
     fn trouble(&mut self, error: ApiError) -> Result<Duration, NodeError> {
         let verdict = verdict(&error);
         let (pause, is_new) = self.link.failed(verdict);
@@ -266,13 +269,13 @@ impl Agent {
         Ok(pause)
     }
 
-    /// Whether the daemon that took the name does not report any more.
+    /// Whether the daemon that took the name no longer reports.
     fn other_is_lost(&self) -> bool {
         self.client.node(&self.name).is_ok_and(|node| node.state == NodeState::Lost)
     }
 
-    /// Signs off if the controller answers: an empty node is forgotten; one that is not shall not
-    /// stay drained, because only this daemon's end asked for it.
+    /// Signs off if the controller answers: an empty node is deleted. A node that stays registered
+    /// is undrained, if the drain was requested only because this daemon ends.
     fn leave(&mut self, wish: Wish) -> Ended {
         let can_say = self.registered && !self.link.is_troubled();
         let has_left = can_say && self.standing.is_empty() && self.delete(wish);
@@ -295,9 +298,9 @@ impl Agent {
         }
     }
 
-    /// Whether the controller has forgotten this node. It is refused while the controller has not
-    /// heard that the last grant is gone, and while programs of this machine use the rack's memory:
-    /// those that end with the machine get some time to say so.
+    /// Deletes this node at the controller. Returns whether that was done. The controller refuses
+    /// while it has not received that the last grant is gone, and while programs of this machine
+    /// use the rack's memory: those that end with the machine get some time to report that.
     fn delete(&mut self, wish: Wish) -> bool {
         for attempt in 1..=LEAVE_TRIES {
             let Err(error) = self.client.delete_node(&self.name) else {

@@ -1,5 +1,5 @@
-//! The daemon put together: a blade that serves, a thread that watches memory, one that talks to
-//! the controller. Signals are the caller's, who ends it through a [`NodeHandle`].
+//! The daemon as a whole: a blade that serves, a thread that watches memory, one that talks to the
+//! controller. The caller handles signals and ends the daemon through a [`NodeHandle`].
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -18,34 +18,35 @@ use crate::lender::Lender;
 use crate::shared::{Shared, Wish};
 use farpool_host::MemoryFiles;
 
-/// How long signing off may take after the time to drain is over; then the daemon ends without.
+/// How long signing off may take after the time to drain is over; then the daemon ends without it.
 const LEAVE_GRACE: Duration = Duration::from_secs(3);
-/// How long a node that ends at once may take to undo the drain that it had asked for: a few
+/// How long a node that ends at once may take to undo the drain that it had requested: a few
 /// reports and an answer.
 const STOP_GRACE: Duration = Duration::from_secs(1);
 
-/// What a node is started with.
+/// The settings of a node.
 #[derive(Clone, Debug)]
 pub struct NodeOptions {
-    /// Its name in the rack.
+    /// The node's name in the rack.
     pub name: String,
     /// The controllers.
     pub client: Client,
-    /// Where its blade listens; TCP port 0 takes a free one.
+    /// Where its blade listens; TCP port 0 selects a free one.
     pub listen: Vec<Address>,
-    /// Where others connect; its listening addresses if left out.
+    /// Where others connect; if empty, its listening addresses.
     pub advertise: Vec<Address>,
-    /// Memory it lends at most; below 16 MiB it runs no blade and only uses the rack's memory.
+    /// Most memory it lends; below 16 MiB its blade does not serve, and the node only uses the
+    /// rack's memory.
     pub donate_bytes: u64,
-    /// How its blade is set up; size and grants are the node's to say.
+    /// How its blade is set up; the node sets size and grants itself.
     pub blade: BladeConfig,
-    /// The topology's compute brick it is, if not one of its own name.
+    /// The compute brick of the topology that it is, if not the one of its own name.
     pub compute_brick: Option<String>,
-    /// The topology's memory brick it is, likewise.
+    /// The memory brick of the topology that it is, if not the one of its own name.
     pub memory_brick: Option<String>,
     /// How much its own programs may use before it lends less.
     pub thresholds: Thresholds,
-    /// Where the machine's memory use is seen.
+    /// The files from which the machine's memory use is read.
     pub memory: MemoryFiles,
 }
 
@@ -56,11 +57,11 @@ pub enum Ended {
     Empty,
     /// The time to drain was over; segments on it were lost.
     Overdue,
-    /// By wish, without waiting until it was empty.
+    /// By request, without waiting until it was empty.
     AtOnce,
 }
 
-/// Why a node does not run, or not any more.
+/// Why a node does not run, or stopped running.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
     /// The blade cannot serve.
@@ -78,19 +79,19 @@ pub enum NodeError {
     /// The registration was refused.
     #[error("the controller does not take node {name}")]
     Refused {
-        /// Which.
+        /// The node's name.
         name: String,
-        /// Why.
+        /// The reason.
         source: ApiError,
     },
-    /// The agent's thread ended without a word.
+    /// The agent's thread ended without reporting how.
     #[error("the node's agent has failed")]
     AgentFailed,
 }
 
 enum Event {
     Ended(Result<Ended, NodeError>),
-    /// Somebody has changed the wish.
+    /// The wish has changed.
     Wished,
 }
 
@@ -118,26 +119,26 @@ impl std::fmt::Debug for NodeHandle {
 }
 
 impl NodeHandle {
-    /// Has the node emptied; it ends when it is, or after `at_most`.
+    /// Drains the node; it ends when it is empty, or after `at_most`.
     pub fn drain(&self, at_most: Duration) {
         self.wish(Wish::Drain { until: Instant::now() + at_most });
     }
 
-    /// Ends it without draining it; a drain that was asked for is undone.
+    /// Ends the node without draining it; a drain that was requested is undone.
     pub fn stop(&self) {
         self.wish(Wish::Stop);
     }
 
     fn wish(&self, wish: Wish) {
         self.shared.set_wish(wish);
-        // Nobody waits any more if this fails.
+        // If this fails, nobody waits any more.
         let _ = self.events.send(Event::Wished);
     }
 }
 
 impl NodeDaemon {
-    /// Lends memory from here on. The controller has been asked once when this returns; it need
-    /// not have answered.
+    /// Starts a node, which lends memory from now on. When this returns, registration has been
+    /// attempted once; the controller need not have answered.
     ///
     /// # Errors
     /// The blade cannot serve, or the controller refuses this node.
@@ -177,7 +178,7 @@ impl NodeDaemon {
         Ok(daemon)
     }
 
-    /// Where its blade listens, with the actual TCP ports.
+    /// The addresses on which its blade listens, with the actual TCP ports.
     #[must_use]
     pub fn addresses(&self) -> &[Address] {
         self.serving.as_ref().map_or(&[][..], Serving::addresses)
@@ -195,13 +196,13 @@ impl NodeDaemon {
         &self.blade
     }
 
-    /// Something to end it with from elsewhere.
+    /// Returns a handle that ends the node from elsewhere.
     #[must_use]
     pub fn handle(&self) -> NodeHandle {
         self.handle.clone()
     }
 
-    /// Waits until it has ended; then its blade does not serve any more.
+    /// Waits until the node has ended; then its blade no longer serves.
     ///
     /// # Errors
     /// The controller does not accept the token, and nothing is granted.
@@ -211,7 +212,7 @@ impl NodeDaemon {
                 Wish::Stop => self.events.recv_timeout(STOP_GRACE),
                 Wish::Run => self.events.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 Wish::Drain { until } => {
-                    // The agent ends in time, unless it waits for an answer that does not come.
+                    // The agent ends in time, unless it waits for an answer that never arrives.
                     let left = until.saturating_duration_since(Instant::now());
                     self.events.recv_timeout(left + LEAVE_GRACE)
                 }
@@ -249,8 +250,9 @@ fn start_blade(options: &NodeOptions) -> Result<(Arc<Blade>, Option<Serving>), N
     Ok((Arc::clone(serving.blade()), Some(serving)))
 }
 
-/// The addresses for the controller: those given, or the listening ones if others can connect
-/// there.
+/// Returns the addresses for the controller: those given, or else the listening ones.
+///
+/// Errors if others cannot connect to one of them.
 fn advertised(given: &[Address], listening: &[Address]) -> Result<Vec<String>, NodeError> {
     let addresses = if given.is_empty() { listening } else { given };
     let is_nowhere = |address: &&Address| match address {

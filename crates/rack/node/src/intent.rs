@@ -1,32 +1,32 @@
-//! From what shall stand and what stands to what is to be done. Pure.
+//! Computes the actions that lead from the standing grants to the intent. Pure.
 //!
-//! Invariant: carrying out the actions in their order gives exactly the intent, and what must go
-//! goes before anything new comes, so that the memory it frees is there.
+//! Invariant: carrying out the actions in order gives exactly the intent, and grants are revoked
+//! before new ones are set, so that the memory they free is available.
 
 use std::collections::BTreeMap;
 
 use farpool_api::{NodeGrant, SegmentId};
 use farpool_blade::{GrantId, GrantKey, GrantSpec};
 
-/// The grants that stand, as they were given.
+/// The grants that stand, as the controller gave them.
 pub type Standing = BTreeMap<SegmentId, NodeGrant>;
 
 /// One order to the blade.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// Take it back.
+    /// Revoke a grant.
     Revoke {
-        /// Which.
+        /// The grant's segment.
         segment: SegmentId,
         /// The epoch that stands.
         epoch: u64,
     },
-    /// Give it, or give it anew.
+    /// Set a new grant, or replace one.
     Set(NodeGrant),
 }
 
-/// The steps after which `intent` stands where `have` does. Of a segment that is in the intent
-/// twice the higher epoch counts, because the other one is stale.
+/// Returns the actions that lead from `have` to `intent`. If a segment is in the intent twice, the
+/// higher epoch counts, because the other one is stale.
 #[must_use]
 pub fn diff(intent: &[NodeGrant], have: &Standing) -> Vec<Action> {
     let mut wanted: BTreeMap<SegmentId, &NodeGrant> = BTreeMap::new();
@@ -42,13 +42,13 @@ pub fn diff(intent: &[NodeGrant], have: &Standing) -> Vec<Action> {
     gone.map(revoke).chain(new.map(|grant| Action::Set((*grant).clone()))).collect()
 }
 
-/// The segment's grant in the blade's terms.
+/// Returns the id of the segment's grant in the blade's terms.
 #[must_use]
 pub fn grant_id(segment: SegmentId) -> GrantId {
     GrantId(segment.0.as_u128())
 }
 
-/// A grant in the blade's terms.
+/// Returns a grant in the blade's terms.
 #[must_use]
 pub fn grant_spec(grant: &NodeGrant) -> GrantSpec {
     GrantSpec {
@@ -114,8 +114,8 @@ mod tests {
             prop_assert!(diff(&wanted, &model).is_empty());
         }
 
-        /// The same on a real blade, with intents as a controller gives them: what has changed has
-        /// a higher epoch.
+        /// Carries out intents on a real blade, as a controller gives them: what has changed has a
+        /// higher epoch.
         #[test]
         fn a_blade_has_what_the_last_intent_says(
             intents in prop::collection::vec(prop::collection::vec(grant(), 0..6), 1..6),

@@ -1,4 +1,4 @@
-//! Looks at the machine's memory again and again, and sets what the blade lends: a thread of its
+//! Observes the machine's memory periodically and sets what the blade lends, in a thread of its
 //! own, because the donor's programs come first even while a controller does not answer.
 
 use std::sync::Arc;
@@ -12,8 +12,9 @@ use crate::pressure::{Lending, next_offer};
 use crate::shared::{Shared, Wish};
 use farpool_host::MemoryFiles;
 
-/// Time between two looks: a program that allocates 1 GiB/s takes 200 MiB meanwhile, which the
-/// share of a machine of 1 GiB that is never lent covers. One look reads a few small files.
+/// Time between two observations: a program that allocates 1 GiB/s takes 200 MiB meanwhile, which
+/// the share of a machine of 1 GiB that is never lent covers. One observation reads a few small
+/// files.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
@@ -25,12 +26,12 @@ pub(crate) struct Lender {
     donate_bytes: u64,
     harvest: Harvest,
     started: Instant,
-    /// The last look failed, and that was said.
+    /// The last observation failed, and that was logged.
     is_blind: bool,
 }
 
 impl Lender {
-    /// What the node may lend is looked for once, so that its first report says it.
+    /// Creates the lender and observes memory once, so that the node's first report has its offer.
     pub(crate) fn new(
         blade: Arc<Blade>,
         shared: Arc<Shared>,
@@ -85,7 +86,7 @@ impl Lender {
         }
         self.harvest = next;
         if let Err(error) = self.blade.set_capacity(next.offered_bytes) {
-            // Cannot be: the offer is never above what the blade was set up with.
+            // Cannot happen: the offer never exceeds the size with which the blade was set up.
             tracing::error!(%error, "the blade does not take its new size");
         }
         self.shared.set_lendable_bytes(next.offered_bytes);

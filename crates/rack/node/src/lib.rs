@@ -1,14 +1,15 @@
 //! The per-server daemon in a rack with a controller: it lends this machine's memory through a
 //! blade as the controller says, and takes it back when the machine's own programs need it.
 //!
-//! * [`intent`]: from what shall stand and what stands to what is to be done; pure.
+//! * [`intent`]: computes what has to be done from the intended and the standing grants; pure.
 //! * [`pressure`]: how much may be lent, in the steps of the collaborative protocol; pure.
-//!   [`farpool_host`] reads what it decides from.
-//! * `agent`: registers, reports, obeys. `link`: what errors mean and when to try again; pure.
-//! * `lender`: watches memory. `daemon`: all of it put together.
+//!   [`farpool_host`] reads the memory use from which that follows.
+//! * `agent`: registers, reports, carries out. `link`: what errors mean and when to retry; pure.
+//! * `lender`: watches memory. `daemon`: puts all of this together.
 //!
-//! Invariants: the blade goes on without a controller, and grants change only by its word. The
-//! offer never exceeds what the machine's own programs leave, also while no controller answers.
+//! Invariants: the blade keeps serving without a controller, and grants change only on the
+//! controller's order. The offer never exceeds what the machine's own programs leave, even while no
+//! controller answers.
 
 mod agent;
 mod daemon;

@@ -1,5 +1,5 @@
-//! How the agent and the controller stand: what an error means, when to try again, and what has
-//! been said about it already. Pure.
+//! The state of the contact with the controller: what an error means, when to try again, and which
+//! trouble has been logged already. Pure.
 
 use std::time::Duration;
 
@@ -8,13 +8,13 @@ use farpool_api::{ApiError, ProblemKind};
 /// First pause after the controller did not answer.
 const BACKOFF_FIRST: Duration = Duration::from_millis(100);
 /// Longest pause: well under the 5 s after which a node without reports counts as late, so that a
-/// controller that is back finds everybody in time.
+/// controller that is back receives every node's report in time.
 const BACKOFF_LIMIT: Duration = Duration::from_secs(2);
 
 /// What an error of the controller means to a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Verdict {
-    /// It is not there or does not lead: try again.
+    /// It is unreachable or does not lead: try again.
     Lost,
     /// It does not know this node: register.
     Unknown,
@@ -22,11 +22,11 @@ pub(crate) enum Verdict {
     Superseded,
     /// The token is missing or wrong.
     Unauthorized,
-    /// It understood, and refuses.
+    /// It understood the request and refuses it.
     Refused,
 }
 
-/// What this error means.
+/// Returns what this error means.
 pub(crate) fn verdict(error: &ApiError) -> Verdict {
     let ApiError::Problem(problem) = error else { return Verdict::Lost };
     match problem.status {
@@ -38,16 +38,17 @@ pub(crate) fn verdict(error: &ApiError) -> Verdict {
     }
 }
 
-/// The contact to the controller.
+/// The contact with the controller.
 #[derive(Debug, Default)]
 pub(crate) struct Link {
-    /// What the last attempt said, if it failed.
+    /// The verdict of the last attempt, if it failed.
     trouble: Option<Verdict>,
     pause: Option<Duration>,
 }
 
 impl Link {
-    /// An attempt failed: how long to pause, and whether this trouble is new and to be told.
+    /// Notes that an attempt failed. Returns how long to pause, and whether this trouble is new and
+    /// has to be logged.
     pub(crate) fn failed(&mut self, verdict: Verdict) -> (Duration, bool) {
         let is_new = self.trouble.replace(verdict) != Some(verdict);
         let pause = self.pause.map_or(BACKOFF_FIRST, |pause| (pause * 2).min(BACKOFF_LIMIT));
@@ -55,7 +56,7 @@ impl Link {
         (pause, is_new)
     }
 
-    /// An attempt succeeded. True if that ends a trouble and is to be logged.
+    /// Notes that an attempt succeeded. Returns true if that ends a trouble and has to be logged.
     pub(crate) fn answered(&mut self) -> bool {
         self.pause = None;
         self.trouble.take().is_some()

@@ -1,4 +1,4 @@
-//! What the node tells the controller about itself, out of the blade's counters.
+//! What the node reports about itself to the controller, from the blade's counters.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use farpool_api::{NodeGrantUse, SegmentId};
 use farpool_blade::{Blade, GrantStat};
 use farpool_units::{PAGE_BYTES, exactly};
 
-/// Shortest span over which a load is measured; in shorter ones a single burst would be all.
+/// Shortest span over which a load is measured; a shorter one could contain only a single burst.
 const LOAD_SPAN: Duration = Duration::from_millis(400);
 
 /// Bytes moved since the blade started.
@@ -16,7 +16,7 @@ pub(crate) struct Traffic {
     pub(crate) written_bytes: u64,
 }
 
-/// Measures the blade's load as a share of what its memory serves.
+/// Measures the blade's load as a share of the rate that its memory can serve.
 #[derive(Debug)]
 pub(crate) struct LoadMeter {
     read_bytes_per_s: u64,
@@ -32,7 +32,8 @@ impl LoadMeter {
         Self { read_bytes_per_s, write_bytes_per_s, since: Duration::ZERO, before, permille: 0 }
     }
 
-    /// The load in thousandths, of the busier direction; `now` is the time since the blade started.
+    /// Returns the load of the busier direction, thousandths; `now` is the time since the blade
+    /// started.
     pub(crate) fn permille(&mut self, traffic: Traffic, now: Duration) -> u16 {
         let span = now.saturating_sub(self.since);
         if span < LOAD_SPAN {
@@ -52,7 +53,7 @@ impl LoadMeter {
     }
 }
 
-/// What the blade has used and moved.
+/// Returns the blade's used bytes and its traffic.
 pub(crate) fn totals_of(blade: &Blade) -> (u64, Traffic) {
     let totals = blade.stat(blade.now()).totals;
     let bytes_of = |pages: u64| pages.saturating_mul(PAGE_BYTES as u64);
@@ -63,7 +64,7 @@ pub(crate) fn totals_of(blade: &Blade) -> (u64, Traffic) {
     (totals.used_bytes.get(), traffic)
 }
 
-/// The grants that stand, as the blade itself says.
+/// Returns the grants that stand, as the blade itself lists them.
 pub(crate) fn grants_of(blade: &Blade) -> Vec<NodeGrantUse> {
     let of = |grant: GrantStat| NodeGrantUse {
         segment: SegmentId::from_u128(grant.id.0),
@@ -85,7 +86,7 @@ mod tests {
         let at = |read_bytes, written_bytes| Traffic { read_bytes, written_bytes };
         assert_eq!(meter.permille(at(100, 10), second), 100);
         assert_eq!(meter.permille(at(200, 260), second * 2), 500);
-        // Too soon to say anything new.
+        // Too soon for a new value.
         assert_eq!(meter.permille(at(900, 260), second * 2 + LOAD_SPAN / 2), 500);
         assert_eq!(meter.permille(at(200, 260), second * 3), 0);
         assert_eq!(meter.permille(at(u64::MAX, 260), second * 4), 1000);

@@ -1,12 +1,12 @@
 //! How much a node may lend: harvest slowly, give back fast, its own programs first.
 //!
-//! Pure: observations of the machine's memory and the time are arguments. Steps, times and the
-//! measure of pressure are those of nodes without a controller ([`farpool_acms::next_harvest`]). A
+//! Pure: observations of the machine's memory and the time are arguments. Steps, times and
+//! pressure limits are those of nodes without a controller ([`farpool_acms::next_harvest`]). A
 //! controller gets one number, not one for new grants and one for old ones, so the guard band
-//! between them is here: the offer falls at the limit, and rises only to a margin below it.
+//! between them is kept here: the offer falls at the limit, and rises only to a margin below it.
 //!
-//! Invariants: what is offered never exceeds the limit, nor what the node donates; it rises by at
-//! most a step an interval; use that changes by less than the margin never makes it swing.
+//! Invariants: the offer never exceeds the limit or what the node donates; it rises by at most one
+//! step per interval; use that changes by less than the margin never makes it oscillate.
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ use farpool_acms::{
 use farpool_host::{MemoryLevel, MemorySight};
 use farpool_units::SUPERPAGE_BYTES;
 
-/// What may be lent in all, of which `lent_bytes` are in use. Memory in use is not available any
-/// more, so it is added again: a client that fills what it was granted changes nothing.
+/// Returns what may be lent in all, including the `lent_bytes` in use. Memory in use is no longer
+/// available, so it is added back: a client that fills its grant changes nothing.
 #[must_use]
 pub fn lend_limit_bytes(sight: &MemorySight, thresholds: &Thresholds, lent_bytes: u64) -> u64 {
     let of_level = |level: &MemoryLevel| {
@@ -41,18 +41,18 @@ fn may_rise(sight: &MemorySight) -> bool {
     sight.pressure_permille.is_none_or(|pressure| pressure < PRESSURE_RESUME_PERMILLE)
 }
 
-/// What a node has to lend, and how much of it.
+/// What a node may lend, and how much of it is lent.
 #[derive(Clone, Copy, Debug)]
 pub struct Lending {
     /// How much its own programs may use before it lends less.
     pub thresholds: Thresholds,
-    /// Never more than this.
+    /// Most memory it lends.
     pub donate_bytes: u64,
     /// Bytes that others use.
     pub lent_bytes: u64,
 }
 
-/// The offer after one look at the memory at `now`.
+/// Returns the offer after one observation of the memory at `now`.
 #[must_use]
 pub fn next_offer(old: Harvest, sight: &MemorySight, lending: &Lending, now: Duration) -> Harvest {
     let limit = lend_limit_bytes(sight, &lending.thresholds, lending.lent_bytes);
@@ -98,7 +98,7 @@ mod tests {
         MemorySight { levels, pressure_permille: None }
     }
 
-    /// The offer after sampling every 200 ms for this long.
+    /// Returns the offer after 200 samples, one every 200 ms.
     fn settled(mut harvest: Harvest, sight: &MemorySight, lent: u64, from_ms: u64) -> Harvest {
         for step in 0..200 {
             let now = Duration::from_millis(from_ms + step * 200);
@@ -110,7 +110,7 @@ mod tests {
     #[test]
     fn everything_above_threshold_and_margin_is_offered_after_a_while() {
         let harvest = settled(Harvest::default(), &sight(16 * GIB, 12 * GIB), 0, 0);
-        // Its own programs use 4 GiB, and what is lent must not take it over 80 %.
+        // Its own programs use 4 GiB, and lending must not take its use over 80 %.
         let most = 16 * GIB / 100 * 80 - 4 * GIB;
         let margin = share(16 * GIB, HARVEST_MARGIN_PERMILLE);
         assert_eq!(harvest.offered_bytes, whole(most - margin));
@@ -172,7 +172,7 @@ mod tests {
                 let lent = whole(share(harvest.offered_bytes, lent));
                 let next = next_offer(harvest, &seen, &lending(lent, donate), now);
                 prop_assert!(next.offered_bytes <= donate);
-                // Falls at once: at every moment it is within what the memory allows.
+                // It falls at once: it is always within what the memory allows.
                 prop_assert!(next.offered_bytes <= limit(&seen, lent));
                 prop_assert_eq!(next.offered_bytes % SUPERPAGE_BYTES, 0);
                 if next.offered_bytes > harvest.offered_bytes {
@@ -186,8 +186,8 @@ mod tests {
             }
         }
 
-        /// Use that swings by less than the margin, whatever the client does with what it has,
-        /// moves the offer no more once it has settled where most is free.
+        /// Use that swings by less than the margin, whatever the client does with its grant, no
+        /// longer moves the offer once it has settled where most is free.
         #[test]
         fn steady_use_does_not_make_it_swing(
             total in 2 * GIB..512 * GIB,

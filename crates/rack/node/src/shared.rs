@@ -1,4 +1,4 @@
-//! What the daemon's threads have in common: what is wished of them, and what may be lent.
+//! What the daemon's threads share: what they have to do, and how much may be lent.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex};
@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use farpool_kernel::lock;
 
-/// What the threads shall do.
+/// What the threads have to do.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Wish {
     /// Lend.
     Run,
-    /// Have the node emptied, and end when it is or at this time.
+    /// Drain the node, and end when it is empty or at this time.
     Drain {
-        /// At the latest.
+        /// The latest time to end.
         until: Instant,
     },
     /// End.
@@ -40,7 +40,7 @@ impl Shared {
         *lock(&self.wish)
     }
 
-    /// Wishes something. A stop is never taken back, and the first drain's end stays.
+    /// Sets the wish. A stop is never taken back, and the first drain's time stays.
     pub(crate) fn set_wish(&self, wish: Wish) {
         let mut current = lock(&self.wish);
         if matches!((*current, wish), (Wish::Run, _) | (_, Wish::Stop)) {
@@ -49,11 +49,11 @@ impl Shared {
         self.wished.notify_all();
     }
 
-    /// Waits, at most this long, until the wish differs from `known`.
+    /// Waits until the wish differs from `known` or `at_most` has passed.
     pub(crate) fn pause(&self, at_most: Duration, known: Wish) {
         let current = lock(&self.wish);
         let same = |current: &mut Wish| *current == known;
-        // Whoever waits looks at the wish again in any case.
+        // The caller reads the wish again in any case.
         let _unused = self.wished.wait_timeout_while(current, at_most, same);
     }
 

@@ -1,4 +1,4 @@
-//! Real nodes with a real controller: grants follow its word, and stay without it.
+//! Real nodes with a real controller: grants follow its orders, and stay without it.
 
 mod common;
 
@@ -79,7 +79,7 @@ fn a_controller_that_has_forgotten_everything_gets_the_registration_again() {
 #[test]
 fn a_node_that_starts_before_its_controller_waits_for_it() {
     let folder = tempfile::tempdir().unwrap();
-    // A port that is free: a controller that was there a moment ago had it.
+    // A free port: a controller that has just ended had it.
     let address = Controller::fresh(folder.path()).address;
     let machine = Machine::new();
     let _node = start_node("early", client_at(address, None), &machine, DONATE).unwrap();
@@ -99,7 +99,7 @@ fn a_wrong_token_ends_the_daemon() {
     let right = client_at(control.address, Some("right"));
     let node = start_node("n1", right.clone(), &machine, DONATE).unwrap();
     wait_until("the registration", PATIENCE, || right.node("n1").ok());
-    // The token changes while it runs, and nothing is granted.
+    // The token changes while the node runs and nothing is granted.
     let address = control.address;
     drop(control);
     let _control = Controller::start(address, folder.path(), Some("changed"));
@@ -119,7 +119,7 @@ fn what_is_granted_outlives_a_token_that_is_refused() {
     drop(control);
     let control = Controller::start(address, folder.path(), Some("secret"));
     let rest = client_at(address, Some("secret"));
-    // It is refused until it counts as late.
+    // The node is refused until it counts as late.
     wait_until("the node to be late", PATIENCE, || {
         rest.node("n1").ok().filter(|node| node.state == farpool_api::NodeState::Late)
     });
@@ -199,7 +199,7 @@ fn a_node_that_cannot_be_emptied_ends_in_time_and_is_not_left_drained() {
     node.handle().drain(Duration::from_millis(300));
     assert_eq!(node.wait().unwrap(), Ended::Overdue);
     assert!(!control.client().node("n1").unwrap().draining);
-    // The daemon that comes after it has another blade: the segment's memory is gone.
+    // The next daemon has another blade: the segment's memory is gone.
     let _again = start_node("n1", control.client(), &machine, DONATE).unwrap();
     let segment = control.client().segment(user.segment).unwrap();
     assert_eq!(segment.state, SegmentState::Lost);

@@ -1,4 +1,4 @@
-//! Controllers and nodes in this process. Everything ends when it is dropped.
+//! Controllers and nodes in this process; each ends when it is dropped.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -24,7 +24,8 @@ pub(crate) struct Controller {
 }
 
 impl Controller {
-    /// A controller that has just ended may still hold its store, so it is tried again.
+    /// Starts a controller. One that has just ended may still hold its store, so this is tried
+    /// again.
     pub(crate) fn start(listen: SocketAddr, folder: &Path, token: Option<&str>) -> Self {
         let until = Instant::now() + PATIENCE;
         loop {
@@ -80,7 +81,7 @@ pub(crate) fn client_at(address: SocketAddr, token: Option<&str>) -> Client {
     Client::new(&format!("http://{address}"), token).unwrap()
 }
 
-/// A machine whose memory is what the test says.
+/// A machine whose memory the test sets.
 pub(crate) struct Machine(tempfile::TempDir);
 
 impl Machine {
@@ -92,7 +93,7 @@ impl Machine {
 
     pub(crate) fn set_available(&self, bytes: u64) {
         let text = format!("MemTotal: {} kB\nMemAvailable: {} kB\n", 16 << 20, bytes >> 10);
-        // Renamed, so that it is never read half.
+        // Written elsewhere and renamed, so that it is never read half-written.
         let path = self.0.path().join("meminfo");
         std::fs::write(path.with_extension("new"), text).unwrap();
         std::fs::rename(path.with_extension("new"), path).unwrap();
