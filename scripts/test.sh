@@ -11,7 +11,11 @@ PATH="$PATH:$HOME/.cargo/bin:/usr/sbin:/sbin"
 target=${CARGO_TARGET_DIR:-$PWD/target}
 
 # The tests start the real binary and preload the real library: both must exist and be current.
-cargo build --workspace
+# All tests are built along with them: some crates have more features with the dependencies of
+# tests, and would be built twice.
+targets=(--lib --bins --tests --examples)
+[[ " $* " == *" -p "* ]] && targets=()
+cargo build --workspace "${targets[@]}"
 
 schemathesis=$target/schemathesis/bin/schemathesis
 [ -x "$schemathesis" ] && export SCHEMATHESIS="$schemathesis"
