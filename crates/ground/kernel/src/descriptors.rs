@@ -28,9 +28,10 @@ pub fn send_with_descriptors(
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_DESCRIPTORS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     // The space is rounded up, so it alone does not tell.
-    let has_room = descriptors.len() <= MOST_DESCRIPTORS;
-    let rights = SendAncillaryMessage::ScmRights(descriptors);
-    if !descriptors.is_empty() && !(has_room && ancillary.push(rights)) {
+    if descriptors.len() > MOST_DESCRIPTORS {
+        return Err(Errno::INVAL);
+    }
+    if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
         return Err(Errno::INVAL);
     }
     sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, flags | SendFlags::NOSIGNAL)
