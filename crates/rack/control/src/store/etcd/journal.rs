@@ -32,26 +32,40 @@ struct Entry {
 
 /// Returns the operations that count: of several changes of a key, the last one. A transaction may
 /// name a key only once. Pure.
-pub(super) fn last_changes(ops: &[StoreOp]) -> Vec<&StoreOp> {
+fn last_changes(ops: &[StoreOp]) -> Vec<&StoreOp> {
     let mut known = HashSet::with_capacity(ops.len());
     let mut last: Vec<_> = ops.iter().rev().filter(|op| known.insert(key_of(op))).collect();
     last.reverse();
     last
 }
 
+/// Returns the requests of each transaction that carries a batch out, in order. Pure.
+fn transactions(ops: &[StoreOp]) -> Vec<Vec<Value>> {
+    let last = last_changes(ops);
+    let pieces: Vec<_> = last.chunks(OPS_LIMIT).collect();
+    let changes = pieces.iter().map(|piece| piece.iter().map(|op| request(op)).collect());
+    if pieces.len() <= 1 {
+        return changes.collect();
+    }
+    let journal = pieces.iter().enumerate().map(|(place, piece)| {
+        let entries: Vec<Entry> = piece.iter().map(|op| entry(op)).collect();
+        vec![put(&piece_key(place), json!(entries).to_string())]
+    });
+    let mark = vec![put(MARK_KEY, pieces.len().to_string())];
+    journal.chain([mark]).chain(changes).chain([removal()]).collect()
+}
+
+/// Removes the mark with the pieces, in one transaction.
+fn removal() -> Vec<Value> {
+    let pieces = json!({ "key": encode(PIECE_PREFIX), "range_end": encode(PIECE_END) });
+    let mark = json!({ "key": encode(MARK_KEY) });
+    [pieces, mark].map(|keys| json!({ "request_delete_range": keys })).into()
+}
+
 impl EtcdStore {
-    /// Carries out a batch, each key of which stands in it once, as a whole.
-    pub(super) fn carry_out(&mut self, ops: &[&StoreOp]) -> Result<(), StoreError> {
-        if ops.len() <= OPS_LIMIT {
-            return self.fenced(ops.iter().map(|op| request(op)).collect());
-        }
-        let pieces: Vec<_> = ops.chunks(OPS_LIMIT).collect();
-        self.write_journal(&pieces)?;
-        self.mark_journal(pieces.len())?;
-        for piece in pieces {
-            self.fenced(piece.iter().map(|op| request(op)).collect())?;
-        }
-        self.remove_journal()
+    /// Carries out a batch as a whole.
+    pub(super) fn carry_out(&mut self, ops: &[StoreOp]) -> Result<(), StoreError> {
+        transactions(ops).into_iter().try_for_each(|requests| self.fenced(requests))
     }
 
     /// Carries out what an earlier leader has left in a marked journal.
@@ -66,30 +80,7 @@ impl EtcdStore {
                 self.fenced(ops.iter().map(request).collect())?;
             }
         }
-        self.remove_journal()
-    }
-
-    fn write_journal(&mut self, pieces: &[&[&StoreOp]]) -> Result<(), StoreError> {
-        for (place, piece) in pieces.iter().enumerate() {
-            let entries: Vec<Entry> = piece.iter().map(|op| entry(op)).collect();
-            let text = json!(entries).to_string();
-            self.fenced(vec![put(&piece_key(place), text)])?;
-        }
-        Ok(())
-    }
-
-    fn mark_journal(&mut self, pieces: usize) -> Result<(), StoreError> {
-        self.fenced(vec![put(MARK_KEY, pieces.to_string())])
-    }
-
-    /// The mark goes with the pieces, in one transaction.
-    fn remove_journal(&mut self) -> Result<(), StoreError> {
-        let all = json!({ "key": encode(PIECE_PREFIX), "range_end": encode(PIECE_END) });
-        let mark = json!({ "key": encode(MARK_KEY) });
-        self.fenced(vec![
-            json!({ "request_delete_range": all }),
-            json!({ "request_delete_range": mark }),
-        ])
+        self.fenced(removal())
     }
 
     fn read_piece(&self, place: usize) -> Result<Vec<StoreOp>, StoreError> {
@@ -157,21 +148,17 @@ fn operation(entry: Entry) -> Result<StoreOp, StoreError> {
 pub(super) mod tests {
     use super::*;
 
-    /// A batch of which a leader that is killed has carried out `done` pieces; None: it had not
-    /// even marked the journal.
+    /// Carries out the first `count` transactions of a batch, as a leader that is killed then.
+    /// Returns whether these are all.
     pub(in crate::store::etcd) fn leave(
         store: &mut EtcdStore,
         ops: &[StoreOp],
-        done: Option<usize>,
-    ) {
-        let last = last_changes(ops);
-        let pieces: Vec<_> = last.chunks(OPS_LIMIT).collect();
-        store.write_journal(&pieces).expect("it leads");
-        let Some(done) = done else { return };
-        store.mark_journal(pieces.len()).expect("it leads");
-        for piece in &pieces[..done] {
-            store.fenced(piece.iter().map(|op| request(op)).collect()).expect("it leads");
-        }
+        count: usize,
+    ) -> bool {
+        let all = transactions(ops);
+        let is_all = count == all.len();
+        all.into_iter().take(count).for_each(|some| store.fenced(some).expect("it leads"));
+        is_all
     }
 
     #[test]
