@@ -16,7 +16,7 @@ mod worker;
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 use farpool_keyvault::frame::BROADCAST;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 pub use below::far::FarError;
 pub use clients::auth;
@@ -334,8 +334,7 @@ fn listen_tcp(address: SocketAddr, backlog: i32) -> std::io::Result<(OwnedFd, So
     Ok((listener.into(), bound))
 }
 
-/// Listens on a path; replaces a socket that a dead server left behind. Nobody can connect before
-/// the socket has its mode.
+/// Listens on a path; replaces a socket that a dead server left behind.
 fn listen_unix(path: &Path, settings: &Settings) -> Result<OwnedFd, ServerError> {
     let shown = path.display().to_string();
     let failed = |source| ServerError::Listen { address: shown.clone(), source };
@@ -345,14 +344,6 @@ fn listen_unix(path: &Path, settings: &Settings) -> Result<OwnedFd, ServerError>
         }
         std::fs::remove_file(path).map_err(failed)?;
     }
-    let refused = |errno: Errno| failed(errno.into());
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
-        .map_err(refused)?;
-    let address = SocketAddrUnix::new(path).map_err(refused)?;
-    rustix::net::bind(&socket, &address).map_err(refused)?;
-    let permissions = std::fs::Permissions::from_mode(settings.socket_mode);
-    std::fs::set_permissions(path, permissions).map_err(failed)?;
-    rustix::net::listen(&socket, settings.backlog).map_err(refused)?;
-    Ok(socket)
+    farpool_kernel::listen_unix(path, settings.socket_mode, settings.backlog)
+        .map_err(|errno| failed(errno.into()))
 }

@@ -1,8 +1,8 @@
 //! Sockets that a blade listens on.
 
 use super::ServeError;
+use farpool_kernel::listen_unix;
 use farpool_wire::Address;
-use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, ipproto,
@@ -47,22 +47,16 @@ impl Listener {
     }
 
     fn bind_unix(address: &Address, path: &Path, mode: u32) -> io::Result<Listener> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        let name = SocketAddrUnix::new(path)?;
-        match bind(&socket, &name) {
+        let socket = match listen_unix(path, mode, BACKLOG) {
             Err(Errno::ADDRINUSE) => {
-                remove_if_stale(path, &name)?;
-                bind(&socket, &name)?;
+                remove_if_stale(path, &SocketAddrUnix::new(path)?)?;
+                listen_unix(path, mode, BACKLOG)?
             }
             other => other?,
-        }
-        rustix::fs::chmod(path, Mode::from_raw_mode(mode))?; // connections fail until listen
+        };
         let stat = rustix::fs::stat(path)?;
         let file = Some((path.to_owned(), stat.st_dev, stat.st_ino));
-        let listener = Listener { socket, address: address.clone(), file };
-        listen(&listener.socket, BACKLOG)?;
-        Ok(listener)
+        Ok(Listener { socket, address: address.clone(), file })
     }
 
     fn bind_tcp(address: SocketAddr) -> io::Result<Listener> {

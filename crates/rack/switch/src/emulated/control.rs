@@ -9,17 +9,15 @@ use std::collections::HashMap;
 use std::io::{self, BufReader, Write};
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
-use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use farpool_kernel::lock;
+use farpool_kernel::{listen_unix, lock};
 use farpool_units::exactly;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use super::plane::SharedPlane;
 use crate::protocol::{
@@ -106,13 +104,7 @@ fn listen(path: &Path) -> io::Result<UnixListener> {
     if std::fs::symlink_metadata(path).is_ok_and(is_socket) {
         std::fs::remove_file(path)?;
     }
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    // No client can connect before the socket listens.
-    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
-    rustix::net::listen(&socket, BACKLOG)?;
-    Ok(UnixListener::from(socket))
+    Ok(listen_unix(path, 0o600, BACKLOG)?.into())
 }
 
 fn accept(shared: &Arc<Shared>, listener: &UnixListener) {
