@@ -24,6 +24,7 @@ use crate::directory::{BOARD, RunDirectory, is_in_another_run, keeper_of};
 use crate::holder::{memory_folder, share_memory};
 use crate::keeper::{self, Keeper};
 use crate::nursery::Nursery;
+use crate::priority::be_prompt;
 use crate::proc::start_ticks;
 use crate::rack::RackRun;
 use crate::renewal::Looks;
@@ -34,7 +35,7 @@ use crate::strain::Strain;
 use crate::talk::printable;
 use crate::uffd_guardian::end_orphans;
 use crate::waits::is_over;
-use crate::wards::{self, LEAVE, Wards};
+use crate::wards::{LEAVE, Wards};
 use crate::{Door, RunError, RunOptions, dialing, needs, stats};
 
 /// Name of a file in the directory of an attached run: its keeper may be told to leave. It holds
@@ -298,7 +299,7 @@ fn stay_with_tree(
     must_leave: &AtomicBool,
     told: impl FnOnce(Entered) -> Result<(), RunError>,
 ) -> Result<AttachEnd, RunError> {
-    wards::be_prompt();
+    be_prompt();
     wards.look(board);
     let (processes, threads, stopped) = wards.entered();
     if processes == 0 && wards.has_refusals() {

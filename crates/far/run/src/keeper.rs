@@ -12,7 +12,11 @@ use farpool_blade::{BladeConfig, Server, Serving};
 use farpool_board::{BOARD_VARIABLE, BladeOffer, Board, Counter, ProcessState, Settings, Slot};
 use farpool_units::{SUPERPAGE_BYTES, at_most, exactly};
 use farpool_wire::Address;
-use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, WaitOptions, pidfd_open};
+use rustix::io::Errno;
+use rustix::process::{
+    Pid, PidfdFlags, Resource, Rlimit, WaitId, WaitIdOptions, WaitOptions, WaitStatus, pidfd_open,
+    wait, waitid,
+};
 use signal_hook::consts::signal;
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
@@ -25,6 +29,7 @@ use crate::faults::{FaultRecorder, FaultTrace, Recording};
 use crate::holder::Holder;
 use crate::needs;
 use crate::outside::{self, EXIT_OUTSIDE, Outsiders, Strangers, WhenOutside};
+use crate::priority::{at_usual_priority, be_prompt};
 use crate::proc::{is_zombie, start_ticks};
 use crate::program;
 use crate::rack::RackRun;
@@ -34,7 +39,7 @@ use crate::sidecars;
 use crate::stats::{self, Peak, ProcessStatistics};
 use crate::strain::Strain;
 use crate::uffd_guardian::{UFFD_GUARDIAN_SOCKET, UffdGuardian};
-use crate::wards::{self, Wards};
+use crate::wards::Wards;
 use crate::{LIMIT_MIN_BYTES, LocalLimit, PERCENT_FLOOR_BYTES, RunError, RunOptions};
 
 /// Signals passed on to the program; those of the terminal reach it anyway.
@@ -112,7 +117,7 @@ fn run_recorded(
     let recording = recorder.map(|recorder| recorder.start(&board));
     let mut keeper = Keeper::new(board, Some(uffd_guardian), Strain::new(door, options.quiet));
     if wards.is_some() {
-        wards::be_prompt();
+        be_prompt();
     }
     keeper.wards = wards;
     keeper.strangers =
@@ -198,7 +203,7 @@ impl Keeper {
         let handle = |pid| pidfd_open(pid, PidfdFlags::empty()).ok();
         let mut ending = Pid::from_raw(program).and_then(handle);
         loop {
-            match rustix::process::wait(WaitOptions::NOHANG) {
+            match reap() {
                 Ok(Some((pid, wait_status))) => {
                     if pid.as_raw_nonzero().get() == program {
                         status = ExitStatus::from_raw(wait_status.as_raw());
@@ -340,6 +345,18 @@ fn limit_numbers(local: LocalLimit) -> (u64, u32) {
         LocalLimit::Bytes(bytes) => (bytes, 0),
         LocalLimit::Percent(percent) => (PERCENT_FLOOR_BYTES, percent),
     }
+}
+
+/// Reaps a child that has ended. Returns None if none has.
+///
+/// # Errors
+/// ECHILD if there are no children.
+fn reap() -> Result<Option<(Pid, WaitStatus)>, Errno> {
+    let ended = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    if waitid(WaitId::All, ended)?.is_none() {
+        return Ok(None);
+    }
+    at_usual_priority(|| wait(WaitOptions::NOHANG))
 }
 
 fn is_alive(pid: u32) -> bool {

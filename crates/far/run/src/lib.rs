@@ -26,6 +26,7 @@ mod kin;
 mod needs;
 mod nursery;
 mod outside;
+mod priority;
 mod proc;
 mod program;
 mod rack;

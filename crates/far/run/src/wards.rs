@@ -566,15 +566,6 @@ fn is_withdrawn(ward: &Ward, tries: &mut u32) -> bool {
     true
 }
 
-/// Lets the calling thread, and those it starts, check the tree in time, however many of the
-/// program's threads want the CPUs. If refused (it needs CAP_SYS_NICE), a busy machine sees the
-/// limit overrun.
-pub fn be_prompt() {
-    let parameter = libc::sched_param { sched_priority: 1 };
-    // SAFETY: 0 is the calling thread; a pointer to a live sched_param.
-    unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const parameter) };
-}
-
 /// The anonymous memory that the paged processes have published on the board.
 fn paged_bytes(board: &Board) -> u64 {
     board.processes().map(|slot| slot.get(Counter::ResidentPages) * PAGE_BYTES_U64).sum()

@@ -1,7 +1,12 @@
 //! `farpool attach --tree` and `--pool`, and `farpool detach` of a process of a run.
 
+use std::num::NonZero;
 use std::path::Path;
 use std::process::{Command, Output};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use farpool_e2e::jobs::{allowed_bytes, compile_c, scratch};
@@ -300,4 +305,53 @@ fn programs_whose_first_threads_have_ended_are_attached_to() {
         passes
     };
     require_as_usual(&passes("ends"), &passes("stays"));
+}
+
+/// Keeps all processors busy until dropped.
+struct Busy {
+    is_over: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Busy {
+    fn start() -> Busy {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let spin = || {
+            let is_over = Arc::clone(&is_over);
+            std::thread::spawn(move || while !is_over.load(Relaxed) {})
+        };
+        let count = std::thread::available_parallelism().map_or(1, NonZero::get);
+        let threads = (0..count).map(|_| spin()).collect();
+        Busy { is_over, threads }
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.is_over.store(true, Relaxed);
+        self.threads.drain(..).for_each(|thread| drop(thread.join()));
+    }
+}
+
+/// A keeper that reaped with its real-time priority waited in the kernel, for up to a second of
+/// processor time, for threads that it kept from the processor: one run in four.
+#[test]
+fn programs_with_many_threads_end_at_once_on_a_busy_machine() {
+    const RUNS: u32 = 24;
+    const MOST: Duration = Duration::from_millis(400);
+    if !have("gcc") {
+        return;
+    }
+    let _turn = turn();
+    let directory = scratch();
+    let ends = compile_c("ends", include_str!("sidecar/ends.c"), &["-pthread"], directory.path());
+    let _busy = Busy::start();
+    for run in 0..RUNS {
+        let running = Run::through(Door::Sidecar, "1GiB").program(&ends).patience(PATIENCE).start();
+        let keeper = running.pid();
+        wait_until("the keeper to end", PATIENCE, || (!tree::is_alive(keeper)).then_some(()));
+        let used = tree::processor_time(keeper).expect("it has not been reaped");
+        running.finish().require_success();
+        assert!(used < MOST, "run {run}: the keeper used {used:?} of a processor");
+    }
 }
