@@ -45,18 +45,27 @@ impl Rack {
         answer(self.url(), arguments)
     }
 
-    /// A program on host A that uses the rack for some seconds.
-    fn stress(&self, seconds: u32) -> Running {
-        let seconds = seconds.to_string();
+    /// A program on host A that uses the rack until it is told to end.
+    fn stress(&self) -> Running {
         let running = Run::far("24MiB")
             .args(["--pool", self.url(), "--host", "A", "--rate", "1GiB"])
             .own_program("farpool-stress")
-            .args(["--mib", "96", "--threads", "3", "--seconds", &seconds, "--seed", "5"])
-            .args(["--ops", OPS])
+            .args(["--mib", "96", "--threads", "3", "--seconds", "600", "--seed", "5"])
+            .args(["--ops", OPS, "--until"])
+            .args([self.over()])
             .patience(Duration::from_secs(150))
             .start();
         running.wait_until_far();
         running
+    }
+
+    /// Ends the programs normally, as if their time were over.
+    fn end_programs(&self) {
+        std::fs::write(self.over(), "").expect("a file");
+    }
+
+    fn over(&self) -> std::path::PathBuf {
+        self.folder.path().join("over")
     }
 
     /// The nodes that hold memory of segments that are ready.
@@ -78,7 +87,7 @@ impl Rack {
 fn programs_go_on_while_nodes_are_drained_and_the_controller_is_killed() {
     let _turn = turn();
     let mut rack = Rack::start();
-    let mut running = rack.stress(25);
+    let mut running = rack.stress();
     let first = rack.ready_on();
     assert!(
         !first.is_empty() && !first.contains(&"A".to_owned()),
@@ -110,6 +119,7 @@ fn programs_go_on_while_nodes_are_drained_and_the_controller_is_killed() {
     let output = ask(rack.url(), &["node", "show", name]);
     assert_eq!(output.status.code(), Some(3), "{name} has left the rack");
     assert!(running.is_running(), "its memory moved once more: {}", running.stderr());
+    rack.end_programs();
     let outcome = running.finish();
     outcome.require_success();
     outcome.require_far();
@@ -128,7 +138,7 @@ fn programs_go_on_while_nodes_are_drained_and_the_controller_is_killed() {
 fn a_node_that_dies_ends_exactly_the_programs_that_used_it() {
     let _turn = turn();
     let mut rack = Rack::start();
-    let running = rack.stress(60);
+    let running = rack.stress();
     let used = rack.ready_on();
     let (_, victim) = rack.nodes.iter_mut().find(|(name, _)| used[0] == *name).expect("used");
     victim.kill();
@@ -141,8 +151,9 @@ fn a_node_that_dies_ends_exactly_the_programs_that_used_it() {
         let node = rack.answer(&["node", "show", &used[0]]);
         (node["state"] != "up").then_some(())
     });
-    let again = rack.stress(3);
+    let again = rack.stress();
     assert!(!rack.ready_on().contains(&used[0]));
+    rack.end_programs();
     again.finish().require_success();
 }
 

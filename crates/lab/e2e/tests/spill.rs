@@ -2,21 +2,23 @@
 //! goes into its own host's memory, or into a file if that is short, and back to the rack when the
 //! rack has room again.
 
-use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::process::Command;
 
 use farpool_e2e::hog::Hog;
-use farpool_e2e::rack::{Daemon, UNHELD};
-use farpool_e2e::run::{Run, Running};
+use farpool_e2e::rack::Daemon;
+use farpool_e2e::run::Running;
+use farpool_e2e::stage::{PATIENCE, Stage};
 use farpool_e2e::{binaries, network, turn, wait_until};
-use farpool_hosts::{Host, Hosts, Wiring};
+use farpool_hosts::{Hosts, Wiring};
 
-const PATIENCE: Duration = Duration::from_secs(90);
+const A: usize = 0;
+const B: usize = 1;
 /// Each host's memory.
 const HOST_BYTES: u64 = 1 << 30;
 /// Memory in use on a host so that it lends nothing any more, and takes no spill into its memory.
 const HOG_BYTES: u64 = 760 << 20;
-const OPS: &str = "discard,pipe,heap,file";
+/// Pages that the program must fetch, and check, from wherever its data has moved to.
+const CHECKED_PAGES: u64 = 10_000;
 
 /// A lends to the program on B; the controller is on B, too. The fields are in the order in which
 /// they must be dropped.
@@ -24,85 +26,53 @@ struct Two {
     node: Daemon,
     /// The node of B, which lends nothing. The rack knows B by it.
     _borrower: Daemon,
-    url: String,
-    _control: Daemon,
-    folder: tempfile::TempDir,
-    hosts: Hosts,
+    stage: Stage,
 }
 
 impl Two {
     fn start() -> Option<Two> {
         let hosts =
             network::make(Hosts::builder(2, Wiring::Direct).memory_limit_bytes(HOST_BYTES))?;
-        let folder = tempfile::tempdir().expect("folder");
-        std::fs::write(folder.path().join("token"), "a-token-of-this-test").expect("token");
-        let listen = format!("{}:7080", hosts[1].address());
-        let store = format!("redb:{}", folder.path().join("control.redb").display());
-        let start = |host: &Host, arguments: &[&str]| {
-            Daemon::start_command(command(host, folder.path(), arguments), &[])
-        };
-        let control = ["control", "--listen", &listen, "--store", &store, "--allow-remote"];
-        let control = start(&hosts[1], &control);
-        let url = control.address.clone();
-        let listen = format!("tcp://{}:7070", hosts[0].address());
-        let node = ["node", "--control", &url, "--name", "A", "--donate", "512MiB"];
-        let ends = ["--listen", &listen, "--allow-remote-tcp", "--drain-timeout", "100ms"];
-        let node = start(&hosts[0], &[&node[..], &ends, &UNHELD].concat());
-        let borrower = start(&hosts[1], &["node", "--control", &url, "--name", "B"]);
-        let two = Two { node, _borrower: borrower, url, _control: control, folder, hosts };
-        two.wait_until_lent(512 << 20);
-        Some(two)
-    }
-
-    fn wait_until_lent(&self, bytes: u64) {
-        wait_until("A lends", PATIENCE, || {
-            let nodes = self.ask(&["node", "list"]);
-            let mut nodes = nodes["nodes"].as_array()?.iter();
-            let lends = |node: &serde_json::Value| node["lendable_bytes"].as_u64() >= Some(bytes);
-            nodes.any(lends).then_some(())
-        });
-    }
-
-    fn ask(&self, arguments: &[&str]) -> serde_json::Value {
-        let control = ["--control", &self.url, "--json"];
-        let mut command =
-            command(&self.hosts[1], self.folder.path(), &[arguments, &control].concat());
-        let output = command.stdin(Stdio::null()).output().expect("farpool");
-        let error = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{arguments:?}: {error}");
-        serde_json::from_slice(&output.stdout).expect("JSON")
+        let address = hosts[A].address();
+        let mut stage = Stage::new(hosts, B);
+        stage.start_control(&[]);
+        let node = stage.node(A, address, "512MiB");
+        Some(Two { node, _borrower: stage.borrower(B), stage })
     }
 
     /// States of all segments.
     fn segments(&self) -> Vec<String> {
-        let segments = self.ask(&["segment", "list"]);
-        let segments = segments["segments"].as_array().expect("a list").clone();
-        segments.iter().map(|segment| segment["state"].to_string()).collect()
+        self.stage.segments().iter().map(|segment| segment["state"].to_string()).collect()
     }
 
-    fn program(&self, seconds: &str) -> Running {
-        let directory = tempfile::tempdir().expect("directory");
-        let stats = directory.path().join("stats.json");
-        let words = ["run", "--local", "24MiB", "--pool", &self.url, "--host", "B"];
-        let more = ["--quota", "256MiB", "--allow-remote-tcp"];
-        let mut command =
-            command(&self.hosts[1], self.folder.path(), &[&words[..], &more].concat());
-        command.arg("--stats").arg(&stats);
-        let mut running = Run::with(command, Some(stats), Some(directory))
-            .own_program("farpool-stress")
-            .args(["--mib", "96", "--threads", "2", "--progress", "--seconds", seconds])
-            .args(["--seed", "3", "--ops", OPS])
-            .patience(Duration::from_secs(300))
-            .start();
+    /// Starts the program. It runs until it is told to end.
+    fn program(&self) -> Running {
+        let mut running = self.stage.program(B, "600");
         running.wait_for_output("filled", 2);
         running
     }
+
+    /// Waits until the program, which must run, has left A.
+    fn wait_until_left(&self, running: &mut Running) {
+        wait_until("nothing of A's is used any more", PATIENCE, || {
+            self.segments().is_empty().then_some(())
+        });
+        assert!(running.is_running(), "{}", running.stderr());
+    }
+
+    /// Ends the program. None of its data may be lost or wrong.
+    fn end(&self, running: Running) {
+        self.stage.end_programs();
+        let outcome = running.finish();
+        outcome.require_success().require_far();
+        assert!(!outcome.stderr.contains("lost"), "{}", outcome.stderr);
+    }
 }
 
-fn command(host: &Host, folder: &std::path::Path, arguments: &[&str]) -> Command {
-    let mut command = host.command(binaries::program("farpool"));
-    command.args(arguments).arg("--token-file").arg(folder.join("token"));
-    command
+/// Waits until the program has fetched pages from where its data is now.
+fn wait_until_used(running: &Running) {
+    let fetched = wait_until("the program's counters", PATIENCE, || running.fetched());
+    running.wait_until_fetched(fetched + CHECKED_PAGES);
 }
 
 #[test]
@@ -111,15 +81,13 @@ fn into_memory_and_back_to_the_rack() {
     let Some(two) = Two::start() else {
         return;
     };
-    let mut running = two.program("100");
+    let mut running = two.program();
     assert_eq!(two.segments(), ["\"ready\""]);
-    let hog = Hog::start(&two.hosts[0], HOG_BYTES);
-    wait_until("nothing of A's is used any more", PATIENCE, || {
-        two.segments().is_empty().then_some(())
-    });
-    assert!(running.is_running(), "{}", running.stderr());
+    let hog = Hog::start(&two.stage.hosts()[A], HOG_BYTES);
+    two.wait_until_left(&mut running);
     let said = running.stderr();
     assert!(said.contains("no node has room") && said.contains("this machine's memory"), "{said}");
+    wait_until_used(&running);
     drop(hog);
     wait_until("the rack has the data again", PATIENCE, || {
         (two.segments() == ["\"ready\""]).then_some(())
@@ -132,10 +100,8 @@ fn into_memory_and_back_to_the_rack() {
         (text.contains("tcp://") && !text.contains("spill.sock")).then_some(())
     });
     assert!(running.is_running(), "{}", running.stderr());
-    let outcome = running.finish();
-    outcome.require_success();
-    outcome.require_far();
-    assert!(!outcome.stderr.contains("lost"), "{}", outcome.stderr);
+    wait_until_used(&running);
+    two.end(running);
     assert!(two.node.end());
 }
 
@@ -145,16 +111,12 @@ fn into_a_file_where_memory_is_short() {
     let Some(two) = Two::start() else {
         return;
     };
-    let mut running = two.program("40");
-    let _own = Hog::start(&two.hosts[1], HOG_BYTES);
-    let _hog = Hog::start(&two.hosts[0], HOG_BYTES);
-    wait_until("nothing of A's is used any more", PATIENCE, || {
-        two.segments().is_empty().then_some(())
-    });
-    assert!(running.is_running(), "{}", running.stderr());
+    let mut running = two.program();
+    let _own = Hog::start(&two.stage.hosts()[B], HOG_BYTES);
+    let _hog = Hog::start(&two.stage.hosts()[A], HOG_BYTES);
+    two.wait_until_left(&mut running);
     let said = running.stderr();
     assert!(said.contains("it goes into a file in "), "{said}");
-    let outcome = running.finish();
-    outcome.require_success();
-    assert!(!outcome.stderr.contains("lost"), "{}", outcome.stderr);
+    wait_until_used(&running);
+    two.end(running);
 }

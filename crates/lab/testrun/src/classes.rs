@@ -18,13 +18,15 @@ pub(crate) enum Class {
 const PACKAGES: [(&str, Class); 2] = [("farpool-e2e", Class::Steady), ("farpool", Class::Waiting)];
 
 /// Test programs that differ from the rest of their package.
-const OTHERS: [(&str, &str, Class); 22] = [
+const OTHERS: [(&str, &str, Class); 24] = [
     ("farpool-e2e", "lib", Class::Quick),
     ("farpool-e2e", "spill", Class::Waiting),
     ("farpool-e2e", "collaborate", Class::Waiting),
     ("farpool-e2e", "rack_hosts", Class::Waiting),
     ("farpool-e2e", "deadline", Class::Waiting),
     ("farpool-e2e", "failures", Class::Waiting),
+    ("farpool-e2e", "sidecar_kills", Class::Waiting),
+    ("farpool-e2e", "sidecar_births", Class::Waiting),
     ("farpool-e2e", "rack", Class::Waiting),
     ("farpool-e2e", "kv_pool", Class::Waiting),
     ("farpool-e2e", "hosts", Class::Waiting),
