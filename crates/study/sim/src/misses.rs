@@ -3,11 +3,13 @@
 use std::fmt;
 use std::str::FromStr;
 
-use farpool_policy::cache::{Belady, CacheKind, CacheVisitor, Future, PageCache};
+use farpool_policy::cache::{Ageing, Belady, CacheKind, CacheVisitor, Future, PageCache, TinyLfu};
 use farpool_units::at_most;
 
 /// Seed of [`CacheKind::Random`]; fixed, so that the same question has the same answer.
 pub const RANDOM_SEED: u64 = 42;
+
+const FIFO: MissPolicy = MissPolicy::Online(CacheKind::Fifo);
 
 /// Requests between two reports of progress.
 const BLOCK_REQUESTS: usize = 1 << 20;
@@ -17,6 +19,8 @@ const BLOCK_REQUESTS: usize = 1 << 20;
 pub enum MissPolicy {
     /// A policy without knowledge of the future.
     Online(CacheKind),
+    /// W-TinyLFU as libCacheSim has it: its sketch ages by hits in the main part.
+    TinyLfuByHits,
     /// Belady's optimum, which knows the future.
     Belady,
 }
@@ -61,13 +65,14 @@ impl MissPolicy {
     pub fn name(self) -> &'static str {
         match self {
             Self::Online(kind) => kind.name(),
+            Self::TinyLfuByHits => "w-tinylfu-libcachesim",
             Self::Belady => "belady",
         }
     }
 
     /// Returns every policy, the bound last.
     pub fn all() -> impl Iterator<Item = Self> {
-        CacheKind::ALL.into_iter().map(Self::Online).chain([Self::Belady])
+        CacheKind::ALL.into_iter().map(Self::Online).chain([Self::TinyLfuByHits, Self::Belady])
     }
 }
 
@@ -101,6 +106,9 @@ impl CacheConfig {
         let capacity = self.capacity as u64;
         match self.policy {
             MissPolicy::Online(kind) => kind.memory_bytes(page_count, capacity, requests),
+            MissPolicy::TinyLfuByHits => {
+                CacheKind::TinyLfu.memory_bytes(page_count, capacity, requests)
+            }
             MissPolicy::Belady => Belady::memory_bytes(page_count, capacity, requests),
         }
     }
@@ -130,6 +138,14 @@ pub(crate) fn count(
         (MissPolicy::Online(kind), _) => {
             let visitor = Misses { pages, progress };
             kind.visit(page_count, config.capacity, RANDOM_SEED, visitor)
+        }
+        // With room for all pages none leaves, as in `CacheKind::visit`.
+        (MissPolicy::TinyLfuByHits, _) if config.capacity >= page_count.max(1) => {
+            count(trace, CacheConfig { policy: FIFO, ..config }, None, progress)
+        }
+        (MissPolicy::TinyLfuByHits, _) => {
+            let room = at_most(config.capacity);
+            run(pages, TinyLfu::with_ageing(page_count, room, Ageing::MainHits), progress)
         }
         (MissPolicy::Belady, Some(future)) => {
             // No trace has more pages than fit.

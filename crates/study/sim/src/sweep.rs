@@ -155,7 +155,10 @@ mod tests {
             assert!(refused.unwrap_err().to_string().starts_with(policy.name()));
         }
         let unknown = "mru".parse::<MissPolicy>().unwrap_err().to_string();
-        assert!(unknown.contains("\"mru\"") && unknown.ends_with("random, belady"), "{unknown}");
+        assert!(
+            unknown.contains("\"mru\"") && unknown.ends_with("w-tinylfu-libcachesim, belady"),
+            "{unknown}"
+        );
     }
 
     #[test]

@@ -42,7 +42,7 @@ const NAMES: [(MissPolicy, &str); 13] = [
     (MissPolicy::Online(CacheKind::Slru), "SLRU"),
     (MissPolicy::Online(CacheKind::TwoQ), "TwoQ"),
     (MissPolicy::Online(CacheKind::Lirs), "LIRS"),
-    (MissPolicy::Online(CacheKind::TinyLfu), "WTinyLFU"),
+    (MissPolicy::TinyLfuByHits, "WTinyLFU"),
     (MissPolicy::Online(CacheKind::Random), "Random"),
     (MissPolicy::Belady, "Belady"),
 ];

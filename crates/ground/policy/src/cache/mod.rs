@@ -29,8 +29,8 @@
 //! | belady | .068 / .167 | .048 / .121 | .525 / .905 | .275 / .476 | .034 / .125 | .134 / .347 | .365 / .365 |
 //!
 //! Counts are those of libCacheSim 0.3.5 to the last request for all but two (`farpool-sim`'s test
-//! `oracle`): [`TinyLfu`], whose sketch puts other pages on the same counters, and Random, whose
-//! victims are drawn independently here. Where a queue of libCacheSim would have no room, because
+//! `oracle`): [`TinyLfu`], whose sketch ages as its paper says ([`Ageing::MainHits`] is libCacheSim's
+//! way, and has its counts), and Random, whose victims are drawn independently here. Where a queue of libCacheSim would have no room, because
 //! its percentage of a small capacity rounds to zero, it has room for a page here; and where all
 //! pages fit, none leaves.
 
@@ -60,7 +60,7 @@ pub use s3_fifo::{
 };
 pub use slru::{SLRU_SEGMENTS, Slru};
 pub use tiny_lfu::{
-    TINY_LFU_PROBATION_PERCENT, TINY_LFU_SAMPLE_PER_PAGE, TINY_LFU_WINDOW_PERCENT, TinyLfu,
+    Ageing, TINY_LFU_PROBATION_PERCENT, TINY_LFU_SAMPLE_PER_PAGE, TINY_LFU_WINDOW_PERCENT, TinyLfu,
 };
 pub use two_q::{TWO_Q_FIRST_PERCENT, TWO_Q_GHOST_PERCENT, TwoQ};
 

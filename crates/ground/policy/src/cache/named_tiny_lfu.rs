@@ -3,6 +3,7 @@
 
 use super::sketch::NameSketch;
 use super::slru::Segments;
+use super::tiny_lfu::next_sample;
 use super::{TINY_LFU_PROBATION_PERCENT, TINY_LFU_SAMPLE_PER_PAGE, TINY_LFU_WINDOW_PERCENT};
 use super::{part, percent};
 use crate::list::IndexList;
@@ -16,7 +17,7 @@ pub struct NamedTinyLfu {
     main: Segments<2>,
     names: Vec<u32>,
     sketch: NameSketch,
-    /// Hits in the main part until the sketch ages.
+    /// References until the sketch ages.
     until_halved: u64,
     window_max: u32,
     capacity: u32,
@@ -60,7 +61,6 @@ impl NamedTinyLfu {
             && let Some(page) = self.window.pop_back()
         {
             self.main.insert(page);
-            self.sketch.add(self.names[page as usize]);
         }
     }
 
@@ -68,11 +68,13 @@ impl NamedTinyLfu {
         self.sketch.estimate(self.names[page as usize])
     }
 
-    fn age(&mut self) {
+    /// Counts a reference, as [`super::Ageing::Additions`].
+    fn count(&mut self, name: u32) {
+        self.sketch.add(name);
         self.until_halved -= 1;
         if self.until_halved == 0 {
             self.sketch.halve();
-            self.until_halved = (u64::from(self.main.capacity) * TINY_LFU_SAMPLE_PER_PAGE).max(1);
+            self.until_halved = next_sample(u64::from(self.capacity) * TINY_LFU_SAMPLE_PER_PAGE);
         }
     }
 }
@@ -104,20 +106,17 @@ impl Ranking for NamedTinyLfu {
         }
         self.names[page as usize] = name;
         self.window.push_front(page);
-        self.sketch.add(name);
+        self.count(name);
         self.settle();
     }
 
     fn touch(&mut self, page: u32, _: &mut Vec<u32>) -> bool {
-        if self.window.move_to_front(page) {
-            return true;
+        let is_held = self.window.move_to_front(page)
+            || self.main.reference(page, &mut |_| unreachable!("probation takes all"));
+        if is_held {
+            self.count(self.names[page as usize]);
         }
-        if !self.main.reference(page, &mut |_| unreachable!("probation takes all")) {
-            return false;
-        }
-        self.sketch.add(self.names[page as usize]);
-        self.age();
-        true
+        is_held
     }
 
     fn victim(&mut self, _: &mut Vec<u32>) -> Option<u32> {
@@ -131,7 +130,6 @@ impl Ranking for NamedTinyLfu {
             let Some(candidate) = candidate else { return self.main.evict() };
             let other = self.main.next_victim();
             let wins = other.is_none_or(|other| self.seen(candidate) > self.seen(other));
-            self.sketch.add(self.names[candidate as usize]);
             if !wins {
                 return Some(candidate);
             }
