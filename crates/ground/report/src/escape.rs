@@ -34,6 +34,20 @@ pub(crate) fn terminal(text: &str) -> String {
     text.chars().map(shown).collect()
 }
 
+/// Encodes `text` for the data of a `data:` address.
+pub(crate) fn percent_encoded(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len() * 2);
+    for byte in text.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'.' | b'-' | b'_' => {
+                safe.push(char::from(byte));
+            }
+            other => safe.push_str(&format!("%{other:02X}")),
+        }
+    }
+    safe
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -46,6 +60,7 @@ mod tests {
         assert!(!safe.contains('<') && !safe.contains('&'), "{safe}");
         let back: serde_json::Value = serde_json::from_str(&safe).expect("still JSON");
         assert_eq!(back["a"], "</script><!-- &");
+        assert_eq!(percent_encoded("a,\"b\"\n<é>"), "a%2C%22b%22%0A%3C%C3%A9%3E");
         assert_eq!(terminal("a\x1b[2Jb\n"), "a\u{fffd}[2Jb\u{fffd}");
     }
 }

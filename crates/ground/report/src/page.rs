@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::escape::{html, json_in_script};
+use crate::escape::{html, json_in_script, percent_encoded};
 use crate::file::{ReportError, write_atomically};
 use crate::plot::Plot;
 use crate::provenance::Provenance;
@@ -226,10 +226,12 @@ fn html_table(body: &mut String, table: &Table) {
 fn html_plot(body: &mut String, plot: &Plot, id: &str) {
     let _ = writeln!(
         body,
-        "<figure>\n<h3>{}</h3>\n{}<figcaption>{}</figcaption>\n</figure>",
+        "<figure>\n<h3>{}</h3>\n{}<figcaption>{} <a class=\"csv\" download=\"{id}.csv\" \
+         href=\"data:text/csv;charset=utf-8,{}\">CSV</a></figcaption>\n</figure>",
         html(plot.title()),
         plot.svg(id),
-        html(plot.description())
+        html(plot.description()),
+        percent_encoded(&plot.csv())
     );
 }
 

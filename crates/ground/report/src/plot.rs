@@ -59,6 +59,19 @@ impl Plot {
         }
     }
 
+    /// Returns what the plot shows as comma-separated values with a header.
+    pub(crate) fn csv(&self) -> String {
+        let rows = match self {
+            Plot::Lines(plot) => plot.csv(),
+            Plot::Bars(plot) => plot.csv(),
+        };
+        let line = |row: &Vec<String>| {
+            let fields: Vec<String> = row.iter().map(|field| csv_field(field)).collect();
+            fields.join(",") + "\n"
+        };
+        rows.iter().map(line).collect()
+    }
+
     /// Draws the plot; `id` makes the names in it unique on the page.
     pub(crate) fn svg(&self, id: &str) -> String {
         let (height, body) = match self {
@@ -72,6 +85,14 @@ impl Plot {
             html(self.title()),
             html(self.description()),
         )
+    }
+}
+
+/// Quotes a field that would not be one otherwise.
+fn csv_field(field: &str) -> String {
+    match field.contains([',', '"', '\n', '\r']) {
+        true => format!("\"{}\"", field.replace('"', "\"\"")),
+        false => field.to_owned(),
     }
 }
 
@@ -132,6 +153,19 @@ mod tests {
         assert_eq!(fitted("short", 100.0), "short");
         let cut = fitted("a rather long label", 60.0);
         assert!(cut.ends_with('\u{2026}') && text_width(&cut) <= 60.0, "{cut}");
+    }
+
+    #[test]
+    fn what_is_drawn_can_be_taken_along() {
+        let line = LinePlot::new("t", Axis::linear("size, GiB"), Axis::linear("ratio"))
+            .line(Line::new("a", [(1.0, 0.5), (2.0, 0.25)]).band([(0.4, 0.6), (0.2, 0.3)]));
+        let text = Plot::from(line).csv();
+        assert_eq!(
+            text,
+            "line,\"size, GiB\",ratio,lowest,highest\na,1,0.5,0.4,0.6\na,2,0.25,0.2,0.3\n"
+        );
+        let bars = BarPlot::grouped("t", "ms").bars(["a", "b"]).part("p", [1.0, 2.0]);
+        assert_eq!(Plot::from(bars).csv(), "ms,p\na,1\nb,2\n");
     }
 
     #[test]

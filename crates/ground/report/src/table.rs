@@ -195,6 +195,11 @@ impl Table {
         self
     }
 
+    /// True if it has no rows.
+    pub fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
     pub fn name(&self) -> &str {
         &self.name
     }

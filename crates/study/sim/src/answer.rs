@@ -2,9 +2,13 @@
 
 use farpool_report::{BarPlot, Cell, Column, Page, Provenance, Table};
 
+use crate::design::Design;
 use crate::engine::Outcome;
 use crate::experiment::{Experiment, Refused, Row};
 use crate::load::References;
+
+/// If the longest time is more than this many times the shortest, bars are shares.
+const WIDE_TIMES: f64 = 50.0;
 
 /// Picoseconds in a millisecond.
 const MS_PS: f64 = 1e9;
@@ -130,10 +134,16 @@ fn design_table(experiment: &Experiment, page_bytes: u64) -> Table {
     let mut table =
         Table::new("sources", "What a fetch takes when nothing else is going on", columns);
     for design in &experiment.designs {
-        let fetch_us = number(design.idle_fetch_ps(page_bytes)) / 1e6;
+        let fetch_us = fetch_us(design, page_bytes);
         table.row([design.name.clone().into(), fetch_us.into(), design.source.clone().into()]);
     }
     table
+}
+
+/// Returns the microseconds of a fetch; none where everything is local and nothing is fetched.
+#[must_use]
+pub fn fetch_us(design: &Design, page_bytes: u64) -> Option<f64> {
+    (!design.is_all_local()).then(|| number(design.idle_fetch_ps(page_bytes)) / 1e6)
 }
 
 fn labels(rows: &[&Row]) -> Vec<String> {
@@ -151,11 +161,34 @@ fn time_plot(rows: &[&Row], local: &Outcome) -> BarPlot {
     let outcomes: Vec<&Outcome> =
         std::iter::once(local).chain(rows.iter().map(|row| &row.outcome)).collect();
     let names = std::iter::once("everything local".to_owned()).chain(labels(rows));
-    let plot = BarPlot::stacked("Where the time goes", "ms")
-        .describe("Time of all threads by what they wait for")
-        .bars(names);
+    // Beside a disk every other bar would have no width: then each is drawn as shares of its own.
+    let total = |outcome: &Outcome| {
+        number(
+            outcome.compute_ps
+                + outcome.local_ps
+                + outcome.far_ps
+                + outcome.overflow_ps
+                + outcome.frame_ps
+                + outcome.migration_ps,
+        )
+    };
+    let totals = || outcomes.iter().map(|outcome| total(outcome));
+    let is_wide = totals().fold(0.0, f64::max) > totals().fold(f64::MAX, f64::min) * WIDE_TIMES;
+    let plot = match is_wide {
+        true => BarPlot::stacked("Where the time goes", "% of the time of each").describe(
+            "Time of all threads by what they wait for; the longest is many times the \
+                       shortest, so that each bar is one whole",
+        ),
+        false => BarPlot::stacked("Where the time goes", "ms")
+            .describe("Time of all threads by what they wait for"),
+    };
+    let plot = plot.bars(names);
     let part = |value: fn(&Outcome) -> u64| -> Vec<f64> {
-        outcomes.iter().map(|outcome| number(value(outcome)) / MS_PS).collect()
+        let shown = |outcome: &&Outcome| match is_wide {
+            true => number(value(outcome)) / total(outcome).max(1.0) * 100.0,
+            false => number(value(outcome)) / MS_PS,
+        };
+        outcomes.iter().map(shown).collect()
     };
     plot.part("computing", part(|outcome| outcome.compute_ps))
         .part("local memory", part(|outcome| outcome.local_ps))

@@ -199,7 +199,11 @@ pub(crate) fn cell(
     size: LocalSize,
     policy: CacheKind,
 ) -> Result<Row, Refused> {
-    let pages = size.pages(trace.page_count(), trace.page_bytes);
+    // What is all local has no far memory at any size.
+    let pages = match design.is_all_local() {
+        true => trace.page_count().max(1),
+        false => size.pages(trace.page_count(), trace.page_bytes),
+    };
     let one = program(experiment, trace, pages, policy);
     let programs = vec![one; experiment.clients.max(1) as usize];
     let mut outcomes = simulate(design, &programs).map_err(|error| Refused {

@@ -10,7 +10,12 @@ enum Scale {
     Linear,
     Log10,
     Log2,
+    /// Linear, or decimal where values are decades apart.
+    Wide,
 }
+
+/// Positive values further apart than this make a [`Scale::Wide`] axis logarithmic.
+const WIDE_TIMES: f64 = 300.0;
 
 /// The scale of one direction of a plot. Its label names the unit.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,6 +40,12 @@ impl Axis {
         Axis { scale: Scale::Log2, ..Axis::linear(label) }
     }
 
+    /// Creates an axis that is linear from zero, unless the values are decades apart: then it is
+    /// logarithmic.
+    pub fn wide(label: impl Into<String>) -> Axis {
+        Axis { scale: Scale::Wide, zero: true, ..Axis::linear(label) }
+    }
+
     /// Makes a linear axis begin at zero, so that lengths can be compared.
     #[must_use]
     pub fn from_zero(self) -> Axis {
@@ -43,19 +54,28 @@ impl Axis {
 
     /// True if `value` can be shown on this axis.
     pub(super) fn shows(&self, value: f64) -> bool {
-        value.is_finite() && (self.scale == Scale::Linear || value > 0.0)
+        let is_linear = matches!(self.scale, Scale::Linear | Scale::Wide);
+        value.is_finite() && (is_linear || value > 0.0)
     }
 
     /// Returns the section of the axis that holds all `values`, with its ticks.
     pub(super) fn fit(&self, values: impl IntoIterator<Item = f64>) -> Fitted {
-        let shown = values.into_iter().filter(|value| self.shows(*value));
+        let shown: Vec<f64> = values.into_iter().filter(|value| self.shows(*value)).collect();
+        if self.scale == Scale::Wide {
+            let positive = || shown.iter().copied().filter(|value| *value > 0.0);
+            let (least, most) =
+                (positive().fold(f64::MAX, f64::min), positive().fold(0.0, f64::max));
+            let scale = if most > least * WIDE_TIMES { Scale::Log10 } else { Scale::Linear };
+            return Axis { scale, ..self.clone() }.fit(shown);
+        }
+        let shown = shown.into_iter();
         let (mut low, mut high) =
             shown.fold((f64::MAX, f64::MIN), |(low, high), v| (low.min(v), high.max(v)));
         if low > high {
             (low, high) = (1.0, 1.0);
         }
         match self.scale {
-            Scale::Linear => linear(if self.zero { low.min(0.0) } else { low }, high),
+            Scale::Linear | Scale::Wide => linear(if self.zero { low.min(0.0) } else { low }, high),
             Scale::Log10 => powers(low, high, 10.0),
             Scale::Log2 => powers(low, high, 2.0),
         }
@@ -79,6 +99,15 @@ impl Fitted {
             true => (value.ln() - self.low.ln()) / (self.high.ln() - self.low.ln()),
             false => (value - self.low) / (self.high - self.low),
         }
+    }
+
+    /// True if `value` has a place: a logarithmic axis has none for zero.
+    pub(super) fn has(&self, value: f64) -> bool {
+        !self.log || value > 0.0
+    }
+
+    pub(super) fn is_log(&self) -> bool {
+        self.log
     }
 
     pub(super) fn label(&self, tick: f64) -> String {
@@ -183,6 +212,14 @@ mod tests {
         let axis = Axis::log("x").fit([1.0, 10.0]);
         assert_eq!(labels(&axis), ["1", "2", "5", "10"]);
         assert!(Axis::log2("x").fit([1.0, 2_f64.powi(40)]).ticks.len() <= TICKS_MAX);
+    }
+
+    #[test]
+    fn a_wide_axis_is_logarithmic_only_where_values_are_decades_apart() {
+        let near = Axis::wide("x").fit([0.0, 3.0, 200.0]);
+        assert!(!near.is_log() && near.has(0.0));
+        let far = Axis::wide("x").fit([0.0, 3.0, 200_000.0]);
+        assert!(far.is_log() && !far.has(0.0) && far.share(3.0) >= 0.0);
     }
 
     #[test]

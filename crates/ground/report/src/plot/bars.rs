@@ -17,7 +17,14 @@ const BELOW: f64 = 46.0;
 /// Widest space for the bars' names.
 const NAME_MAX: f64 = 240.0;
 
+/// If values side by side are further apart than this, the axis is logarithmic: on a linear one the
+/// smallest would be thinner than its own outline.
+const LINEAR_TIMES: f64 = 300.0;
+
 /// Bars, one or one group per name. Values that are negative or not finite have no length.
+///
+/// Bars side by side whose values are decades apart get a logarithmic axis by themselves; zeros have
+/// no length there. Stacked bars stay linear, as the lengths of their parts must add up.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BarPlot {
     pub(super) title: String,
@@ -85,6 +92,29 @@ impl BarPlot {
     }
 }
 
+impl BarPlot {
+    fn axis(&self) -> Axis {
+        let lengths = self.lengths();
+        let known = || lengths.iter().copied().filter(|length| *length > 0.0);
+        let (least, most) = (known().fold(f64::MAX, f64::min), known().fold(0.0, f64::max));
+        match !self.stacked && most > least * LINEAR_TIMES {
+            true => Axis::log(""),
+            false => Axis::linear("").from_zero(),
+        }
+    }
+
+    /// Returns the rows that the plot shows: the name of a bar, then its parts.
+    pub(super) fn csv(&self) -> Vec<Vec<String>> {
+        let names = self.parts.iter().map(|(name, _)| name.clone());
+        let header = std::iter::once(self.label.clone()).chain(names).collect();
+        let row = |(bar, name): (usize, &String)| {
+            let values = (0..self.parts.len()).map(|part| self.value(part, bar).to_string());
+            std::iter::once(name.clone()).chain(values).collect()
+        };
+        std::iter::once(header).chain(self.names.iter().enumerate().map(row)).collect()
+    }
+}
+
 /// Draws the plot. Returns its height and contents.
 pub(super) fn draw(plot: &BarPlot) -> (f64, String) {
     let mut body = String::new();
@@ -98,8 +128,9 @@ pub(super) fn draw(plot: &BarPlot) -> (f64, String) {
     let name_width =
         plot.names.iter().map(|name| text_width(name)).fold(0.0, f64::max).min(NAME_MAX);
     let (left, right) = (name_width + 18.0, WIDTH - RIGHT);
-    let axis = Axis::linear("").from_zero().fit(plot.lengths());
-    let x = |value: f64| left + axis.share(value) * (right - left);
+    let axis = plot.axis().fit(plot.lengths());
+    // On a logarithmic axis a bar begins at its left end.
+    let x = |value: f64| left + axis.share(value).max(0.0) * (right - left);
     let top = legend_height + 10.0;
     let row = match plot.stacked {
         true => BAR,
@@ -143,7 +174,7 @@ pub(super) fn draw(plot: &BarPlot) -> (f64, String) {
         at(right),
         at((left + right) / 2.0),
         at(bottom + 38.0),
-        html(&plot.label)
+        html(&if axis.is_log() { format!("{} (log)", plot.label) } else { plot.label.clone() })
     );
     (bottom + BELOW, body)
 }
@@ -217,6 +248,22 @@ mod tests {
             body.lines().filter(|l| l.contains("rect") && l.contains("a, ")).collect();
         let end = numbers(blocks[0], "x") + numbers(blocks[0], "width");
         assert!((end - numbers(blocks[1], "x")).abs() < 0.2, "{blocks:?}");
+    }
+
+    #[test]
+    fn values_that_are_decades_apart_can_all_be_seen() {
+        let values = [0.0, 0.4, 3.0, 2_421_431.0];
+        let plot = BarPlot::grouped("t", "%").bars(["a", "b", "c", "d"]).part("p", values);
+        let (_, body) = draw(&plot);
+        let widths: Vec<f64> = body
+            .lines()
+            .filter(|line| line.contains("rect") && line.contains(", p: "))
+            .map(|line| line.split(" width=\"").nth(1).and_then(|rest| rest.split('"').next()))
+            .map(|width| width.expect("there").parse().expect("a number"))
+            .collect();
+        assert_eq!(widths[0], 0.0, "nothing has no length");
+        assert!(widths[1] > 20.0 && widths.is_sorted(), "{widths:?}");
+        assert!(body.contains("% (log)"), "and the axis says so");
     }
 
     #[test]

@@ -79,6 +79,22 @@ impl LinePlot {
         self
     }
 
+    /// Returns the points of all lines: name, x, y, and the ends of the band.
+    pub(super) fn csv(&self) -> Vec<Vec<String>> {
+        let header = ["line", &self.x.label, &self.y.label, "lowest", "highest"];
+        let mut rows = vec![header.map(str::to_owned).to_vec()];
+        for line in &self.lines {
+            for (at, (x, y)) in line.points.iter().enumerate() {
+                let (low, high) = line.band.get(at).map_or_else(
+                    || (String::new(), String::new()),
+                    |(low, high)| (low.to_string(), high.to_string()),
+                );
+                rows.push(vec![line.name.clone(), x.to_string(), y.to_string(), low, high]);
+            }
+        }
+        rows
+    }
+
     fn fit(&self) -> (Fitted, Fitted) {
         let points = || self.lines.iter().flat_map(|line| &line.points);
         let bands = self.lines.iter().flat_map(|line| &line.band).flat_map(|(l, h)| [*l, *h]);
@@ -175,7 +191,8 @@ fn draw_axes(body: &mut String, frame: &Frame, plot: &LinePlot) {
 }
 
 fn draw_line(body: &mut String, frame: &Frame, plot: &LinePlot, index: usize, line: &Line) {
-    let shown = |(x, y): (f64, f64)| plot.x.shows(x) && plot.y.shows(y);
+    let shown =
+        |(x, y): (f64, f64)| plot.x.shows(x) && plot.y.shows(y) && frame.x.has(x) && frame.y.has(y);
     let place = |(x, y): (f64, f64)| format!("{},{}", at(frame.x(x)), at(frame.y(y)));
     let banded = || line.points.iter().zip(&line.band);
     let lows = banded().map(|((x, _), (low, _))| (*x, *low)).filter(|point| shown(*point));
@@ -204,7 +221,7 @@ fn draw_line(body: &mut String, frame: &Frame, plot: &LinePlot, index: usize, li
 }
 
 fn draw_references(body: &mut String, frame: &Frame, plot: &LinePlot) {
-    for (value, label) in plot.levels.iter().filter(|(value, _)| plot.y.shows(*value)) {
+    for (value, label) in plot.levels.iter().filter(|(y, _)| plot.y.shows(*y) && frame.y.has(*y)) {
         let y = frame.y(*value);
         let _ = writeln!(
             body,
@@ -218,7 +235,8 @@ fn draw_references(body: &mut String, frame: &Frame, plot: &LinePlot) {
             html(&fitted(label, frame.right - frame.left)),
         );
     }
-    for (value, label) in plot.uprights.iter().filter(|(value, _)| plot.x.shows(*value)) {
+    for (value, label) in plot.uprights.iter().filter(|(x, _)| plot.x.shows(*x) && frame.x.has(*x))
+    {
         let x = frame.x(*value);
         // The label goes to the side with more space.
         let rightwards = x < (frame.left + frame.right) / 2.0;

@@ -27,7 +27,10 @@ pub fn dense(catalog: &Catalog, only: Option<&str>, from: Provenance) -> Page {
     }
     page = page.table(table(catalog, &built)).plot(power_plot(&built));
     if built.iter().any(|built| built.requests_per_s.is_some()) {
-        page = page.plot(density_plot(catalog, &built)).plot(efficiency_plot(&built));
+        page = page
+            .plot(density_plot(catalog, &built))
+            .plot(power_against_requests(catalog, &built))
+            .plot(efficiency_plot(catalog, &built));
     }
     page.result(&built)
 }
@@ -126,32 +129,57 @@ fn power_plot(built: &[Built]) -> BarPlot {
         .part("power", built.iter().map(|built| built.power_w))
 }
 
+/// As Figures 3.14 and 3.15 of Gutierrez's thesis.
 fn density_plot(catalog: &Catalog, built: &[Built]) -> LinePlot {
-    let mut plot = LinePlot::new(
+    let plot = LinePlot::new(
         "Requests against memory",
         Axis::log("memory of a server (GB)"),
-        Axis::linear("million requests a second").from_zero(),
+        Axis::wide("million requests a second"),
     )
     .describe(
         "One point for each number of cores a stack: more cores serve more and leave room \
         for less.",
     );
+    by_design(plot, catalog, built, |it| Some((it.memory_gb, it.requests_per_s? / 1e6)))
+}
+
+/// As Figures 3.16 and 3.17.
+fn power_against_requests(catalog: &Catalog, built: &[Built]) -> LinePlot {
+    let plot = LinePlot::new(
+        "Requests against power",
+        Axis::linear("power of a server (W)"),
+        Axis::wide("million requests a second"),
+    )
+    .describe(
+        "One point for each number of cores a stack, up to the power that a server may draw.",
+    );
+    by_design(plot, catalog, built, |it| Some((it.power_w, it.requests_per_s? / 1e6)))
+}
+
+fn efficiency_plot(catalog: &Catalog, built: &[Built]) -> LinePlot {
+    let plot = LinePlot::new(
+        "Requests for a watt",
+        Axis::log2("cores a stack"),
+        Axis::wide("thousand requests a second and watt"),
+    )
+    .describe("At the power of the largest bandwidth of the memory.");
+    let point = |it: &Built| Some((f64::from(it.cores_per_stack), it.requests_per_j? / 1e3));
+    by_design(plot, catalog, built, point)
+}
+
+/// Adds a line for each design, with a point for each number of cores a stack.
+fn by_design(
+    mut plot: LinePlot,
+    catalog: &Catalog,
+    built: &[Built],
+    point: impl Fn(&Built) -> Option<(f64, f64)>,
+) -> LinePlot {
     for design in &catalog.designs {
         let of_design = built.iter().filter(|built| built.design == design.name);
-        let points: Vec<(f64, f64)> = of_design
-            .filter_map(|built| Some((built.memory_gb, built.requests_per_s? / 1e6)))
-            .collect();
+        let points: Vec<(f64, f64)> = of_design.filter_map(&point).collect();
         if !points.is_empty() {
             plot = plot.line(Line::new(design.name.clone(), points));
         }
     }
     plot
-}
-
-fn efficiency_plot(built: &[Built]) -> BarPlot {
-    let known = || built.iter().filter(|built| built.requests_per_j.is_some());
-    BarPlot::grouped("Requests for a watt", "thousand a second and watt")
-        .describe("At the power of the largest bandwidth.")
-        .bars(known().map(name))
-        .part("requests", known().map(|built| built.requests_per_j.unwrap_or(0.0) / 1e3))
 }

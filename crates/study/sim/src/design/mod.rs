@@ -200,6 +200,13 @@ impl Design {
         Ok(())
     }
 
+    /// True for [`Preset::Local`], whose local memory always holds everything; its far tier is
+    /// never used.
+    #[must_use]
+    pub fn is_all_local(&self) -> bool {
+        *self == Preset::Local.design()
+    }
+
     /// Returns the time to fetch one unit while link and device are otherwise idle.
     #[must_use]
     pub fn idle_fetch_ps(&self, page_bytes: u64) -> u64 {
