@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use farpool_policy::CacheKind;
 use farpool_sim::misses::{CacheConfig, DensePages, MissPolicy};
-use farpool_sim::mrc::{LruCurve, Rate, SampledCurve};
+use farpool_sim::mrc::{LruCurve, Population, Rate, SAMPLES, sampled_lru};
 use farpool_sim::sweep::{memory_bytes, sweep};
 use farpool_sim::synthetic::Synthetic;
 
@@ -111,19 +111,23 @@ fn curve(trace: DensePages<'_>, rounds: usize, lru_misses: &[u64]) {
 #[expect(clippy::cast_precision_loss, reason = "counts are below 2^53")]
 fn samples(trace: DensePages<'_>) -> Result<(), Box<dyn Error>> {
     let exact = LruCurve::new(trace, |_| {});
+    let of = Population::new(trace);
+    let sizes: Vec<usize> = (1..=64).map(|step| PAGES as usize * step / 64).collect();
     for share in [0.1, 0.01, 0.001] {
         let rate = Rate::new(share)?;
-        let (time_s, _) = best(1, || SampledCurve::new(trace, rate, 0));
-        let (curve, confidence) = SampledCurve::with_confidence(trace, rate, 5)?;
-        let apart = |capacity: usize| {
-            (curve.miss_ratio(capacity) - exact.misses(capacity) as f64 / REQUESTS as f64).abs()
-        };
-        let worst = (1..=64).map(|step| apart(PAGES as usize * step / 64)).fold(0.0, f64::max);
-        let mean = (1..=64).map(|step| apart(PAGES as usize * step / 64)).sum::<f64>() / 64.0;
+        let (time_s, estimate) = best(1, || sampled_lru(&of, &sizes, rate));
+        let estimate = estimate?;
+        let off = sizes
+            .iter()
+            .zip(&estimate.miss_ratios)
+            .map(|(size, ratio)| (ratio - exact.misses(*size) as f64 / REQUESTS as f64).abs());
+        let off: Vec<f64> = off.collect();
+        let worst = off.iter().copied().fold(0.0, f64::max);
+        let mean = off.iter().sum::<f64>() / 64.0;
         println!(
-            "sample of {share}: {:.0} M requests/s, error {mean:.4} on average, {worst:.4} at \
-             most; {confidence}",
-            rate_m(1, time_s)
+            "samples of {share}: {:.0} M requests/s each, error {mean:.4} on average, {worst:.4} \
+             at most; {estimate}",
+            rate_m(1, time_s) * SAMPLES as f64
         );
     }
     Ok(())

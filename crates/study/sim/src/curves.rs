@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::load::Pages;
 use crate::misses::{CacheConfig, DensePages, MissPolicy};
-use crate::mrc::{LruCurve, Rate, SampleError, SampledCurve, miniature};
+use crate::mrc::{Estimate, LruCurve, Miniature, Population, Rate, SampleError, sampled_lru};
 use crate::sweep::{self, Progress, sweep};
 
 /// Requests up to which [`Method::Auto`] counts the LRU curve exactly: about 10 s.
@@ -17,8 +17,6 @@ const EXACT_LRU_REQUESTS: u64 = 100_000_000;
 const EXACT_SWEEP_REQUESTS: u64 = 2_000_000_000;
 /// The share of the pages that a sample takes by default.
 const USUAL_RATE: f64 = 0.01;
-/// Samples of the LRU curve that are compared to estimate its error.
-const CONFIDENCE_SEEDS: usize = 5;
 
 /// How curves are made.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -54,6 +52,9 @@ pub struct Curve {
     /// The same as counts; only of exact curves.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub misses: Option<Vec<u64>>,
+    /// The estimated error of each miss ratio; only of sampled curves.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub errors: Option<Vec<f64>>,
     /// How it was made, and its estimated error.
     pub method: String,
 }
@@ -86,12 +87,14 @@ pub fn curves(
     mut progress: impl FnMut(Progress) + Send,
 ) -> Result<Vec<Curve>, SampleError> {
     let trace = DensePages { pages: &pages.pages, page_count: pages.page_count };
+    // Each page is numbered at its first touch, so all of them occur.
+    let of = Population::new(trace);
     question
         .policies
         .iter()
         .map(|&policy| match policy {
-            MissPolicy::Online(CacheKind::Lru) => lru(question, trace),
-            _ => other(question, trace, policy, &mut progress),
+            MissPolicy::Online(CacheKind::Lru) => lru(question, &of, trace),
+            _ => other(question, &of, trace, policy, &mut progress),
         })
         .collect()
 }
@@ -104,10 +107,20 @@ fn usual_rate() -> Result<Rate, SampleError> {
 fn exact(policy: MissPolicy, misses: Vec<u64>, requests: usize) -> Curve {
     let ratio = |&count: &u64| count as f64 / requests.max(1) as f64;
     let miss_ratios = misses.iter().map(ratio).collect();
-    Curve { policy: policy.name(), miss_ratios, misses: Some(misses), method: "exact".to_owned() }
+    Curve {
+        policy: policy.name(),
+        miss_ratios,
+        misses: Some(misses),
+        errors: None,
+        method: "exact".to_owned(),
+    }
 }
 
-fn lru(question: &CurvesQuestion, trace: DensePages<'_>) -> Result<Curve, SampleError> {
+fn lru(
+    question: &CurvesQuestion,
+    of: &Population<'_>,
+    trace: DensePages<'_>,
+) -> Result<Curve, SampleError> {
     let policy = MissPolicy::Online(CacheKind::Lru);
     let is_small = trace.pages.len() as u64 <= EXACT_LRU_REQUESTS;
     let rate = match question.method {
@@ -119,17 +132,23 @@ fn lru(question: &CurvesQuestion, trace: DensePages<'_>) -> Result<Curve, Sample
             return Ok(exact(policy, misses, trace.pages.len()));
         }
     };
-    let (curve, confidence) = SampledCurve::with_confidence(trace, rate, CONFIDENCE_SEEDS)?;
-    Ok(Curve {
+    let estimate = sampled_lru(of, &question.sizes, rate)?;
+    Ok(sampled(policy, "SHARDS", rate, estimate))
+}
+
+fn sampled(policy: MissPolicy, how: &str, rate: Rate, estimate: Estimate) -> Curve {
+    Curve {
         policy: policy.name(),
-        miss_ratios: question.sizes.iter().map(|&size| curve.miss_ratio(size)).collect(),
+        method: format!("{how}, {} of the pages: {estimate}", share(rate)),
+        miss_ratios: estimate.miss_ratios,
         misses: None,
-        method: format!("SHARDS, {} of the pages: {confidence}", share(rate)),
-    })
+        errors: Some(estimate.errors),
+    }
 }
 
 fn other(
     question: &CurvesQuestion,
+    of: &Population<'_>,
     trace: DensePages<'_>,
     policy: MissPolicy,
     progress: &mut (impl FnMut(Progress) + Send),
@@ -144,13 +163,9 @@ fn other(
             return Ok(exact(policy, misses, trace.pages.len()));
         }
     };
-    let answers = miniature(trace, &configs, rate, 0, question.threads, progress)?;
-    Ok(Curve {
-        policy: policy.name(),
-        miss_ratios: answers.iter().map(|answer| answer.miss_ratio).collect(),
-        misses: None,
-        method: format!("miniature simulation, {} of the pages", share(rate)),
-    })
+    let asked = Miniature { policy, capacities: &question.sizes, rate, threads: question.threads };
+    let estimate = asked.estimate(of, progress)?;
+    Ok(sampled(policy, "miniature simulation", rate, estimate))
 }
 
 fn share(rate: Rate) -> String {
@@ -169,11 +184,20 @@ pub fn page(
 ) -> Page {
     let of_footprint = |size: usize| size as f64 / pages.page_count.max(1) as f64 * 100.0;
     let columns = [Column::right("local").unit("%").decimals(1), Column::right("pages")];
-    let by_policy = curves.iter().map(|curve| Column::right(curve.policy).unit("%").decimals(3));
+    let by_policy = curves.iter().flat_map(|curve| {
+        let error = curve.errors.is_some().then(|| {
+            let name = format!("{}_error", curve.policy);
+            Column::right(name).title("+/-").unit("points").decimals(3)
+        });
+        std::iter::once(Column::right(curve.policy).unit("%").decimals(3)).chain(error)
+    });
     let mut table =
         Table::new("curves", "Misses of all references", columns.into_iter().chain(by_policy));
     for (at, &size) in question.sizes.iter().enumerate() {
-        let ratios = curves.iter().map(|curve| (curve.miss_ratios[at] * 100.0).into());
+        let ratios = curves.iter().flat_map(|curve| {
+            let error = curve.errors.as_ref().map(|errors| (errors[at] * 100.0).into());
+            std::iter::once((curve.miss_ratios[at] * 100.0).into()).chain(error)
+        });
         let place = [of_footprint(size).into(), (size as u64).into()];
         table.row(place.into_iter().chain(ratios));
     }
@@ -191,7 +215,14 @@ pub fn page(
     for curve in curves {
         let points = question.sizes.iter().zip(&curve.miss_ratios);
         let points = points.map(|(&size, ratio)| (of_footprint(size), ratio * 100.0));
-        plot = plot.line(Line::new(curve.policy, points));
+        let mut line = Line::new(curve.policy, points);
+        if let Some(errors) = &curve.errors {
+            let ends = curve.miss_ratios.iter().zip(errors);
+            line = line.band(ends.map(|(ratio, error)| {
+                ((ratio - error).max(0.0) * 100.0, (ratio + error).min(1.0) * 100.0)
+            }));
+        }
+        plot = plot.line(line);
     }
     let (requests, footprint) = (pages.pages.len(), pages.page_count as u64 * page_bytes);
     Page::new("Miss-ratio curves", provenance)

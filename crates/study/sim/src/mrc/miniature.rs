@@ -1,103 +1,133 @@
-//! Any policy's miss ratio, estimated by a small cache that sees a sample of the pages.
+//! Any policy's miss ratio, estimated by small caches that see a sample of the pages each.
 
-use super::sample::{Rate, Sample, SampleError};
-use super::sampled::scaled_down;
-use crate::misses::{CacheConfig, DensePages};
+use super::sample::{Population, Rate, Sample, SampleError};
+use super::sampled::{Estimate, SAMPLES};
+use crate::misses::{CacheConfig, MissPolicy};
 use crate::sweep::{self, Progress, sweep};
 
-/// The estimate of one configuration by a cache scaled down.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Miniature {
-    /// The configuration asked for.
-    pub config: CacheConfig,
-    /// The estimated share of requests that miss.
-    pub miss_ratio: f64,
-    /// Capacity of the small cache in pages: from a few dozen on, estimates are good.
-    pub scaled_capacity: usize,
+/// The question of a miniature simulation.
+#[derive(Debug, Clone, Copy)]
+pub struct Miniature<'q> {
+    /// The policy.
+    pub policy: MissPolicy,
+    /// At which sizes, in pages.
+    pub capacities: &'q [usize],
+    /// The share of the pages in each sample.
+    pub rate: Rate,
+    /// Threads to count with.
+    pub threads: usize,
 }
 
-/// Simulates each configuration on the sampled pages, its capacity scaled down alike. Results are
-/// in the order of `configs`. Requests that the sample has above or below its share count as hits.
-///
-/// # Errors
-/// A capacity of 0; no page in the sample.
-#[expect(clippy::cast_precision_loss, reason = "an estimate")]
-pub fn miniature(
-    trace: DensePages<'_>,
-    configs: &[CacheConfig],
-    rate: Rate,
-    seed: u64,
-    threads: usize,
-    progress: impl FnMut(Progress) + Send,
-) -> Result<Vec<Miniature>, SampleError> {
-    for config in configs {
-        config.check()?;
+impl Miniature<'_> {
+    /// Simulates the policy on samples of the pages, each capacity scaled down alike.
+    ///
+    /// Samples of half the rate show whether the policy behaves otherwise in a small cache: where
+    /// the working set moves, it may.
+    ///
+    /// # Errors
+    /// A capacity of 0; no page in a sample.
+    pub fn estimate(
+        &self,
+        of: &Population<'_>,
+        mut progress: impl FnMut(Progress) + Send,
+    ) -> Result<Estimate, SampleError> {
+        let mut samples = Vec::new();
+        let mut pages_min = usize::MAX;
+        for seed in 0..SAMPLES {
+            let sample = Sample::new(of, self.rate, seed)?;
+            pages_min = pages_min.min(sample.occurring);
+            samples.push(self.ratios(&sample, &mut progress)?);
+        }
+        let half = Rate::new(self.rate.share() / 2.0)?;
+        let mut halves = Vec::new();
+        for seed in SAMPLES..2 * SAMPLES {
+            match Sample::new(of, half, seed) {
+                Ok(sample) => halves.push(self.ratios(&sample, &mut progress)?),
+                // Then the deviation of the samples is large enough.
+                Err(SampleError::Empty(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(Estimate::of(&samples, &halves, pages_min))
     }
-    let sample = Sample::new(trace, rate, seed)?;
-    let scaled = scaled_configs(configs, rate);
-    let misses = sweep(sample.as_trace(), &scaled, threads, progress)?;
-    let expected = sample.requests_expected();
-    let answers =
-        configs.iter().zip(&scaled).zip(misses).map(|((config, scaled), misses)| Miniature {
-            config: *config,
-            miss_ratio: (misses as f64 / expected).min(1.0),
-            scaled_capacity: scaled.capacity,
-        });
-    Ok(answers.collect())
-}
 
-fn scaled_configs(configs: &[CacheConfig], rate: Rate) -> Vec<CacheConfig> {
-    let scaled = |config: &CacheConfig| CacheConfig {
-        capacity: scaled_down(config.capacity, rate).max(1),
-        ..*config
-    };
-    configs.iter().map(scaled).collect()
-}
+    fn ratios(
+        &self,
+        sample: &Sample,
+        progress: &mut (impl FnMut(Progress) + Send),
+    ) -> Result<Vec<f64>, SampleError> {
+        let scaled = |&capacity: &usize| CacheConfig {
+            policy: self.policy,
+            // A capacity of 0 is refused, not rounded up.
+            capacity: if capacity == 0 { 0 } else { sample.scaled_down(capacity) },
+        };
+        let configs: Vec<CacheConfig> = self.capacities.iter().map(scaled).collect();
+        let misses = sweep(sample.as_trace(), &configs, self.threads, progress)?;
+        Ok(misses.into_iter().map(|misses| sample.miss_ratio(misses)).collect())
+    }
 
-impl Miniature {
-    /// Estimates the bytes that [`miniature`] takes beside the trace.
+    /// Estimates the bytes that [`Miniature::estimate`] takes beside the trace: one sample at a
+    /// time.
     #[must_use]
     #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
-    pub fn memory_bytes(
-        page_count: u64,
-        requests: u64,
-        configs: &[CacheConfig],
-        rate: Rate,
-        threads: usize,
-    ) -> u64 {
-        let pages = (page_count as f64 * rate.share()).ceil() as u64;
-        let sampled = (requests as f64 * rate.share()).ceil() as u64;
-        Sample::memory_bytes(page_count, requests, rate)
-            + sweep::memory_bytes(pages, sampled, &scaled_configs(configs, rate), threads)
+    pub fn memory_bytes(&self, page_count: u64, requests: u64) -> u64 {
+        let share = self.rate.share();
+        let scaled = |capacity: &usize| CacheConfig {
+            policy: self.policy,
+            capacity: ((*capacity as f64 * share).round() as usize).max(1),
+        };
+        let configs: Vec<CacheConfig> = self.capacities.iter().map(scaled).collect();
+        let pages = (page_count as f64 * share).ceil() as u64;
+        let sampled = (requests as f64 * share).ceil() as u64;
+        Sample::memory_bytes(page_count, requests, self.rate)
+            + sweep::memory_bytes(pages, sampled, &configs, self.threads)
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::misses::{MissPolicy, count_misses};
+    use crate::misses::{DensePages, count_misses};
     use crate::synthetic::Synthetic;
 
     #[test]
     fn a_tenth_of_the_pages_tells_what_each_policy_misses() {
         let made = Synthetic::zipf(1 << 15, 300_000, 3);
         let trace = DensePages { pages: &made.pages, page_count: made.page_count };
-        let sizes = [3000, 10_000];
-        let configs: Vec<_> = MissPolicy::all()
-            .flat_map(|policy| sizes.map(|capacity| CacheConfig { policy, capacity }))
-            .collect();
-        let rate = Rate::new(0.1).unwrap();
-        let told = miniature(trace, &configs, rate, 1, 2, |_| {}).unwrap();
-        for (told, config) in told.iter().zip(&configs) {
-            #[expect(clippy::cast_precision_loss)]
-            let exact = count_misses(trace, *config).unwrap() as f64 / 300_000.0;
-            assert_eq!(told.config, *config);
-            assert_eq!(told.scaled_capacity, config.capacity / 10);
-            assert!(
-                (told.miss_ratio - exact).abs() < 0.02,
-                "{config:?}: {} {exact}",
-                told.miss_ratio
-            );
+        let (of, sizes) = (Population::new(trace), [3000, 10_000]);
+        for policy in MissPolicy::all() {
+            let rate = Rate::new(0.1).unwrap();
+            let asked = Miniature { policy, capacities: &sizes, rate, threads: 2 };
+            let told = asked.estimate(&of, |_| {}).unwrap();
+            for (at, &capacity) in sizes.iter().enumerate() {
+                let misses = count_misses(trace, CacheConfig { policy, capacity }).unwrap();
+                #[expect(clippy::cast_precision_loss)]
+                let off = (told.miss_ratios[at] - misses as f64 / 300_000.0).abs();
+                assert!(off < 0.02, "{policy} {capacity}: off by {off} {told:?}");
+                assert!(told.errors[at] < 0.05, "{policy} {capacity}: {told:?}");
+            }
         }
+    }
+
+    #[test]
+    fn room_for_all_pages_misses_first_touches_alone_for_every_policy() {
+        let made = Synthetic::cycle(6000, 60_000);
+        let trace = DensePages { pages: &made.pages, page_count: made.page_count };
+        let of = Population::new(trace);
+        for policy in MissPolicy::all() {
+            for rate in [0.01, 0.1] {
+                let rate = Rate::new(rate).unwrap();
+                let asked = Miniature { policy, capacities: &[6000], rate, threads: 1 };
+                let told = asked.estimate(&of, |_| {}).unwrap();
+                assert!((told.miss_ratios[0] - 0.1).abs() < 1e-9, "{policy}: {told:?}");
+            }
+        }
+        let asked = Miniature {
+            policy: MissPolicy::Belady,
+            capacities: &[0],
+            rate: Rate::new(0.1).unwrap(),
+            threads: 1,
+        };
+        assert!(asked.estimate(&of, |_| {}).is_err(), "no room at all");
     }
 }

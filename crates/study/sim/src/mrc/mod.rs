@@ -2,10 +2,13 @@
 //!
 //! * [`LruCurve`]: exact for LRU at every size, from one pass (Mattson et al., IBM Systems Journal
 //!   1970).
-//! * [`SampledCurve`]: the same from a sample of the pages (SHARDS, Waldspurger et al., FAST 2015),
+//! * [`sampled_lru`]: the same from samples of the pages (SHARDS, Waldspurger et al., FAST 2015),
 //!   with its estimated error.
-//! * [`miniature`]: any policy, on sampled pages in a cache scaled down (Waldspurger et al., ATC
-//!   2017).
+//! * [`Miniature`]: any policy, on sampled pages in caches scaled down (Waldspurger et al., ATC
+//!   2017), with its estimated error.
+//!
+//! What is known of the whole trace is never estimated: how many pages occur, and so how many
+//! references are first touches.
 //!
 //! Each reports beforehand how much memory it will take.
 
@@ -16,6 +19,6 @@ mod sampled;
 mod timeline;
 
 pub use exact::LruCurve;
-pub use miniature::{Miniature, miniature};
-pub use sample::{Rate, Sample, SampleError};
-pub use sampled::{Confidence, SampledCurve};
+pub use miniature::Miniature;
+pub use sample::{Population, Rate, Sample, SampleError};
+pub use sampled::{Estimate, SAMPLES, sampled_lru, sampled_lru_memory_bytes};

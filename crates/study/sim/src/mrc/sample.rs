@@ -39,17 +39,51 @@ impl Rate {
     }
 }
 
+/// A trace to take samples of, and what is known of it without any.
+#[derive(Debug, Clone, Copy)]
+pub struct Population<'t> {
+    pub(super) trace: DensePages<'t>,
+    /// Pages that occur, each of which misses once, at its first touch.
+    pub(super) occurring: usize,
+}
+
+impl<'t> Population<'t> {
+    /// Counts the pages that occur.
+    #[must_use]
+    pub fn new(trace: DensePages<'t>) -> Self {
+        Self { trace, occurring: occurring(trace) }
+    }
+
+    /// The share of requests that are first touches: no policy at any size misses less.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "a share")]
+    pub fn first_touch_ratio(&self) -> f64 {
+        self.occurring as f64 / self.trace.pages.len().max(1) as f64
+    }
+}
+
+fn occurring(trace: DensePages<'_>) -> usize {
+    let mut seen = vec![0u64; trace.page_count.div_ceil(64)];
+    for page in trace.pages {
+        seen[*page as usize / 64] |= 1 << (page % 64);
+    }
+    seen.iter().map(|word| word.count_ones() as usize).sum()
+}
+
 /// The references to the sampled pages, which are renumbered.
 #[derive(Debug)]
 pub struct Sample {
     /// The sampled page of each remaining reference.
     pub pages: Vec<u32>,
-    /// Sampled pages that occur.
+    /// Sampled pages, whether they occur or not.
     pub page_count: usize,
-    /// Requests of the whole trace.
-    pub requests: u64,
-    /// The rate of the sample.
-    pub rate: Rate,
+    /// Sampled pages that occur.
+    pub occurring: usize,
+    /// The share of the occurring pages that is in the sample: near its rate, and known exactly.
+    share: f64,
+    /// Requests and occurring pages of the whole trace.
+    requests: u64,
+    first_touches: u64,
 }
 
 impl Sample {
@@ -58,7 +92,8 @@ impl Sample {
     ///
     /// # Errors
     /// No page is chosen.
-    pub fn new(trace: DensePages<'_>, rate: Rate, seed: u64) -> Result<Self, SampleError> {
+    pub fn new(of: &Population<'_>, rate: Rate, seed: u64) -> Result<Self, SampleError> {
+        let trace = of.trace;
         let below = threshold(rate);
         let key = Rng::new(seed).next_u64();
         // Kept as bits: they are read once per request and must stay in the cache.
@@ -80,7 +115,17 @@ impl Sample {
         if pages.is_empty() {
             return Err(SampleError::Empty(trace.page_count));
         }
-        Ok(Self { pages, page_count: count, requests: trace.pages.len() as u64, rate })
+        let mut sample = Self {
+            pages,
+            page_count: count,
+            occurring: 0,
+            share: 1.0,
+            requests: trace.pages.len() as u64,
+            first_touches: of.occurring as u64,
+        };
+        sample.occurring = occurring(sample.as_trace());
+        sample.share = share(sample.occurring, of.occurring);
+        Ok(sample)
     }
 
     /// The sample as a trace.
@@ -89,18 +134,29 @@ impl Sample {
         DensePages { pages: &self.pages, page_count: self.page_count }
     }
 
-    /// Returns the requests that the sample should have at its rate; it has more or fewer, as
-    /// frequent pages are in or out.
+    /// Returns the capacity among sampled pages that stands for `capacity` among all. Room for all
+    /// pages is room for all sampled ones.
+    #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+    pub(super) fn scaled_down(&self, capacity: usize) -> usize {
+        ((capacity as f64 * self.share).round() as usize).max(1)
+    }
+
+    /// Estimates the share of all requests that miss where `misses` of the sample's do.
+    ///
+    /// First touches are known; only the other misses are estimated. Requests that the sample has
+    /// above or below its share count as hits (SHARDS-adj): they belong to the most frequent pages.
     #[expect(clippy::cast_precision_loss, reason = "an estimate")]
-    pub(super) fn requests_expected(&self) -> f64 {
-        self.requests as f64 * self.rate.0
+    pub(super) fn miss_ratio(&self, misses: u64) -> f64 {
+        let requests = self.requests as f64;
+        let again = misses.saturating_sub(self.occurring as u64) as f64 / self.share;
+        ((self.first_touches as f64 + again) / requests).min(1.0)
     }
 
     /// Estimates the bytes that a sample takes if references are spread evenly over pages.
     #[must_use]
     #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
     pub fn memory_bytes(page_count: u64, requests: u64, rate: Rate) -> u64 {
-        page_count / 8 + page_count / 16 + (requests as f64 * rate.0 * 8.0) as u64
+        page_count / 4 + page_count / 16 + (requests as f64 * rate.0 * 8.0) as u64
     }
 }
 
@@ -108,6 +164,11 @@ impl Sample {
 fn threshold(rate: Rate) -> u64 {
     // Saturates at a rate of 1, where every hash is below.
     (rate.0 * u64::MAX as f64) as u64
+}
+
+#[expect(clippy::cast_precision_loss, reason = "pages")]
+fn share(part: usize, of: usize) -> f64 {
+    part as f64 / of.max(1) as f64
 }
 
 /// The number of chosen pages before each word.
