@@ -68,6 +68,9 @@ pub struct CaptureArgs {
     /// Stop recording after N records; the program continues
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     pub max_records: Option<u64>,
+    /// Leave out the first N records: the program's start, for example
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub skip: u64,
     /// qemu-user to run the program with [default: qemu-x86_64 from PATH]
     #[arg(long, value_name = "FILE")]
     pub qemu: Option<PathBuf>,
@@ -108,8 +111,10 @@ pub enum TraceFormat {
     OracleGeneral,
     /// vscsiStats, version 1 or 2
     Vscsi,
-    /// Text with a header line: block or address, time, write, thread
+    /// Text with a header line: block, address or object, size, time, write, thread
     Csv,
+    /// A line each: 0x1234 R, LD 0x1234, or 0x1234
+    Ramulator,
 }
 
 /// What a number in a time column is.
@@ -118,12 +123,15 @@ pub enum TimeUnit {
     Ns,
     Us,
     S,
+    /// Seconds with decimals, such as 12.5
+    #[value(name = "decimal-s")]
+    DecimalS,
 }
 
 impl From<TimeUnit> for Clock {
     fn from(unit: TimeUnit) -> Self {
         match unit {
-            TimeUnit::Ns => Self::Nanoseconds,
+            TimeUnit::Ns | TimeUnit::DecimalS => Self::Nanoseconds,
             TimeUnit::Us => Self::Microseconds,
             TimeUnit::S => Self::Seconds,
         }
@@ -135,12 +143,13 @@ pub struct ImportArgs {
     /// Format of FROM
     #[arg(long, value_enum)]
     pub format: TraceFormat,
-    /// The file to read; decompressed if its name ends in .zst
+    /// The file to read; decompressed if it is text, or if its name ends in .zst or .gz
     pub from: PathBuf,
     /// The trace to write
     #[arg(short, long, value_name = "FILE")]
     pub out: PathBuf,
-    /// Block size, by which addresses are divided [default: lackey 64, vscsi 512, others 4KiB]
+    /// Block size, by which addresses are divided [default: lackey and ramulator
+    /// 64, vscsi 512, others 4KiB]
     #[arg(long, value_name = "SIZE")]
     pub block: Option<Size>,
     /// csv: the column of block numbers [default: block]
@@ -149,6 +158,18 @@ pub struct ImportArgs {
     /// csv: the column of addresses in bytes [default: address]
     #[arg(long, value_name = "NAME")]
     pub address_column: Option<String>,
+    /// csv: the column of objects' names, which may be any text
+    #[arg(long, value_name = "NAME")]
+    pub object_column: Option<String>,
+    /// csv: the column of objects' sizes in bytes; an object is as many blocks as its size takes
+    #[arg(long, value_name = "NAME")]
+    pub size_column: Option<String>,
+    /// csv: the first line is data; columns are named 1, 2, 3, ...
+    #[arg(long)]
+    pub no_header: bool,
+    /// oracleGeneral: an object is as many blocks as its size takes, not one
+    #[arg(long)]
+    pub sizes: bool,
     /// csv: the column of times, which must not decrease [default: time]
     #[arg(long, value_name = "NAME")]
     pub time_column: Option<String>,

@@ -15,7 +15,9 @@ use farpool_trace::{CacheFilter, Columns, Filter, PageFilter, TraceInfo, TraceRe
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::args::{CaptureArgs, ExportArgs, ImportArgs, TraceAction, TraceArgs, TraceFormat, Via};
+use crate::args::{
+    CaptureArgs, ExportArgs, ImportArgs, TimeUnit, TraceAction, TraceArgs, TraceFormat, Via,
+};
 use crate::config::UsageError;
 use crate::terminal::{counter, print};
 use crate::values::{CacheLevel, LocalLimit, Size};
@@ -38,8 +40,8 @@ fn capture(args: CaptureArgs) -> anyhow::Result<u8> {
     let out = args.out.ok_or_else(|| UsageError("--out FILE is missing".to_owned()))?;
     if args.via == Via::Fault {
         let is_qemus = args.unfiltered || args.pages.is_some() || args.time.is_some();
-        if is_qemus || args.max_records.is_some() || args.qemu.is_some() {
-            let refusal = "--unfiltered, --pages, --time, --max-records and --qemu belong to \
+        if is_qemus || args.max_records.is_some() || args.skip > 0 || args.qemu.is_some() {
+            let refusal = "--unfiltered, --pages, --time, --max-records, --skip and --qemu belong to \
                            captures under qemu-user, not to --via fault";
             return Err(UsageError(refusal.to_owned()).into());
         }
@@ -66,7 +68,14 @@ fn capture(args: CaptureArgs) -> anyhow::Result<u8> {
         Some(runs) => Some(capture::time_native(&command, runs, &interrupted)?),
         None => None,
     };
-    let settings = QemuSettings { qemu, plugin, filter, native, max_records: args.max_records };
+    let settings = QemuSettings {
+        qemu,
+        plugin,
+        filter,
+        native,
+        max_records: args.max_records,
+        skip_records: args.skip,
+    };
     let running = QemuCapture::start(&command, &settings, &out)?;
     let process = i32::try_from(running.process()).ok().and_then(rustix::process::Pid::from_raw);
     let shown = counter("references recorded");
@@ -176,6 +185,7 @@ fn import_trace(args: ImportArgs) -> anyhow::Result<u8> {
         TraceFormat::Lackey => (Format::Lackey, 64),
         TraceFormat::OracleGeneral => (Format::OracleGeneral, 4096),
         TraceFormat::Vscsi => (Format::Vscsi, 512),
+        TraceFormat::Ramulator => (Format::Ramulator, 64),
         TraceFormat::Csv => {
             let columns = CsvColumns {
                 block: args.block_column,
@@ -184,12 +194,16 @@ fn import_trace(args: ImportArgs) -> anyhow::Result<u8> {
                 time_unit: args.time_unit.into(),
                 write: args.write_column,
                 thread: args.thread_column,
+                object: args.object_column,
+                size: args.size_column,
+                has_header: !args.no_header,
+                has_decimal_seconds: args.time_unit == TimeUnit::DecimalS,
             };
             (Format::Csv(columns), 4096)
         }
     };
-    let options =
-        ImportOptions { format, block_bytes: args.block.map_or(usual_bytes, |size| size.0) };
+    let block_bytes = args.block.map_or(usual_bytes, |size| size.0);
+    let options = ImportOptions { format, block_bytes, sized: args.sizes };
     let shown = counter("records read");
     let result =
         import(&args.from, &args.out, &options, &mut |records| shown.set_position(records));

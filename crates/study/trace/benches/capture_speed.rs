@@ -146,6 +146,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         filter: Filter::Caches(CacheFilter::default()),
         native: None,
         max_records: None,
+        skip_records: 0,
     };
     let window = PageFilter { window_accesses: PAGE_WINDOW_ACCESSES };
     let pages = QemuSettings { filter: Filter::Pages(window), ..lines.clone() };

@@ -98,8 +98,9 @@ proptest! {
 }
 
 /// `fuzz/` does the same for any length of time.
-fn every_format() -> [Format; 4] {
-    [Format::Lackey, Format::OracleGeneral, Format::Vscsi, Format::Csv(CsvColumns::default())]
+fn every_format() -> [Format; 5] {
+    let csv = Format::Csv(CsvColumns::default());
+    [Format::Lackey, Format::OracleGeneral, Format::Vscsi, csv, Format::Ramulator]
 }
 
 #[test]
@@ -121,7 +122,7 @@ fn a_line_without_end_is_refused_before_it_fills_memory() {
     const READ_BYTES_MAX: u64 = 1 << 20;
     for format in [Format::Lackey, Format::Csv(CsvColumns::default())] {
         let mut endless = BufReader::new(std::io::repeat(b'1').take(READ_BYTES_MAX));
-        let options = ImportOptions { format, block_bytes: 64 };
+        let options = ImportOptions { format, block_bytes: 64, sized: false };
         let place = Path::new("endless");
         let refusal = read_records(place, &mut endless, &options, &mut |_| Ok(())).unwrap_err();
         assert!(refusal.to_string().contains("endless: row 1: longer than"), "{refusal}");
@@ -137,7 +138,7 @@ fn vscsi_versions_are_told_apart_whatever_the_pieces() {
     let mut record = [0; 32];
     record[15] = 1;
     let mut pieces = BufReader::with_capacity(7, &record[..]);
-    let options = ImportOptions { format: Format::Vscsi, block_bytes: 512 };
+    let options = ImportOptions { format: Format::Vscsi, block_bytes: 512, sized: false };
     let count = read_records(Path::new("pieces"), &mut pieces, &options, &mut |_| Ok(()));
     assert_eq!(count.unwrap(), 1);
     exercise::import_any(&record, &Format::Vscsi);
@@ -213,7 +214,7 @@ fn imported(
     let folder = TempDir::new().unwrap();
     let (from, to) = (folder.path().join(name), folder.path().join("out.parquet"));
     std::fs::write(&from, bytes).unwrap();
-    let options = ImportOptions { format, block_bytes };
+    let options = ImportOptions { format, block_bytes, sized: false };
     let result = import(&from, &to, &options, &mut |_| ());
     assert_eq!(to.exists(), result.is_ok(), "no file of a failed import");
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1 + usize::from(result.is_ok()));
@@ -336,7 +337,7 @@ fn an_export_is_imported_as_the_same_pages() {
     let bytes = zstd::decode_all(std::fs::File::open(&out).unwrap()).unwrap();
     let next = |at: usize| i64::from_le_bytes(bytes[at * 24 + 16..][..8].try_into().unwrap());
     assert_eq!([0, 1, 2, 3, 4].map(next), [2, 5, -1, -1, -1]);
-    let options = ImportOptions { format: Format::OracleGeneral, block_bytes: 4096 };
+    let options = ImportOptions { format: Format::OracleGeneral, block_bytes: 4096, sized: false };
     import(&out, &back, &options, &mut |_| ()).unwrap();
     let pages: Vec<u64> = read(&back).unwrap().iter().map(|r| r.block).collect();
     assert_eq!(pages, [0, 0, 1, 10, 0]);
@@ -370,4 +371,82 @@ fn nothing_but_a_regular_file_is_replaced() {
     write(&link, &[Record { block: 1, ticks: 1, access: Access::Read, thread: 0 }]);
     assert!(link.is_symlink());
     assert_eq!(read(&target).unwrap().len(), 1);
+}
+
+fn blocks(content: &[u8], name: &str, format: Format) -> Vec<u64> {
+    let records = imported(name, content, format, 4096).unwrap();
+    records.iter().map(|record| record.block).collect()
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut to = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    to.write_all(bytes).unwrap();
+    to.finish().unwrap()
+}
+
+#[test]
+fn lines_of_ramulator_are_read_in_either_order() {
+    let text = b"# comment\n0x1000 R\n0x2000 W\nLD 0x3000\nST 4096\n\n0x5000\n";
+    let records = imported("t.trace", text, Format::Ramulator, 4096).unwrap();
+    let kinds: Vec<_> = records.iter().map(|it| (it.block, it.access.is_write())).collect();
+    assert_eq!(kinds, [(1, false), (2, true), (3, false), (1, true), (5, false)]);
+    for bad in ["0x1000 X\n", "hello\n", "LD\n", "0x1 0x2 R\n"] {
+        let refusal = imported("t.trace", bad.as_bytes(), Format::Ramulator, 4096).unwrap_err();
+        assert!(refusal.contains("t.trace") && refusal.contains("0x1234 R"), "{refusal}");
+    }
+}
+
+#[test]
+fn compressed_text_is_unpacked_whatever_its_name() {
+    let csv = || Format::Csv(CsvColumns::default());
+    let text = b"block,write\n7,st\n9,LD\n";
+    for name in ["t.csv", "t.csv.gz"] {
+        assert_eq!(blocks(&gzip(text), name, csv()), [7, 9], "{name}");
+    }
+    assert_eq!(blocks(&zstd::encode_all(&text[..], 1).unwrap(), "t.csv", csv()), [7, 9]);
+    // Binary records may begin like gzip; only a name tells.
+    let refusal = imported("t.gz", b"no gzip", Format::OracleGeneral, 4096).unwrap_err();
+    assert!(refusal.contains("t.gz"), "{refusal}");
+}
+
+#[test]
+fn objects_have_names_and_sizes_and_files_need_no_header() {
+    let columns = CsvColumns {
+        object: Some("2".to_owned()),
+        size: Some("3".to_owned()),
+        time: Some("1".to_owned()),
+        has_header: false,
+        has_decimal_seconds: true,
+        ..CsvColumns::default()
+    };
+    let text = b"0.5;\"photo; large\";9000\n0.75;page;1\n1;\"photo; large\";9000\n";
+    let records = imported("t.csv", text, Format::Csv(columns), 4096).unwrap();
+    let object = 1_u64 << 24;
+    let found: Vec<u64> = records.iter().map(|record| record.block).collect();
+    assert_eq!(found, [0, 1, 2, object, 0, 1, 2]);
+    let ticks: Vec<u64> = records.iter().map(|record| record.ticks).collect();
+    assert_eq!(ticks, [0, 0, 0, 250_000_000, 250_000_000, 0, 0]);
+    let columns = CsvColumns { object: Some("id".to_owned()), ..CsvColumns::default() };
+    let text = "\u{feff}id\twrite\nalpha\tr\nbeta\tw\nalpha\tr\n";
+    assert_eq!(blocks(text.as_bytes(), "t.csv", Format::Csv(columns)), [0, object, 0]);
+    let columns = CsvColumns { time: Some("t".to_owned()), ..CsvColumns::default() };
+    let text = b"block,t\n1,0.5\n";
+    let refusal = imported("t.csv", text, Format::Csv(columns), 4096).unwrap_err();
+    assert!(refusal.contains("decimal-s"), "{refusal}");
+}
+
+#[test]
+fn sizes_of_oracle_general_count_if_asked_for() {
+    let folder = TempDir::new().unwrap();
+    let from = folder.path().join("t.oracleGeneral");
+    let record = |object: u64, size: u32| {
+        let bytes = [&0_u32.to_le_bytes()[..], &object.to_le_bytes(), &size.to_le_bytes()];
+        [bytes.concat(), (-1_i64).to_le_bytes().to_vec()].concat()
+    };
+    std::fs::write(&from, [record(77, 4097), record(5, 1)].concat()).unwrap();
+    let to = folder.path().join("t.parquet");
+    let options = ImportOptions { format: Format::OracleGeneral, block_bytes: 4096, sized: true };
+    import(&from, &to, &options, &mut |_| ()).unwrap();
+    let found: Vec<u64> = read(&to).unwrap().iter().map(|record| record.block).collect();
+    assert_eq!(found, [0, 1, 1 << 24]);
 }

@@ -28,6 +28,8 @@ pub struct QemuSettings {
     pub native: Option<NativeRun>,
     /// Recording ends after this many records; the program goes on.
     pub max_records: Option<u64>,
+    /// This many records at the beginning are left out.
+    pub skip_records: u64,
 }
 
 impl Default for CacheFilter {
@@ -71,6 +73,9 @@ pub struct QemuCapture {
     ring: Ring,
     writer: TraceWriter,
     max_records: u64,
+    /// Records still to leave out, and how many were.
+    to_skip: u64,
+    skipped: u64,
     is_full: bool,
     native: Option<NativeRun>,
     /// The file that the process runs: QEMU's, until the program replaces itself.
@@ -122,6 +127,8 @@ impl QemuCapture {
             ring,
             writer,
             max_records,
+            to_skip: settings.skip_records,
+            skipped: 0,
             is_full: false,
             native: settings.native,
             loaded,
@@ -151,6 +158,13 @@ impl QemuCapture {
         };
         let counts = self.ring.counts();
         let notes = self.notes(status, counts);
+        if self.writer.records() == 0 && self.skipped > 0 {
+            let reason = format!(
+                "{status}, after {} records: all of them were to be left out",
+                self.skipped
+            );
+            return Err(TraceError::Capture(reason));
+        }
         if self.writer.records() == 0 {
             let reason = format!("{status}, and nothing was recorded: QEMU's message is above");
             return Err(TraceError::Capture(reason));
@@ -173,6 +187,12 @@ impl QemuCapture {
             ));
         } else if counts.execs > 0 {
             notes.push(format!("{} programs started by exec ran unrecorded", counts.execs));
+        }
+        if self.skipped > 0 {
+            notes.push(format!(
+                "the first {} records were left out; a native time is that of the whole program",
+                self.skipped
+            ));
         }
         if self.is_full {
             notes.push(format!("recording ended at {} records, as asked", self.max_records));
@@ -216,7 +236,13 @@ impl QemuCapture {
     fn drain(&mut self) -> Result<u64, TraceError> {
         let (writer, max_records, is_full) =
             (&mut self.writer, self.max_records, &mut self.is_full);
+        let (to_skip, skipped) = (&mut self.to_skip, &mut self.skipped);
         let count = self.ring.drain(|record| {
+            if *to_skip > 0 {
+                *to_skip -= 1;
+                *skipped += 1;
+                return Ok(());
+            }
             if writer.records() < max_records {
                 return writer.push(record);
             }

@@ -3,7 +3,9 @@
 
 mod csv;
 mod lackey;
+mod objects;
 mod oracle_general;
+mod ramulator;
 mod vscsi;
 
 pub use csv::CsvColumns;
@@ -28,11 +30,18 @@ pub enum Format {
     Vscsi,
     /// Text with named columns.
     Csv(CsvColumns),
+    /// Text with an address and what was done a line, as Ramulator reads it.
+    Ramulator,
 }
 
 impl Format {
     /// The names on the command line.
-    pub const NAMES: [&str; 4] = ["lackey", "oracleGeneral", "vscsi", "csv"];
+    pub const NAMES: [&str; 5] = ["lackey", "oracleGeneral", "vscsi", "csv", "ramulator"];
+
+    /// True for text, in which a compressed file can be told by how it begins.
+    fn is_text(&self) -> bool {
+        matches!(self, Self::Lackey | Self::Csv(_) | Self::Ramulator)
+    }
 }
 
 /// Options of an import.
@@ -43,6 +52,8 @@ pub struct ImportOptions {
     /// Bytes of a block: the unit of an address (lackey: lines of 64) or of a foreign object
     /// number.
     pub block_bytes: u64,
+    /// oracleGeneral: an object is as many blocks as its size takes, not one.
+    pub sized: bool,
 }
 
 /// A foreign trace whose beginning has been read.
@@ -83,7 +94,8 @@ impl From<std::io::Error> for Wrong {
 /// Reads `from` and writes the trace `to`; `progress` is called with the number of records now and
 /// then.
 ///
-/// A file whose name ends in `.zst` is decompressed. Nothing is left at `to` unless all of it was
+/// A file whose name ends in `.zst` or `.gz` is decompressed, and so is text that is compressed
+/// whatever its name. Nothing is left at `to` unless all of it was
 /// read.
 ///
 /// # Errors
@@ -95,13 +107,14 @@ pub fn import(
     progress: &mut dyn FnMut(u64),
 ) -> Result<u64, TraceError> {
     check_block_bytes(from, options)?;
-    let mut input = open(from)?;
+    let mut input = open(from, options.format.is_text())?;
     let opened = open_records(from, &mut *input, options)?;
     let name = match &options.format {
         Format::Lackey => "import lackey",
         Format::OracleGeneral => "import oracleGeneral",
         Format::Vscsi => "import vscsi",
         Format::Csv(_) => "import csv",
+        Format::Ramulator => "import ramulator",
     };
     let mut writer =
         TraceWriter::create(to, TraceInfo::new(name, options.block_bytes, opened.clock))?;
@@ -148,7 +161,10 @@ fn open_records<'a>(
 ) -> Result<Opened<'a>, TraceError> {
     let opened = match &options.format {
         Format::Lackey => lackey::open(input, options.block_bytes),
-        Format::OracleGeneral => oracle_general::open(input),
+        Format::OracleGeneral => {
+            oracle_general::open(input, options.sized.then_some(options.block_bytes))
+        }
+        Format::Ramulator => ramulator::open(input, options.block_bytes),
         Format::Vscsi => vscsi::open(input),
         Format::Csv(columns) => csv::open(input, columns, options.block_bytes),
     };
@@ -171,13 +187,26 @@ fn take_all(
 /// Records between two calls of `progress`.
 const PROGRESS_RECORDS: u64 = 1 << 18;
 
-fn open(path: &Path) -> Result<Box<dyn BufRead>, TraceError> {
+fn open(path: &Path, is_text: bool) -> Result<Box<dyn BufRead>, TraceError> {
+    const GZIP: &[u8] = &[0x1F, 0x8B];
+    const ZSTD: &[u8] = &[0x28, 0xB5, 0x2F, 0xFD];
     let file = File::open(path).map_err(TraceError::io(path))?;
-    if path.extension().is_some_and(|extension| extension == "zst") {
-        let decoder = zstd::Decoder::new(file).map_err(TraceError::io(path))?;
-        return Ok(Box::new(BufReader::with_capacity(INPUT_BUFFER_BYTES, decoder)));
-    }
-    Ok(Box::new(BufReader::with_capacity(INPUT_BUFFER_BYTES, file)))
+    let mut file = BufReader::with_capacity(INPUT_BUFFER_BYTES, file);
+    let begins = file.fill_buf().map_err(TraceError::io(path))?;
+    let is = |ending: &str, magic: &[u8]| {
+        path.extension().is_some_and(|extension| extension == ending)
+            || is_text && begins.starts_with(magic)
+    };
+    let (is_gzip, is_zstd) = (is("gz", GZIP), is("zst", ZSTD));
+    Ok(if is_gzip {
+        let decoder = flate2::bufread::MultiGzDecoder::new(file);
+        Box::new(BufReader::with_capacity(INPUT_BUFFER_BYTES, decoder))
+    } else if is_zstd {
+        let decoder = zstd::Decoder::with_buffer(file).map_err(TraceError::io(path))?;
+        Box::new(BufReader::with_capacity(INPUT_BUFFER_BYTES, decoder))
+    } else {
+        Box::new(file)
+    })
 }
 
 /// Large enough that the cost of system calls does not show.

@@ -27,7 +27,7 @@ pub(crate) fn import_any(bytes: &[u8], format: &Format) {
 }
 
 fn records(input: &mut dyn BufRead, length: usize, format: &Format) -> Result<Vec<Record>, String> {
-    let options = ImportOptions { format: format.clone(), block_bytes: 64 };
+    let options = ImportOptions { format: format.clone(), block_bytes: 64, sized: false };
     let mut found = Vec::new();
     let count = read_records(Path::new("any.trace"), input, &options, &mut |record| {
         found.push(record);
