@@ -112,7 +112,7 @@ fn bad_rows_are_named_with_their_line() {
         ("a,300,NaN,10\n", "not a number"),
         ("a,300,1,-10\n", "below zero"),
         ("a,-300,1,10\n", "backwards"),
-        ("\"a\",300,1,10\n", "quotes"),
+        ("\"a,300,1,10\n", "quote"),
     ];
     for (line, reason) in cases {
         let error = csv(&format!("{header}{line}"), &Options::default()).expect_err(reason);

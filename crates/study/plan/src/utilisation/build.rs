@@ -15,6 +15,13 @@ const CELLS_MAX: usize = 1 << 28;
 const VMS_MAX: usize = 1 << 24;
 /// Step of a file that does not give one: the usual one of monitoring.
 const STEP_S: f64 = 300.0;
+/// Times are sums of rounded numbers; a sample this close to the next step, in steps, is in it.
+const ROUNDING_STEPS: f64 = 1e-6;
+/// If more than one in so many samples shares a step with another, the file is refused; jitter and
+/// changes of summer time make fewer.
+const MERGED_OF: usize = 10;
+/// The most memory of a machine: 1 EiB. What is above is no memory, but another unit or damage.
+const MEMORY_BYTES_MAX: f64 = (1_u64 << 60) as f64;
 
 /// Returns the number of the next new machine.
 pub(super) fn next_vm(path: &Path, known: usize) -> Result<u32, PlanError> {
@@ -30,52 +37,107 @@ pub(super) fn build(path: &Path, rows: Rows, options: &Options) -> Result<Utilis
     }
     let mut checked = rows;
     let above_100_percent = check(path, &mut checked, options.above)?;
-    let (time_unit, cpu_unit, memory_unit) = checked.units;
-    let step_s = step_length(&checked, options.step_s, time_unit)?;
-    let start = checked.time.iter().copied().fold(f64::MAX, f64::min);
-    let divisor = if time_unit == TimeUnit::Steps { 1.0 } else { step_s };
-    let span = checked.time.iter().map(|time| ((time - start) / divisor).floor());
-    let last = span.fold(0.0, f64::max);
-    let (vms, cells_max) = (checked.names.len(), CELLS_MAX);
-    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // checked in the line
-    let steps = match last < cells_max as f64 {
-        true => last as usize + 1,
-        false => return Err(PlanError::foreign(path, format!("it spans {last} steps"))),
-    };
-    if steps.saturating_mul(vms) > cells_max {
-        let reason = format!("{vms} machines over {steps} steps; together at most {cells_max}");
+    let (step_s, is_asked) = step_length(&checked, options.step_s)?;
+    let places = Places::new(path, &checked, step_s)?;
+    let (vms, steps) = (checked.names.len(), places.steps);
+    if steps.saturating_mul(vms) > CELLS_MAX {
+        let reason = format!("{vms} machines over {steps} steps; together at most {CELLS_MAX}");
         return Err(PlanError::foreign(path, reason));
     }
+    let merged = if is_asked { 0 } else { merged(path, &checked, &places, step_s)? };
     let mut cpu = vec![f64::NAN; vms * steps];
     let mut memory = vec![f64::NAN; vms * steps];
     for (row, vm) in checked.vm.iter().enumerate() {
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // at most `last`
-        let step = ((checked.time[row] - start) / divisor).floor() as usize;
-        let cell = *vm as usize * steps + step;
+        let cell = *vm as usize * steps + places.step(checked.time[row]);
         // Of several samples in one step the largest counts; the maximum of NaN and a number is the
         // number.
-        cpu[cell] = cpu[cell].max(checked.cpu[row]);
-        memory[cell] = memory[cell].max(checked.memory[row]);
+        cpu[cell] = cpu[cell].max(checked.cpu.get(row).copied().unwrap_or(0.0));
+        memory[cell] = memory[cell].max(checked.memory.get(row).copied().unwrap_or(0.0));
     }
     let (held, absent) = fill(&mut cpu, steps);
     fill(&mut memory, steps);
     let vm = |name| Vm { name, cpu_provisioned: None, memory_provisioned: None };
+    let (_, cpu_unit, memory_unit) = checked.units;
     Ok(Utilisation {
         vms: checked.names.into_iter().map(vm).collect(),
         steps,
         step_s,
-        cpu_unit,
-        memory_unit,
-        mended: Mended { above_100_percent, held, absent },
+        cpu_unit: cpu_unit.unwrap_or_default(),
+        memory_unit: memory_unit.unwrap_or_default(),
+        mended: Mended { above_100_percent, held, absent, merged },
         above: options.above,
+        has_cpu: cpu_unit.is_some(),
+        has_memory: memory_unit.is_some(),
+        is_nameless: checked.is_nameless,
         cpu,
         memory,
     })
 }
 
+/// Where times are among the steps.
+struct Places {
+    start: f64,
+    divisor: f64,
+    steps: usize,
+}
+
+impl Places {
+    fn new(path: &Path, rows: &Rows, step_s: f64) -> Result<Places, PlanError> {
+        let start = rows.time.iter().copied().fold(f64::MAX, f64::min);
+        let divisor = if rows.units.0 == TimeUnit::Steps { 1.0 } else { step_s };
+        let last = rows.time.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
+        let (row, last) = last.map_or((0, 0.0), |(row, last)| (row, (last - start) / divisor));
+        let mut places = Places { start, divisor, steps: 0 };
+        if last >= CELLS_MAX as f64 {
+            let reason = format!(
+                "its time is {last:.0} steps of {step_s} s after the first; at most {CELLS_MAX} are \
+                 planned with: correct it, or set longer steps with --step"
+            );
+            return Err(PlanError::row(path, rows.first_row + row, reason));
+        }
+        places.steps = places.step(rows.time[row]) + 1;
+        Ok(places)
+    }
+
+    /// Returns the step of a time. A time that is a whole number of steps but for rounding is in
+    /// the step that it begins.
+    fn step(&self, time: f64) -> usize {
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // below `CELLS_MAX`
+        let step = ((time - self.start) / self.divisor + ROUNDING_STEPS).floor() as usize;
+        step
+    }
+}
+
+/// Counts the samples that share a step with the one before of their machine. Jitter makes a few;
+/// many mean that the step is not the distance of the samples.
+fn merged(path: &Path, rows: &Rows, places: &Places, step_s: f64) -> Result<usize, PlanError> {
+    let mut last = vec![usize::MAX; rows.names.len()];
+    let (mut merged, mut first) = (0, None);
+    for (row, vm) in rows.vm.iter().enumerate() {
+        let step = places.step(rows.time[row]);
+        if std::mem::replace(&mut last[*vm as usize], step) == step {
+            merged += 1;
+            first.get_or_insert(row);
+        }
+    }
+    match first {
+        Some(row) if merged * MERGED_OF > rows.vm.len() => {
+            let reason = format!(
+                "it is in the same step of {step_s} s as the sample before, as are {merged} of {} \
+                 samples: the median distance of samples is not their usual one; set the step with \
+                 --step, such as --step 300s",
+                rows.vm.len()
+            );
+            Err(PlanError::row(path, rows.first_row + row, reason))
+        }
+        _ => Ok(merged),
+    }
+}
+
 /// Checks every value. Returns the number above 100 %.
 fn check(path: &Path, rows: &mut Rows, above: Above) -> Result<usize, PlanError> {
     let (_, cpu_unit, memory_unit) = rows.units;
+    let is_share = (cpu_unit == Some(CpuUnit::Machines), memory_unit == Some(MemoryUnit::Machines));
     let mut last_time = vec![f64::NEG_INFINITY; rows.names.len()];
     let mut beyond = 0;
     for index in 0..rows.vm.len() {
@@ -84,20 +146,24 @@ fn check(path: &Path, rows: &mut Rows, above: Above) -> Result<usize, PlanError>
         let wrong = |reason: String| Err(PlanError::row(path, row, reason));
         let time = rows.time[index];
         if !time.is_finite() {
-            return wrong(format!("its time is {time}"));
+            return wrong("its time is not a number".into());
         }
         let last = std::mem::replace(&mut last_time[rows.vm[index] as usize], time);
         if time <= last {
             let how = if time < last { "goes backwards" } else { "stands still" };
-            return wrong(format!("time {how} for machine {name}: {time} after {last}"));
+            let remedy = match rows.is_nameless {
+                true => "; if its rows are of several machines, name their column with --vm-column",
+                false => "",
+            };
+            return wrong(format!("time {how} for machine {name}{remedy}"));
         }
-        let of_machine = [
-            ("processors", cpu_unit == CpuUnit::Machines),
-            ("memory", memory_unit == MemoryUnit::Machines),
+        let values = [
+            ("processors", rows.cpu.get_mut(index), is_share.0, f64::MAX),
+            ("memory", rows.memory.get_mut(index), is_share.1, MEMORY_BYTES_MAX),
         ];
-        let values = [&mut rows.cpu[index], &mut rows.memory[index]];
-        for (value, (what, is_share)) in values.into_iter().zip(of_machine) {
-            if let Some(reason) = impossible(what, *value) {
+        for (what, value, is_share, most) in values {
+            let Some(value) = value else { continue };
+            if let Some(reason) = impossible(what, *value, most) {
                 return wrong(format!("{reason} for machine {name}"));
             }
             if is_share && *value > 1.0 {
@@ -117,23 +183,25 @@ fn check(path: &Path, rows: &mut Rows, above: Above) -> Result<usize, PlanError>
 }
 
 /// Returns why a used amount is impossible, if it is.
-fn impossible(what: impl Display, value: f64) -> Option<String> {
+fn impossible(what: impl Display, value: f64, most: f64) -> Option<String> {
     match value {
         v if !v.is_finite() => Some(format!("{what} is {v}, not a number")),
         v if v < 0.0 => Some(format!("{what} is {v}, below zero")),
+        v if v > most => Some(format!("{what} is {v:.3e} bytes, more than a machine can have")),
         _ => None,
     }
 }
 
-fn step_length(rows: &Rows, asked: Option<f64>, unit: TimeUnit) -> Result<f64, PlanError> {
-    if let Some(step_s) = asked {
-        return match step_s.is_finite() && step_s > 0.0 {
-            true => Ok(step_s),
-            false => Err(PlanError::Question(format!("a step cannot last {step_s} s"))),
-        };
+/// Returns the length of a step, and true if it is the one asked for. A step below the distance of
+/// the samples is filled with the value before.
+fn step_length(rows: &Rows, asked: Option<f64>) -> Result<(f64, bool), PlanError> {
+    if let Some(step_s) = asked.filter(|step_s| !step_s.is_finite() || *step_s <= 0.0) {
+        return Err(PlanError::Question(format!("a step cannot last {step_s} s")));
     }
-    if unit == TimeUnit::Steps {
-        return Ok(STEP_S);
+    match asked {
+        _ if rows.units.0 == TimeUnit::Steps => return Ok((STEP_S, false)),
+        Some(asked) => return Ok((asked, true)),
+        None => {}
     }
     let mut last = vec![f64::NAN; rows.names.len()];
     let mut gaps: Vec<f64> = Vec::new();
@@ -144,10 +212,10 @@ fn step_length(rows: &Rows, asked: Option<f64>, unit: TimeUnit) -> Result<f64, P
         }
     }
     if gaps.is_empty() {
-        return Ok(STEP_S);
+        return Ok((STEP_S, false));
     }
     let middle = gaps.len() / 2;
-    Ok(*gaps.select_nth_unstable_by(middle, f64::total_cmp).1)
+    Ok((*gaps.select_nth_unstable_by(middle, f64::total_cmp).1, false))
 }
 
 /// Fills the gaps in each machine's series. Returns the numbers of values held and of values
@@ -189,6 +257,13 @@ pub(super) fn provision(
     }
     let other =
         |what: &str| PlanError::foreign(path, format!("{what} in another unit than the series"));
+    // A column that the series lack is taken in the table's unit.
+    if let Some((unit, _)) = table.cpu.as_ref().filter(|_| !to.has_cpu) {
+        to.cpu_unit = *unit;
+    }
+    if let Some((unit, _)) = table.memory.as_ref().filter(|_| !to.has_memory) {
+        to.memory_unit = *unit;
+    }
     if table.cpu.as_ref().is_some_and(|(unit, _)| *unit != to.cpu_unit) {
         return Err(other("processors"));
     }
@@ -198,7 +273,7 @@ pub(super) fn provision(
     for vm in &mut to.vms {
         let none = || PlanError::foreign(path, format!("machine {} is not in it", vm.name));
         let index = *rows.get(vm.name.as_str()).ok_or_else(none)?;
-        let value = |what: &str, values: &[f64]| match impossible(what, values[index]) {
+        let value = |what: &str, values: &[f64]| match impossible(what, values[index], f64::MAX) {
             Some(reason) => Err(PlanError::row(path, table.first_row + index, reason)),
             None => Ok(values[index]),
         };
@@ -223,8 +298,9 @@ mod tests {
             time: samples.iter().map(|sample| sample.1).collect(),
             cpu: samples.iter().map(|sample| sample.2).collect(),
             memory: samples.iter().map(|sample| sample.3).collect(),
-            units: (TimeUnit::Seconds, CpuUnit::Machines, MemoryUnit::Bytes),
+            units: (TimeUnit::PerSecond(1.0), Some(CpuUnit::Machines), Some(MemoryUnit::Bytes)),
             first_row: 2,
+            is_nameless: false,
         }
     }
 
@@ -266,7 +342,7 @@ mod tests {
             ((0, 60.0, f64::NAN, 5.0), "not a number"),
             ((0, 60.0, 0.1, -5.0), "below zero"),
             ((0, 60.0, f64::INFINITY, 5.0), "not a number"),
-            ((0, f64::NAN, 0.1, 5.0), "its time is NaN"),
+            ((0, f64::NAN, 0.1, 5.0), "its time is not a number"),
         ];
         for (bad, reason) in cases {
             let error = built(&[good, bad], &Options::default()).expect_err(reason);
@@ -275,7 +351,39 @@ mod tests {
         assert!(built(&[], &Options::default()).expect_err("no rows").contains("no rows"));
         let far = [good, (0, 1e18, 0.1, 5.0)];
         let options = Options { step_s: Some(1.0), ..Options::default() };
-        assert!(built(&far, &options).expect_err("too long").contains("spans"));
+        let error = built(&far, &options).expect_err("too long");
+        assert!(error.starts_with("vms.csv, row 3: ") && error.contains("--step"), "{error}");
+    }
+
+    #[test]
+    fn a_step_that_swallows_samples_is_refused_with_its_row_and_remedy() {
+        let far = [(0, 0.0, 0.1, 5.0), (0, 300.0, 0.1, 6.0), (0, 1e15, 0.1, 7.0)];
+        let error = built(&far, &Options::default()).expect_err("two of three would be one");
+        assert!(error.starts_with("vms.csv, row 3: ") && error.contains("--step"), "{error}");
+        let gap = [(0, 0.0, 0.1, 5.0), (0, 300.0, 0.1, 6.0), (0, 90_000.0, 0.1, 7.0)];
+        assert!(built(&gap, &Options::default()).is_err());
+        let options = Options { step_s: Some(300.0), ..Options::default() };
+        let mended = built(&gap, &options).expect("with the step that it names");
+        assert_eq!((mended.steps, mended.step_s), (301, 300.0));
+        // Jitter alone is counted.
+        let jitter: Vec<_> =
+            (0..40).map(|at| (0, f64::from(at) * 300.0 - f64::from(at == 20), 0.1, 5.0)).collect();
+        let counted = built(&jitter, &Options::default()).expect("good rows");
+        assert_eq!((counted.step_s, counted.mended.merged), (300.0, 1));
+        assert!(counted.warnings()[0].contains("1 samples"), "{:?}", counted.warnings());
+    }
+
+    #[test]
+    fn steps_of_a_part_of_a_second_merge_nothing() {
+        let samples: Vec<_> = (0..100).map(|at| (0, f64::from(at) * 0.1, 0.1, 5.0)).collect();
+        let built = built(&samples, &Options::default()).expect("good rows");
+        assert_eq!((built.steps, built.mended.merged, built.mended.held), (100, 0, 0));
+    }
+
+    #[test]
+    fn memory_beyond_any_machine_is_refused() {
+        let error = built(&[(0, 0.0, 0.1, 1e300)], &Options::default()).expect_err("1e300 bytes");
+        assert!(error.contains("more than a machine can have"), "{error}");
     }
 
     #[test]

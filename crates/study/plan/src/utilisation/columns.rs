@@ -1,13 +1,13 @@
 //! The meaning of a file's columns, and their units.
 //!
-//! A known name needs no flag:
+//! A known name needs no flag, in small or large letters:
 //!
 //! | meaning | names, with their unit |
 //! |---|---|
-//! | machine | `vm`, `vm_id`, `id` |
-//! | time | `t` (steps), `time_s`, `time_ms`, `timestamp` (ms) |
-//! | processors | `cpu`, `cpu_cores` (cores), `cpu_mhz`, `cpu_usage` (MHz), `cpu_percent`, `cpu_c` (hundredths of a percent of a machine) |
-//! | memory | `memory_bytes`, `memory_kib`, `memory_mib`, `memory_gib`, `mem_mib`, `memory_percent`, `mem_c` (hundredths of a percent) |
+//! | machine | `vm`, `vm_id`, `id`, `machine`, `machine_id`, `host`, `hostname`, `instance` |
+//! | time | `t` (steps), `time_s`, `time_ms`, `time_us`, `time_ns`; `timestamp`, `time`, `datetime`, `date`, `ts` (by their type, see [`super::times`]) |
+//! | processors | `cpu`, `cpu_cores` (cores), `cpu_mhz`, `cpu_usage` (MHz), `cpu_percent`, `cpu_util_percent`, `cpu_c` (hundredths of a percent of a machine), `avg_cpu` (shares) |
+//! | memory | `memory_bytes`, `memory_kib`, `memory_mib`, `memory_gib`, `mem_mib`, `memory_percent`, `mem_util_percent`, `mem_c` (hundredths of a percent), `avg_mem` (shares) |
 //! | promised processors | `cpu_cap_mhz`, `cpu_capacity` (MHz) |
 //! | promised memory | `mem_cap_kib`, `mem_capacity` (KiB) |
 //!
@@ -19,6 +19,8 @@ use std::str::FromStr;
 
 use serde::Serialize;
 
+use super::Rows;
+use super::times::Times;
 use crate::PlanError;
 
 const PERCENT: f64 = 0.01;
@@ -56,11 +58,14 @@ impl fmt::Display for CpuUnit {
 }
 
 /// The unit of time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum TimeUnit {
     #[default]
     Steps,
-    Seconds,
+    /// This many units to a second.
+    PerSecond(f64),
+    /// Told by the column's type or by the values, or refused.
+    Unknown,
 }
 
 /// A column's name, and its unit if the name does not give it.
@@ -119,17 +124,32 @@ struct Kind<Unit: 'static> {
 const TIME: Kind<TimeUnit> = Kind {
     called: "time",
     flag: "--time-column",
-    names: &[("t", "steps"), ("time_s", "s"), ("time_ms", "ms"), ("timestamp", "ms")],
+    names: &[
+        ("t", "steps"),
+        ("time_s", "s"),
+        ("time_ms", "ms"),
+        ("time_us", "us"),
+        ("time_ns", "ns"),
+        ("timestamp", "auto"),
+        ("time", "auto"),
+        ("datetime", "auto"),
+        ("date", "auto"),
+        ("ts", "auto"),
+    ],
     units: &[
         ("steps", 1.0, TimeUnit::Steps),
-        ("s", 1.0, TimeUnit::Seconds),
-        ("ms", 0.001, TimeUnit::Seconds),
+        ("s", 1.0, TimeUnit::PerSecond(1.0)),
+        ("ms", 1.0, TimeUnit::PerSecond(1e3)),
+        ("us", 1.0, TimeUnit::PerSecond(1e6)),
+        ("ns", 1.0, TimeUnit::PerSecond(1e9)),
+        ("auto", 1.0, TimeUnit::Unknown),
     ],
 };
 
 const CPU_UNITS: &[(&str, f64, CpuUnit)] = &[
     ("cores", 1.0, CpuUnit::Cores),
     ("mhz", 1.0, CpuUnit::Mhz),
+    ("share", 1.0, CpuUnit::Machines),
     ("percent", PERCENT, CpuUnit::Machines),
     ("hundredths", HUNDREDTH, CpuUnit::Machines),
 ];
@@ -139,6 +159,7 @@ const MEMORY_UNITS: &[(&str, f64, MemoryUnit)] = &[
     ("kib", 1024.0, MemoryUnit::Bytes),
     ("mib", 1_048_576.0, MemoryUnit::Bytes),
     ("gib", 1_073_741_824.0, MemoryUnit::Bytes),
+    ("share", 1.0, MemoryUnit::Machines),
     ("percent", PERCENT, MemoryUnit::Machines),
     ("hundredths", HUNDREDTH, MemoryUnit::Machines),
 ];
@@ -152,6 +173,8 @@ const CPU: Kind<CpuUnit> = Kind {
         ("cpu_mhz", "mhz"),
         ("cpu_usage", "mhz"),
         ("cpu_percent", "percent"),
+        ("cpu_util_percent", "percent"),
+        ("avg_cpu", "share"),
         ("cpu_c", "hundredths"),
     ],
     units: CPU_UNITS,
@@ -167,6 +190,8 @@ const MEMORY: Kind<MemoryUnit> = Kind {
         ("memory_gib", "gib"),
         ("mem_mib", "mib"),
         ("memory_percent", "percent"),
+        ("mem_util_percent", "percent"),
+        ("avg_mem", "share"),
         ("mem_c", "hundredths"),
     ],
     units: MEMORY_UNITS,
@@ -184,26 +209,21 @@ const MEMORY_PROMISED: Kind<MemoryUnit> = Kind {
     ..MEMORY
 };
 
-const VM_NAMES: [&str; 3] = ["vm", "vm_id", "id"];
+const VM_NAMES: [&str; 8] =
+    ["vm", "vm_id", "id", "machine", "machine_id", "host", "hostname", "instance"];
 
 impl<Unit: Copy> Kind<Unit> {
-    fn find(
-        &self,
-        path: &Path,
-        header: &[String],
-        wanted: Option<&Named>,
-    ) -> Result<Found<Unit>, PlanError> {
-        self.look(path, header, wanted)?.ok_or_else(|| {
-            let known: Vec<&str> = self.names.iter().map(|(name, _)| *name).collect();
-            PlanError::foreign(
-                path,
-                format!(
-                    "no column for {} among {header:?}: it would be one of {known:?}; name it with \
-                     {} NAME:UNIT",
-                    self.called, self.flag
-                ),
-            )
-        })
+    /// Says that the column is missing, and how to name it.
+    fn none(&self, path: &Path, header: &[String]) -> PlanError {
+        let known: Vec<&str> = self.names.iter().map(|(name, _)| *name).collect();
+        PlanError::foreign(
+            path,
+            format!(
+                "no column for {} among {header:?}: it would be one of {known:?}; name it with {} \
+                 NAME:UNIT",
+                self.called, self.flag
+            ),
+        )
     }
 
     /// Returns None if no column was named and none has a usual name.
@@ -213,7 +233,8 @@ impl<Unit: Copy> Kind<Unit> {
         header: &[String],
         wanted: Option<&Named>,
     ) -> Result<Option<Found<Unit>>, PlanError> {
-        let usual = |name: &str| self.names.iter().find(|(known, _)| *known == name);
+        let usual =
+            |name: &str| self.names.iter().find(|(known, _)| name.eq_ignore_ascii_case(known));
         let Some(named) = wanted else {
             let found = header.iter().enumerate().find_map(|(at, name)| Some((at, usual(name)?.1)));
             return found.map(|(at, unit)| self.in_unit(path, at, unit)).transpose();
@@ -256,29 +277,34 @@ fn place(path: &Path, header: &[String], name: &str) -> Result<usize, PlanError>
     header.iter().position(|column| column == name).ok_or_else(no_such)
 }
 
-fn vm_place(path: &Path, header: &[String], wanted: Option<&Named>) -> Result<usize, PlanError> {
+fn vm_place(
+    path: &Path,
+    header: &[String],
+    wanted: Option<&Named>,
+) -> Result<Option<usize>, PlanError> {
+    let is_usual = |name: &String| VM_NAMES.iter().any(|known| name.eq_ignore_ascii_case(known));
     match wanted {
-        Some(named) => place(path, header, &named.name),
-        None => {
-            let found = header.iter().position(|name| VM_NAMES.contains(&name.as_str()));
-            found.ok_or_else(|| {
-                let reason = format!(
-                    "no column for the machine among {header:?}: it would be one of {VM_NAMES:?}; \
-                     name it with --vm-column"
-                );
-                PlanError::foreign(path, reason)
-            })
-        }
+        Some(named) => place(path, header, &named.name).map(Some),
+        None => Ok(header.iter().position(is_usual)),
     }
 }
 
-/// The four columns of a series.
+fn no_vm(path: &Path, header: &[String]) -> PlanError {
+    let reason = format!(
+        "no column for the machine among {header:?}: it would be one of {VM_NAMES:?}; name it with \
+         --vm-column"
+    );
+    PlanError::foreign(path, reason)
+}
+
+/// The columns of a series. One of processors and memory is enough. A file without a machine
+/// column is one machine, and only such a file may leave out the time: its rows are steps.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SeriesColumns {
-    pub vm: usize,
-    pub time: Found<TimeUnit>,
-    pub cpu: Found<CpuUnit>,
-    pub memory: Found<MemoryUnit>,
+    pub vm: Option<usize>,
+    pub time: Option<Found<TimeUnit>>,
+    pub cpu: Option<Found<CpuUnit>>,
+    pub memory: Option<Found<MemoryUnit>>,
 }
 
 impl SeriesColumns {
@@ -287,12 +313,51 @@ impl SeriesColumns {
         header: &[String],
         columns: &Columns,
     ) -> Result<Self, PlanError> {
-        Ok(SeriesColumns {
+        let found = SeriesColumns {
             vm: vm_place(path, header, columns.vm.as_ref())?,
-            time: TIME.find(path, header, columns.time.as_ref())?,
-            cpu: CPU.find(path, header, columns.cpu.as_ref())?,
-            memory: MEMORY.find(path, header, columns.memory.as_ref())?,
-        })
+            time: TIME.look(path, header, columns.time.as_ref())?,
+            cpu: CPU.look(path, header, columns.cpu.as_ref())?,
+            memory: MEMORY.look(path, header, columns.memory.as_ref())?,
+        };
+        if found.cpu.is_none() && found.memory.is_none() {
+            let reason = format!(
+                "no column for memory or processors among {header:?}; name the columns with \
+                 --memory-column NAME:UNIT, --cpu-column, --time-column and --vm-column"
+            );
+            return Err(PlanError::foreign(path, reason));
+        }
+        match (found.vm, found.time) {
+            (Some(_), None) => Err(TIME.none(path, header)),
+            _ => Ok(found),
+        }
+    }
+
+    /// Returns rows of these units, still without a sample.
+    pub(super) fn rows(&self, path: &Path) -> Rows {
+        let whole = path.file_stem().map_or_else(String::new, |n| n.to_string_lossy().into_owned());
+        Rows {
+            names: if self.vm.is_none() { vec![whole] } else { Vec::new() },
+            is_nameless: self.vm.is_none(),
+            units: (TimeUnit::Steps, self.cpu.map(|it| it.unit), self.memory.map(|it| it.unit)),
+            ..Rows::default()
+        }
+    }
+
+    /// Adds the times to rows that have all else.
+    pub(super) fn finish(
+        &self,
+        path: &Path,
+        header: &[String],
+        mut rows: Rows,
+        times: Times,
+    ) -> Result<Rows, PlanError> {
+        let named = self.time.map_or("", |time| header[time.at].as_str());
+        let (unit, time) = times.finish().map_err(|why| {
+            let remedy = format!("name their unit with --time-column {named}:UNIT (s, ms, us, ns)");
+            PlanError::foreign(path, format!("column {named:?}: {why}; {remedy}"))
+        })?;
+        (rows.units.0, rows.time) = (unit, time);
+        Ok(rows)
     }
 }
 
@@ -316,6 +381,7 @@ impl PromisedColumns {
             let reason = format!("no column of {header:?} holds promised amounts");
             return Err(PlanError::foreign(path, reason));
         }
-        Ok(PromisedColumns { vm: vm_place(path, header, columns.vm.as_ref())?, cpu, memory })
+        let vm = vm_place(path, header, columns.vm.as_ref())?;
+        Ok(PromisedColumns { vm: vm.ok_or_else(|| no_vm(path, header))?, cpu, memory })
     }
 }

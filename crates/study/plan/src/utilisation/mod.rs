@@ -1,13 +1,14 @@
 //! What virtual machines used over time, dense: machine by step by (processor, memory).
 //!
 //! Files are Parquet or CSV with one row per machine and time; see [`columns`] for the known names
-//! and units. Reading is in two halves: `parquet` and `csv` only fetch numbers, `build` checks
-//! every one of them.
+//! and units. Reading is in two halves: `parquet` and `csv` only fetch numbers, `times` finds what
+//! unit times are in, `build` checks every value.
 
 mod build;
 pub mod columns;
 mod csv;
 mod parquet;
+mod times;
 
 use std::fmt;
 use std::path::Path;
@@ -34,8 +35,9 @@ pub enum Above {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Options {
     pub columns: Columns,
-    /// Seconds per step; in files that count time in seconds, samples of one step become their
-    /// maximum. By default the median distance of two samples, or 300 s if the file counts steps.
+    /// Seconds per step, in files that do not count steps; samples of one step become their
+    /// maximum. By default the median distance of two samples, or 300 s if the file counts
+    /// steps.
     pub step_s: Option<f64>,
     pub above: Above,
 }
@@ -59,6 +61,9 @@ pub struct Mended {
     pub held: usize,
     /// Samples missing before a machine's first and after its last: taken as no use.
     pub absent: usize,
+    /// Samples in the step of another one of their machine, where the step was not asked for: the
+    /// largest counts.
+    pub merged: usize,
 }
 
 /// All machines of a file over all its steps.
@@ -72,12 +77,19 @@ pub struct Utilisation {
     pub mended: Mended,
     /// The treatment of shares above 100 %.
     pub above: Above,
+    /// The file says what processors were used; if not, it is 0.
+    pub has_cpu: bool,
+    /// The file says what memory was used; if not, it is 0.
+    pub has_memory: bool,
+    /// The file names no machine: all of it is one.
+    pub is_nameless: bool,
     cpu: Vec<f64>,
     memory: Vec<f64>,
 }
 
 impl Utilisation {
-    /// Reads a file; `.csv` is CSV, anything else Parquet.
+    /// Reads a file; `.csv`, `.tsv` and `.txt`, each also with `.gz` or `.zst`, are text, anything
+    /// else is Parquet.
     ///
     /// # Errors
     /// It cannot be read, is of another kind, lacks a column, or has an invalid value; with file
@@ -106,6 +118,9 @@ impl Utilisation {
             memory_unit: MemoryUnit::Machines,
             mended: Mended::default(),
             above: Above::Keep,
+            has_cpu: true,
+            has_memory: true,
+            is_nameless: false,
             cpu: cpu.concat(),
             memory: memory.concat(),
         }
@@ -157,9 +172,30 @@ impl Utilisation {
 
     /// Returns the warnings that a user must read before trusting the results.
     pub fn warnings(&self) -> Vec<String> {
-        let Mended { above_100_percent, held, .. } = self.mended;
-        let all = 2 * self.cpu.len();
+        let Mended { above_100_percent, held, merged, .. } = self.mended;
+        let columns = usize::from(self.has_cpu) + usize::from(self.has_memory);
+        let all = columns * self.cpu.len();
         let mut warnings = Vec::new();
+        if self.is_nameless {
+            warnings.push(
+                "the file has no column for the machine (--vm-column): all of it is taken as one \
+                 machine"
+                    .to_owned(),
+            );
+        }
+        if !self.has_cpu {
+            warnings.push("the file has no column for processors: they are left out".to_owned());
+        }
+        if !self.has_memory {
+            warnings.push("the file has no column for memory in use: it is left out".to_owned());
+        }
+        if merged > 0 {
+            warnings.push(format!(
+                "{merged} samples are in the same step of {} s as another one of their machine, \
+                 and the largest counts; set the step with --step",
+                self.step_s
+            ));
+        }
         if above_100_percent > 0 {
             let done = match self.above {
                 Above::Keep => "were kept",
@@ -195,7 +231,7 @@ pub fn peak(values: &[f64]) -> f64 {
     values.iter().copied().fold(0.0, f64::max)
 }
 
-/// A file's columns as read. `vm` holds indices into `names`, which are in the order of first
+/// A file's columns as read; `cpu` or `memory` is empty if the file lacks it. `vm` holds indices into `names`, which are in the order of first
 /// appearance.
 #[derive(Debug, Default)]
 struct Rows {
@@ -204,7 +240,9 @@ struct Rows {
     time: Vec<f64>,
     cpu: Vec<f64>,
     memory: Vec<f64>,
-    units: (TimeUnit, CpuUnit, MemoryUnit),
+    /// The unit of time is steps or seconds; a column that the file lacks has no unit.
+    units: (TimeUnit, Option<CpuUnit>, Option<MemoryUnit>),
+    is_nameless: bool,
     /// Added to an index to name a row to the user.
     first_row: usize,
 }
@@ -219,7 +257,10 @@ struct ProvisionTable {
 }
 
 fn is_csv(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("csv"))
+    let name = path.file_name().map(|name| name.to_string_lossy().to_ascii_lowercase());
+    let name = name.unwrap_or_default();
+    let plain = name.strip_suffix(".gz").or_else(|| name.strip_suffix(".zst")).unwrap_or(&name);
+    [".csv", ".tsv", ".txt"].iter().any(|ending| plain.ends_with(ending))
 }
 
 fn read_rows(path: &Path, columns: &Columns) -> Result<Rows, PlanError> {

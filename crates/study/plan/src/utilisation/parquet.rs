@@ -1,5 +1,7 @@
-//! Utilisation as Parquet: flat columns of whole numbers, floating-point numbers or, for the
-//! machine, text.
+//! Utilisation as Parquet: flat columns of whole numbers, floating-point numbers, decimals,
+//! timestamps or, for the machine and times, text.
+//!
+//! A column's own type is asked before its name: a timestamp has its unit, a decimal its scale.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -7,13 +9,15 @@ use std::hash::Hash;
 use std::path::Path;
 
 use farpool_units::at_most;
-use parquet::basic::{LogicalType, Type};
+use parquet::basic::{ConvertedType, LogicalType, TimeUnit as StampUnit, Type};
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use parquet::data_type::DataType;
 use parquet::file::reader::{FileReader, RowGroupReader};
 use parquet::file::serialized_reader::SerializedFileReader;
+use parquet::schema::types::{ColumnDescPtr, ColumnDescriptor};
 
-use super::columns::{Columns, Found, PromisedColumns, SeriesColumns};
+use super::columns::{Columns, Found, PromisedColumns, SeriesColumns, TimeUnit};
+use super::times::Times;
 use super::{ProvisionTable, Rows};
 use crate::PlanError;
 
@@ -53,18 +57,23 @@ impl<'a> Table<'a> {
             .map(|index| self.file.get_row_group(index).map_err(PlanError::parquet(self.path)))
     }
 
+    fn column(&self, at: usize) -> ColumnDescPtr {
+        self.file.metadata().file_metadata().schema_descr().column(at)
+    }
+
     /// Reads a column of numbers, times `factor`.
     fn numbers(&self, at: usize, factor: f64) -> Result<Vec<f64>, PlanError> {
-        let column = self.file.metadata().file_metadata().schema_descr().column(at);
-        let unsigned = matches!(
-            column.logical_type_ref(),
-            Some(LogicalType::Integer(integer)) if !integer.is_signed
-        );
+        let column = self.column(at);
+        if !is_number(&column) {
+            return Err(self.other_type(at, "numbers"));
+        }
+        let unsigned = is_unsigned(&column);
+        let scale = 10_f64.powi(decimals(&column));
         let mut numbers = Vec::with_capacity(self.rows);
         for group in self.groups() {
             let group = group?;
             let reader = group.get_column_reader(at).map_err(PlanError::parquet(self.path))?;
-            let mut take = |value: f64| numbers.push(value * factor);
+            let mut take = |value: f64| numbers.push(value / scale * factor);
             match reader {
                 ColumnReader::Int32ColumnReader(reader) => {
                     self.each(at, &*group, reader, |value| {
@@ -77,7 +86,16 @@ impl<'a> Table<'a> {
                 // Beyond 2^53 such a figure is nonsense anyway.
                 #[allow(clippy::cast_precision_loss)]
                 ColumnReader::Int64ColumnReader(reader) => {
-                    self.each(at, &*group, reader, |value| take(*value as f64))?;
+                    self.each(at, &*group, reader, |value| {
+                        take(match unsigned {
+                            true => value.cast_unsigned() as f64,
+                            false => *value as f64,
+                        });
+                    })?;
+                }
+                // Only decimals get here.
+                ColumnReader::FixedLenByteArrayColumnReader(reader) => {
+                    self.each(at, &*group, reader, |value| take(big_endian(value.data())))?;
                 }
                 ColumnReader::FloatColumnReader(reader) => {
                     self.each(at, &*group, reader, |value| take(f64::from(*value)))?;
@@ -89,6 +107,56 @@ impl<'a> Table<'a> {
             }
         }
         Ok(numbers)
+    }
+
+    /// Reads a column of times in the unit of its type, or in `named` if its type has none.
+    fn times(&self, at: usize, named: TimeUnit) -> Result<Times, PlanError> {
+        let column = self.column(at);
+        let own = stamp_unit(&column);
+        if own.is_none() && !is_number(&column) && column.physical_type() != Type::BYTE_ARRAY {
+            return Err(self.other_type(at, "times"));
+        }
+        let unsigned = is_unsigned(&column);
+        let mut times = Times::new(own.map_or(named, TimeUnit::PerSecond));
+        let mut wrong = None;
+        for group in self.groups() {
+            let group = group?;
+            match group.get_column_reader(at).map_err(PlanError::parquet(self.path))? {
+                ColumnReader::Int32ColumnReader(reader) => {
+                    self.each(at, &*group, reader, |value| {
+                        times.whole(match unsigned {
+                            true => value.cast_unsigned().into(),
+                            false => (*value).into(),
+                        });
+                    })?;
+                }
+                ColumnReader::Int64ColumnReader(reader) => {
+                    self.each(at, &*group, reader, |value| times.whole(*value))?;
+                }
+                ColumnReader::Int96ColumnReader(reader) => {
+                    self.each(at, &*group, reader, |value| times.whole(value.to_nanos()))?;
+                }
+                ColumnReader::FloatColumnReader(reader) => {
+                    self.each(at, &*group, reader, |value| times.real(f64::from(*value)))?;
+                }
+                ColumnReader::DoubleColumnReader(reader) => {
+                    self.each(at, &*group, reader, |value| times.real(*value))?;
+                }
+                ColumnReader::ByteArrayColumnReader(reader) => {
+                    self.each(at, &*group, reader, |value| {
+                        let row = FIRST_ROW + times.len();
+                        let text = String::from_utf8_lossy(value.data());
+                        if let Err(why) = times.text(&text)
+                            && wrong.is_none()
+                        {
+                            wrong = Some(PlanError::row(self.path, row, why));
+                        }
+                    })?;
+                }
+                _ => return Err(self.other_type(at, "times")),
+            }
+        }
+        wrong.map_or(Ok(times), Err)
     }
 
     /// Reads the machines in the order of appearance, and the machine of each row.
@@ -195,20 +263,97 @@ impl<K: Eq + Hash + Clone> Known<K> {
     }
 }
 
+/// True for columns whose values mean themselves: neither dates nor times of day, for example.
+fn is_number(column: &ColumnDescriptor) -> bool {
+    let is_plain = matches!(
+        column.logical_type_ref(),
+        None | Some(LogicalType::Integer(_) | LogicalType::Decimal(_))
+    );
+    let is_decimal = matches!(column.logical_type_ref(), Some(LogicalType::Decimal(_)))
+        || column.converted_type() == ConvertedType::DECIMAL;
+    let is_date = matches!(
+        column.converted_type(),
+        ConvertedType::DATE
+            | ConvertedType::TIME_MILLIS
+            | ConvertedType::TIME_MICROS
+            | ConvertedType::TIMESTAMP_MILLIS
+            | ConvertedType::TIMESTAMP_MICROS
+    );
+    let is_bytes = matches!(column.physical_type(), Type::FIXED_LEN_BYTE_ARRAY | Type::BYTE_ARRAY);
+    let is_fixed = column.physical_type() == Type::FIXED_LEN_BYTE_ARRAY;
+    is_plain && !is_date && (!is_bytes || is_fixed && is_decimal)
+}
+
+fn is_unsigned(column: &ColumnDescriptor) -> bool {
+    let by_name = matches!(
+        column.logical_type_ref(),
+        Some(LogicalType::Integer(integer)) if !integer.is_signed
+    );
+    by_name
+        || matches!(
+            column.converted_type(),
+            ConvertedType::UINT_8
+                | ConvertedType::UINT_16
+                | ConvertedType::UINT_32
+                | ConvertedType::UINT_64
+        )
+}
+
+/// Digits after the point that a decimal column's whole numbers have.
+fn decimals(column: &ColumnDescriptor) -> i32 {
+    match column.logical_type_ref() {
+        Some(LogicalType::Decimal(decimal)) => decimal.scale,
+        _ if column.converted_type() == ConvertedType::DECIMAL => column.type_scale(),
+        _ => 0,
+    }
+}
+
+/// Units to a second of a timestamp column; None for other columns.
+fn stamp_unit(column: &ColumnDescriptor) -> Option<f64> {
+    match (column.logical_type_ref(), column.converted_type()) {
+        (Some(LogicalType::Timestamp(stamp)), _) => Some(match stamp.unit {
+            StampUnit::MILLIS => 1e3,
+            StampUnit::MICROS => 1e6,
+            StampUnit::NANOS => 1e9,
+        }),
+        (_, ConvertedType::TIMESTAMP_MILLIS) => Some(1e3),
+        (_, ConvertedType::TIMESTAMP_MICROS) => Some(1e6),
+        // Spark's older type; the parquet crate turns it into nanoseconds.
+        _ => (column.physical_type() == Type::INT96).then_some(1e9),
+    }
+}
+
+/// A signed number of any length.
+fn big_endian(bytes: &[u8]) -> f64 {
+    let negative = bytes.first().is_some_and(|first| *first >= 0x80);
+    let start = if negative { -1.0 } else { 0.0 };
+    bytes.iter().fold(start, |value, byte| value * 256.0 + f64::from(*byte))
+}
+
 pub(super) fn read_rows(path: &Path, columns: &Columns) -> Result<Rows, PlanError> {
     let table = Table::open(path)?;
     let at = SeriesColumns::find(path, &table.header, columns)?;
-    let (names, vm) = table.machines(at.vm)?;
-    let rows = Rows {
-        names,
-        vm,
-        time: table.numbers(at.time.at, at.time.factor)?,
-        cpu: table.numbers(at.cpu.at, at.cpu.factor)?,
-        memory: table.numbers(at.memory.at, at.memory.factor)?,
-        units: (at.time.unit, at.cpu.unit, at.memory.unit),
-        first_row: FIRST_ROW,
+    let mut rows = Rows { first_row: FIRST_ROW, ..at.rows(path) };
+    match at.vm {
+        Some(vm) => (rows.names, rows.vm) = table.machines(vm)?,
+        None => rows.vm = vec![0; table.rows],
+    }
+    let read = |found: Option<(usize, f64)>| {
+        found.map_or_else(|| Ok(Vec::new()), |(at, factor)| table.numbers(at, factor))
     };
-    let lengths = [rows.vm.len(), rows.time.len(), rows.cpu.len(), rows.memory.len()];
+    rows.cpu = read(at.cpu.map(|cpu| (cpu.at, cpu.factor)))?;
+    rows.memory = read(at.memory.map(|memory| (memory.at, memory.factor)))?;
+    let times = match at.time {
+        Some(time) => table.times(time.at, time.unit)?,
+        None => {
+            let mut steps = Times::new(TimeUnit::Steps);
+            (0..table.rows).for_each(|step| steps.whole(at_most(step)));
+            steps
+        }
+    };
+    let rows = at.finish(path, &table.header, rows, times)?;
+    let optional = |values: &Vec<f64>| if values.is_empty() { rows.vm.len() } else { values.len() };
+    let lengths = [rows.vm.len(), rows.time.len(), optional(&rows.cpu), optional(&rows.memory)];
     match lengths.iter().all(|length| *length == rows.vm.len()) {
         true => Ok(rows),
         false => Err(PlanError::foreign(path, format!("columns of {lengths:?} rows"))),
