@@ -8,7 +8,7 @@ use farpool_policy::CacheKind;
 use farpool_sim::Preset;
 
 use super::{AnswerArgs, LoadArgs};
-use crate::values::{Dollars, Percent, Size, Slowdown, Span};
+use crate::values::{Percent, Prices, Size, Slowdown, Span};
 
 #[derive(Debug, Args)]
 pub struct PlanArgs {
@@ -28,6 +28,25 @@ pub enum PlanAction {
     Cost(CostArgs),
     /// Calculate the memory and request rate of a dense server with stacked memory
     Dense(DenseArgs),
+    /// Show two answers of sim or plan beside each other: what was asked and came out differently
+    Compare(CompareArgs),
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Example:\n  \
+farpool plan pool vms.csv --json > today.json\n  \
+farpool plan pool vms.csv --local 25% --report local.html\n  \
+farpool plan compare today.json local.html")]
+pub struct CompareArgs {
+    /// An answer: what --json printed, or a page of --report
+    #[arg(value_name = "FILE")]
+    pub one: PathBuf,
+    /// Another one
+    #[arg(value_name = "FILE")]
+    pub two: PathBuf,
+    #[command(flatten)]
+    pub answer: AnswerArgs,
 }
 
 #[derive(Debug, Args)]
@@ -68,28 +87,30 @@ pub struct LocalArgs {
 /// Utilisation of machines over time.
 #[derive(Clone, Debug, Args)]
 pub struct SeriesArgs {
-    /// Utilisation of machines over time: CSV (.csv) or Parquet, one row per machine and time
+    /// Utilisation of machines over time: CSV (.csv, .tsv, also with .gz or .zst) or Parquet, one
+    /// row per machine and time
     #[arg(value_name = "FILE")]
     pub series: PathBuf,
     /// The resources each machine was promised: CSV or Parquet, one row per machine
     #[arg(long, value_name = "FILE")]
     pub promised: Option<PathBuf>,
-    /// The column that names the machine [default: vm, vm_id or id]
+    /// The column that names the machine [default: vm, vm_id, id, machine, host, instance, ...]
     #[arg(long, value_name = "NAME")]
     pub vm_column: Option<Named>,
-    /// The column of times; units: steps, s, ms [default: t, time_s, time_ms or timestamp]
+    /// The column of times; units: steps, s, ms, us, ns, auto (by the column's type, as ISO 8601 or
+    /// since 1970) [default: t, time_s, timestamp, time, ...]
     #[arg(long, value_name = "NAME:UNIT")]
     pub time_column: Option<Named>,
-    /// The column of processor use; units: cores, mhz, percent, hundredths [default: cpu, cpu_mhz,
+    /// The column of processor use; units: cores, mhz, share, percent, hundredths [default: cpu, cpu_mhz,
     /// ...]
     #[arg(long, value_name = "NAME:UNIT")]
     pub cpu_column: Option<Named>,
-    /// The column of memory use; units: bytes, kib, mib, gib, percent, hundredths [default:
+    /// The column of memory use; units: bytes, kib, mib, gib, share, percent, hundredths [default:
     /// memory_bytes, ...]
     #[arg(long, value_name = "NAME:UNIT")]
     pub memory_column: Option<Named>,
-    /// Plan with time steps of this length; each has the largest of its samples [default: as in the
-    /// file]
+    /// Plan with time steps of this length; each has the largest of its samples [default: the
+    /// median distance of the file's samples]
     #[arg(long, value_name = "TIME")]
     pub step: Option<Span>,
     /// What to do with shares of a machine above 100 %
@@ -112,13 +133,16 @@ pub enum AboveArg {
 #[command(after_help = "\
 Examples:\n  \
 farpool plan pool vms.parquet --group 16 --report pool.html\n  \
-farpool plan pool vms.csv --group 16 --local 25% --blades 8 --member-cost 300")]
+farpool plan pool vms.csv --group 16 --local 25% --blades 8 --member-cost 200..400\n  \
+farpool plan pool vms.csv.gz --growth 20% --years 5 --memory-price 5..9\n  \
+farpool plan local web.parquet --json > web.json && farpool plan pool vms.csv --local-from web.json")]
 pub struct PoolArgs {
     #[command(flatten)]
     pub series: SeriesArgs,
-    /// Number of machines in the pool that is described in detail
-    #[arg(long, value_name = "N", default_value_t = 16)]
-    pub group: usize,
+    /// Number of machines in the pool that is described in detail [default: 16, or all if there
+    /// are fewer]
+    #[arg(long, value_name = "N")]
+    pub group: Option<usize>,
     /// Number of random groupings for each pool size
     #[arg(long, value_name = "N", default_value_t = 100)]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=100_000))]
@@ -126,26 +150,40 @@ pub struct PoolArgs {
     /// Random seed; the same seed gives the same groupings
     #[arg(long, value_name = "NUMBER", default_value_t = 42)]
     pub seed: u64,
-    /// Share of a machine's peak memory that stays local
+    /// Share of a machine's peak memory that stays local [default: 0%]
+    #[arg(long, value_name = "PCT", conflicts_with = "local_from")]
+    pub local: Option<Percent>,
+    /// Take that share from answers of `farpool plan local --json` or its reports: the largest that
+    /// the design of --local-design needs
+    #[arg(long, value_name = "FILE")]
+    pub local_from: Vec<PathBuf>,
+    /// With --local-from: the design [default: the first of each answer]
+    #[arg(long, value_name = "NAME", requires = "local_from")]
+    pub local_design: Option<String>,
+    /// Growth of memory use a year
     #[arg(long, value_name = "PCT", default_value = "0%")]
-    pub local: Percent,
+    pub growth: Percent,
+    /// Years of growth to plan [default: 3 with --growth]
+    #[arg(long, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=30))]
+    pub years: Option<u32>,
     /// Number of blades in a pool, one of which is a spare [default: no spare]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     pub blades: Option<u32>,
     /// Also plan pools smaller than their peak, which suffice for these percentages of the time
     #[arg(long, value_name = "PERCENTILE", value_delimiter = ',', default_value = "99.9,99,95")]
     pub percentile: Vec<f64>,
-    /// Price of a GiB of memory in a server, in dollars [default: the latest of
-    /// `farpool plan cost present`]
+    /// Price of a GiB of memory in a server, in dollars, or a span such as 5..9 [default: the latest
+    /// of `farpool plan cost present`]
     #[arg(long, value_name = "DOLLARS")]
-    pub memory_price: Option<Dollars>,
-    /// Price of a GiB of memory in a blade, in dollars [default: as in a server]
+    pub memory_price: Option<Prices>,
+    /// Price of a GiB of memory in a blade, in dollars, or a span [default: as in a server]
     #[arg(long, value_name = "DOLLARS")]
-    pub far_price: Option<Dollars>,
-    /// Cost of connecting one machine, in dollars: its port, and its part of switch and blade
-    /// [default: none]
+    pub far_price: Option<Prices>,
+    /// Cost of connecting one machine, in dollars, or a span: its port, and its part of switch and
+    /// blade [default: none]
     #[arg(long, value_name = "DOLLARS")]
-    pub member_cost: Option<Dollars>,
+    pub member_cost: Option<Prices>,
     /// Memory of a machine, for files that have only shares
     #[arg(long, value_name = "SIZE")]
     pub machine_memory: Option<Size>,

@@ -48,6 +48,38 @@ impl FromStr for Dollars {
     }
 }
 
+/// A price, or a span of prices written as `5..9`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Prices {
+    pub low: f64,
+    pub high: f64,
+}
+
+impl Prices {
+    /// The middle: the price where one is needed.
+    pub fn middle(self) -> f64 {
+        self.low.midpoint(self.high)
+    }
+
+    /// The ends, if they differ.
+    pub fn span(self) -> Option<(f64, f64)> {
+        (self.low < self.high).then_some((self.low, self.high))
+    }
+}
+
+impl FromStr for Prices {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (low, high) = text.split_once("..").unwrap_or((text, text));
+        let (Dollars(low), Dollars(high)) = (low.parse()?, high.parse()?);
+        match low <= high {
+            true => Ok(Prices { low, high }),
+            false => Err(format!("{text:?} is not a span of prices; write it as 5..9")),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -60,6 +92,9 @@ mod tests {
         for text in ["75", "101%", "-1%", "%", "NaN%"] {
             assert!(text.parse::<Percent>().is_err_and(|error| error.contains(text)), "{text}");
         }
+        assert_eq!("5..9".parse::<Prices>().unwrap().span(), Some((5.0, 9.0)));
+        assert_eq!("7".parse::<Prices>().map(|it| (it.middle(), it.span())), Ok((7.0, None)));
+        assert!("9..5".parse::<Prices>().is_err() && "5..".parse::<Prices>().is_err());
         for text in ["-1", "free", "inf", ""] {
             assert!(text.parse::<Dollars>().is_err(), "{text}");
         }

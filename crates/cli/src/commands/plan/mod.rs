@@ -1,6 +1,7 @@
 //! `farpool plan`: reads the question, has `farpool-plan` answer it, prints the answer.
 
 mod catalogs;
+mod compare;
 mod series;
 
 use std::path::Path;
@@ -20,6 +21,7 @@ pub fn main(action: &PlanAction) -> anyhow::Result<u8> {
         PlanAction::Local(args) => sim::local(args),
         PlanAction::Cost(args) => catalogs::cost(args),
         PlanAction::Dense(args) => catalogs::dense(args),
+        PlanAction::Compare(args) => compare::compare(args),
     }
 }
 
@@ -33,4 +35,19 @@ fn refused(error: PlanError) -> anyhow::Error {
 
 fn text_of(path: &Path) -> anyhow::Result<String> {
     std::fs::read_to_string(path).with_context(|| format!("{} cannot be read", path.display()))
+}
+
+/// Reads the JSON of an answer: what `--json` printed, or what a page of `--report` carries.
+pub(super) fn answer_of(path: &Path) -> anyhow::Result<serde_json::Value> {
+    const BEGINS: &str = "id=\"answer\">";
+    let text = text_of(path)?;
+    let json = match text.find(BEGINS) {
+        Some(at) => {
+            let rest = &text[at + BEGINS.len()..];
+            &rest[..rest.find("</script>").unwrap_or(rest.len())]
+        }
+        None => text.as_str(),
+    };
+    let wrong = || format!("{} holds no answer of farpool (--json or --report)", path.display());
+    serde_json::from_str(json).with_context(wrong)
 }

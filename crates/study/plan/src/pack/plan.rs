@@ -156,6 +156,11 @@ struct Packer<'a> {
 
 impl<'a> Packer<'a> {
     fn new(of: &'a Utilisation, question: &'a Question) -> Result<Packer<'a>, PlanError> {
+        if question.demand == Demand::Used && !of.has_memory {
+            let why = "the file says nothing of the memory that machines use; name its column with \
+                       --memory-column, or pack what they were promised (--demand promised)";
+            return Err(PlanError::Question(why.into()));
+        }
         let (cpu, memory) = question.server.capacity(of)?;
         let unknown = of.vms.iter().find(|vm| vm.memory_provisioned.is_none());
         if let (Demand::Provisioned, Some(vm)) = (question.demand, unknown) {

@@ -76,6 +76,8 @@ impl Server {
             let name = &self.name;
             PlanError::Question(format!("the server {name:?} has no {key}, which the series needs"))
         };
+        // Without processors in the series, any amount of them is enough.
+        let cpu = if of.has_cpu { cpu } else { Some(1.0) };
         Ok((cpu.ok_or_else(|| missing(key))?, memory.ok_or_else(|| missing(memory_key))?))
     }
 }

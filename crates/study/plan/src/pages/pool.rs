@@ -1,9 +1,10 @@
 //! Peak of sums against pool size.
 
 use farpool_report::{Axis, BarPlot, Cell, Column, Line, LinePlot, Page, Provenance, Table};
+use farpool_units::about_bytes;
 
-use super::{GIB, place};
-use crate::pool::{Answer, Question, Size};
+use super::place;
+use crate::pool::{Answer, How, Question, Size};
 use crate::utilisation::MemoryUnit;
 
 /// Renders the answer to `question`, with the warnings of the series' reader.
@@ -25,7 +26,99 @@ pub fn pool(answer: &Answer, question: &Question, warnings: &[String], from: Pro
     if answer.sizes.iter().any(|size| size.break_even_member_cost.is_some()) {
         page = page.plot(break_even(answer, question));
     }
+    for table in what_if(answer, question) {
+        page = page.table(table);
+    }
     page.result(answer)
+}
+
+/// Tables of what changes if something does, of those changes that were asked for.
+fn what_if(answer: &Answer, question: &Question) -> Vec<Table> {
+    let what_if = &answer.what_if;
+    let unit = if answer.unit == MemoryUnit::Bytes { 1.0 / super::GIB } else { 1.0 };
+    let amount = if answer.unit == MemoryUnit::Bytes { "GiB" } else { "machines" };
+    let mut grouped = Table::new(
+        "grouped",
+        format!("Who shares a pool of {} VMs", question.group),
+        [
+            Column::left("how").title("pools"),
+            Column::right("ratio").title("memory / sum of peaks").decimals(3),
+        ],
+    );
+    for row in &what_if.grouped {
+        let how = match row.how {
+            How::Random => "at random",
+            How::AsListed => "as the file lists them",
+            How::PeakTogether => "those that peak at the same time",
+        };
+        grouped.row([how.into(), row.ratio.into()]);
+    }
+    let mut growth = Table::new(
+        "growth",
+        format!("With {:.1} % growth a year", question.changes.growth_per_year * 100.0),
+        [
+            Column::right("year"),
+            Column::right("apart").unit(amount).decimals(1),
+            Column::right("pooled").unit(amount).decimals(1),
+            Column::right("short_percent").title("today's pools short").unit("% of time"),
+            Column::right("worst_percent").title("by at worst").unit("%").decimals(1),
+        ],
+    );
+    for year in &what_if.growth {
+        growth.row([
+            year.year.into(),
+            (year.sum_of_peaks * unit).into(),
+            (year.pooled * unit).into(),
+            (year.short_share * 100.0).into(),
+            (year.worst_short_share * 100.0).into(),
+        ]);
+    }
+    let mut lost = Table::new(
+        "blade_lost",
+        format!("When one of {} blades fails", question.blades),
+        [
+            Column::left("pool"),
+            Column::right("vms_hit").title("hit").unit("VMs"),
+            Column::right("lost_percent").title("of their far memory").unit("%").decimals(1),
+            Column::right("short_percent").title("rest too small").unit("% of time"),
+            Column::right("worst_percent").title("by at worst").unit("%").decimals(1),
+        ],
+    );
+    for row in &what_if.blade_lost {
+        lost.row([
+            if row.has_spare { "with a spare" } else { "without" }.into(),
+            row.vms_hit.into(),
+            (row.lost_share * 100.0).into(),
+            (row.short_share * 100.0).into(),
+            (row.worst_short_share * 100.0).into(),
+        ]);
+    }
+    let tables = [grouped, growth, lost, prices(answer)];
+    tables.into_iter().filter(|table| !table.is_empty()).collect()
+}
+
+fn prices(answer: &Answer) -> Table {
+    let mut table = Table::new(
+        "prices",
+        "At the ends of the prices",
+        [
+            Column::right("memory_dollars").title("GiB in a server").unit("$"),
+            Column::right("far_dollars").title("GiB in a blade").unit("$"),
+            Column::right("member_dollars").title("joining costs").unit("$ a VM"),
+            Column::right("break_even_dollars").title("breaks even at").unit("$ a VM"),
+            Column::right("net_dollars").title("saved").unit("$ a VM"),
+        ],
+    );
+    for corner in &answer.what_if.prices {
+        table.row([
+            corner.local_price_per_gib.into(),
+            corner.far_price_per_gib.into(),
+            corner.member_cost.into(),
+            corner.break_even_member_cost.into(),
+            corner.net_per_member.into(),
+        ]);
+    }
+    table
 }
 
 /// Adds a capital letter and a full stop.
@@ -37,7 +130,6 @@ pub(super) fn sentence(text: &str) -> String {
 
 fn sizes(answer: &Answer, question: &Question) -> Table {
     let is_bytes = answer.unit == MemoryUnit::Bytes;
-    let amount = if is_bytes { "GiB" } else { "machines" };
     let is_sized = answer.sizes.iter().any(|size| size.saved_gib.is_some());
     let mut columns = vec![
         Column::right("pool_vms").title("pool").unit("VMs"),
@@ -52,9 +144,15 @@ fn sizes(answer: &Answer, question: &Question) -> Table {
         columns.push(Column::right("saved_machines").title("saved").unit("machines").decimals(1));
     }
     if is_sized {
-        columns.push(Column::right("saved_gib").title("saved").unit("GiB").decimals(1));
+        let of = |value: fn(&Size) -> Option<f64>| answer.sizes.iter().filter_map(value);
+        let gib = digits(1, of(|size| size.saved_gib));
+        columns.push(Column::right("saved_gib").title("saved").unit("GiB").decimals(gib));
+        let dollars = digits(2, of(|size| size.break_even_member_cost));
         columns.push(
-            Column::right("break_even_member_dollars").title("breaks even at").unit("$ a VM"),
+            Column::right("break_even_member_dollars")
+                .title("breaks even at")
+                .unit("$ a VM")
+                .decimals(dollars),
         );
     }
     let mut table = Table::new("sizes", "Pools by size", columns);
@@ -76,19 +174,29 @@ fn sizes(answer: &Answer, question: &Question) -> Table {
         }
         table.row(row);
     }
-    let apart = match is_bytes {
-        true => answer.sum_of_peaks / GIB,
-        false => answer.sum_of_peaks,
+    let amount = |value: f64| match is_bytes {
+        true => about_bytes(value),
+        false => format!("{value:.1} machines"),
     };
-    let mut note = format!("Apart the machines need {apart:.1} {amount}, the sum of their peaks.");
+    let apart = amount(answer.sum_of_peaks);
+    let mut note = format!("Apart the machines need {apart}, the sum of their peaks.");
     if let Some(provisioned) = answer.provisioned {
-        let provisioned = if is_bytes { provisioned / GIB } else { provisioned };
-        note += &format!(" They were promised {provisioned:.1} {amount}.");
+        note += &format!(" They were promised {}.", amount(provisioned));
     }
     table.note(note).note(format!(
         "Mean and 95 % of {} random groupings of seed {}.",
         question.groupings, question.seed
     ))
+}
+
+/// Returns the decimals, at least `usual`, that show two digits of the largest value.
+fn digits(usual: usize, values: impl Iterator<Item = f64>) -> usize {
+    let largest = values.map(f64::abs).fold(0.0, f64::max);
+    match largest > 0.0 {
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // 0 to 9
+        true => usual.max((1.0 - largest.log10().floor()).clamp(0.0, 9.0) as usize),
+        false => usual,
+    }
 }
 
 fn ratios(answer: &Answer, question: &Question) -> LinePlot {

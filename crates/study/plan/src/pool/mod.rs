@@ -16,6 +16,7 @@
 
 mod percentile;
 mod verdict;
+mod what_if;
 
 use serde::Serialize;
 
@@ -23,8 +24,11 @@ use crate::utilisation::{MemoryUnit, Utilisation, peak};
 use crate::{PlanError, Random};
 pub use percentile::Provisioned;
 pub use verdict::{Advice, Verdict};
+pub use what_if::{BladeLost, Changes, Corner, Grouped, How, Span, WhatIf, Year};
 
 const GIB: f64 = farpool_units::GIB as f64;
+/// Nobody knows the use of memory in more years.
+const YEARS_MAX: u32 = 30;
 /// The range that 95 of 100 groupings lie in.
 const CONFIDENCE: (f64, f64) = (0.025, 0.975);
 
@@ -52,12 +56,17 @@ pub struct Question {
     pub machine_memory_bytes: Option<f64>,
     /// The least share of the memory that a pool must save to be worth it, 0 to 1.
     pub worth: f64,
+    /// What may change.
+    pub changes: Changes,
 }
+
+/// Members of a pool if nothing else is asked for: one enclosure of Lim's thesis.
+pub const USUAL_GROUP: usize = 16;
 
 impl Default for Question {
     fn default() -> Question {
         Question {
-            group: 16,
+            group: USUAL_GROUP,
             groupings: 100,
             seed: 42,
             local_share: 0.0,
@@ -68,6 +77,7 @@ impl Default for Question {
             member_cost: None,
             machine_memory_bytes: None,
             worth: 0.1,
+            changes: Changes::default(),
         }
     }
 }
@@ -112,6 +122,8 @@ pub struct Answer {
     /// Pools of the size asked for, provisioned below their peak.
     pub percentiles: Vec<Provisioned>,
     pub advice: Advice,
+    /// Pools of the size asked for, if something changes.
+    pub what_if: WhatIf,
 }
 
 /// Answers the question; `progress` is called with the share of the work done from time to time.
@@ -124,6 +136,11 @@ pub fn plan(
     progress: &mut dyn FnMut(f64),
 ) -> Result<Answer, PlanError> {
     check(of, question)?;
+    if !of.has_memory {
+        let why = "the file says nothing of the memory that machines use: pools are sized by it; \
+                   name its column with --memory-column";
+        return Err(PlanError::Question(why.into()));
+    }
     let members = Members::new(of, question);
     if members.sum_of_peaks <= 0.0 {
         return Err(PlanError::Question("no machine uses any memory".into()));
@@ -137,7 +154,9 @@ pub fn plan(
         found.push(size(&members, *vms, &orders, question));
     }
     let percentiles = percentile::provision(&members, &orders, question, of.step_s);
-    let advice = verdict::advise(&found, question);
+    let mut advice = verdict::advise(&found, question);
+    let what_if = what_if::what_if(&members, &orders, question);
+    advice.reasons.extend(what_if::reasons(&what_if, question));
     let promised: Option<Vec<f64>> = of.vms.iter().map(|vm| vm.memory_provisioned).collect();
     Ok(Answer {
         vms: members.count(),
@@ -149,6 +168,7 @@ pub fn plan(
         sizes: found,
         percentiles,
         advice,
+        what_if,
     })
 }
 
@@ -160,7 +180,8 @@ fn check(of: &Utilisation, question: &Question) -> Result<(), PlanError> {
     }
     if question.group == 0 || question.group > of.vms.len() {
         let (group, all) = (question.group, of.vms.len());
-        return wrong(format!("a pool of {group} cannot be made of {all} machines"));
+        let remedy = format!("give --group {all} or less");
+        return wrong(format!("a pool of {group} cannot be made of {all} machines; {remedy}"));
     }
     if question.groupings == 0 {
         return wrong("no groupings to try".into());
@@ -177,6 +198,19 @@ fn check(of: &Utilisation, question: &Question) -> Result<(), PlanError> {
     let bad = |value: &Option<f64>| value.is_some_and(|value| !value.is_finite() || value < 0.0);
     if let Some((what, value)) = money.iter().find(|(_, value)| bad(value)) {
         return wrong(format!("{what} at {} is below zero or not a number", value.unwrap_or(0.0)));
+    }
+    let changes = &question.changes;
+    if !(-1.0..=100.0).contains(&changes.growth_per_year) || changes.years > YEARS_MAX {
+        let (growth, years) = (changes.growth_per_year * 100.0, changes.years);
+        return wrong(format!(
+            "growth of {growth} % a year over {years} years; at most {YEARS_MAX} years are planned"
+        ));
+    }
+    let spans = [changes.local_price_per_gib, changes.far_price_per_gib, changes.member_cost];
+    let is_bad =
+        |(low, high): &Span| !low.is_finite() || !high.is_finite() || *low < 0.0 || high < low;
+    if let Some((low, high)) = spans.into_iter().flatten().find(is_bad) {
+        return wrong(format!("prices from {low} to {high}"));
     }
     let bad = question.percentiles.iter().find(|p| !(0.0..=100.0).contains(*p));
     bad.map_or(Ok(()), |p| wrong(format!("{p} is not a percentile: it must lie between 0 and 100")))

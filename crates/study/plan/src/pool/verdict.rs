@@ -80,13 +80,13 @@ fn of_size(size: &Size, verdict: Verdict, question: &Question) -> String {
         blades => format!(" with one of {blades} blades spare"),
     };
     let saved = saved_share(size);
+    let saved_text = told_apart(saved, question.worth);
     let mut reason = match saved >= 0.0 {
         true => format!(
             "{decision}: {} machines together need {} of the sum of their peaks{spare}, which \
-             saves {}",
+             saves {saved_text}",
             size.vms,
-            percent(size.ratio_with_spare),
-            percent(saved)
+            percent(size.ratio_with_spare)
         ),
         false => format!(
             "{decision}: {} machines together need {} of the sum of their peaks{spare}: more than \
@@ -96,19 +96,22 @@ fn of_size(size: &Size, verdict: Verdict, question: &Question) -> String {
         ),
     };
     if saved < question.worth {
-        reason += &format!("; less than the {} that would be worth it", percent(question.worth));
+        let worth = told_apart(question.worth, saved);
+        reason += &format!("; less than the {worth} that would be worth it");
     }
     match (size.net_per_member, size.break_even_member_cost) {
         (Some(net), _) if net > 0.0 => {
-            reason += &format!("; ${net:.2} a machine remain after what joining the pool costs");
+            let net = dollars(net);
+            reason += &format!("; {net} a machine remain after what joining the pool costs");
         }
         (Some(net), _) => {
-            reason +=
-                &format!("; joining the pool costs ${:.2} a machine more than it saves", -net);
+            let more = dollars(-net);
+            reason += &format!("; joining the pool costs {more} a machine more than it saves");
         }
         (None, Some(most)) if most > 0.0 => {
+            let most = dollars(most);
             reason += &format!(
-                "; it breaks even when joining (port, switch, blade) costs ${most:.2} a machine"
+                "; it breaks even when joining (port, switch, blade) costs {most} a machine"
             );
         }
         _ => {}
@@ -131,6 +134,25 @@ fn most_of_the_saving(right: &Size, best: &Size) -> String {
 
 fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
+}
+
+/// Returns a share with as many digits as tell it from `other`, one to six.
+fn told_apart(share: f64, other: f64) -> String {
+    let text = |share: f64, digits: usize| format!("{:.digits$} %", share * 100.0);
+    let differ = |digits: &usize| text(share, *digits) != text(other, *digits);
+    text(share, if share == other { 1 } else { (1..6).find(differ).unwrap_or(6) })
+}
+
+/// An amount of money, with two significant digits below a cent.
+fn dollars(amount: f64) -> String {
+    match amount {
+        a if a >= 0.01 || a <= 0.0 => format!("${amount:.2}"),
+        a if a >= 1e-6 => {
+            let digits = (2..8).find(|digits| a * 10_f64.powi(*digits) >= 10.0).unwrap_or(8);
+            format!("${amount:.*}", farpool_units::exactly::<usize, _>(digits))
+        }
+        _ => "less than $0.000001".into(),
+    }
 }
 
 #[cfg(test)]
@@ -161,6 +183,16 @@ mod tests {
         assert!(advice.reasons[0].starts_with("do not pool"), "{:?}", advice.reasons);
         assert!(advice.reasons[0].contains("saves 7.0 %"), "{:?}", advice.reasons);
         assert!(advice.reasons[1].contains("128 machines, saves 9.0 %"), "{:?}", advice.reasons);
+    }
+
+    #[test]
+    fn figures_that_differ_look_different() {
+        let sizes = [size(1, 1.0), size(16, 0.900_04)];
+        let advice = advise(&sizes, &Question { group: 16, ..Question::default() });
+        assert!(advice.reasons[0].contains("saves 9.996 %; less than the 10.000 %"), "{advice:?}");
+        assert_eq!(dollars(0.000_34), "$0.00034");
+        assert_eq!((dollars(7.0), dollars(0.014)), ("$7.00".to_owned(), "$0.01".to_owned()));
+        assert_eq!(dollars(1e-9), "less than $0.000001");
     }
 
     #[test]
