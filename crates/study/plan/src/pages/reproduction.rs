@@ -2,7 +2,7 @@
 
 use farpool_report::{Column, Page, Provenance, Table};
 
-use crate::reproduce::{Reproduction, Verdict};
+use crate::reproduce::Reproduction;
 
 /// Returns all cells of one place, or of all places.
 pub fn reproduction_table(of: &Reproduction, place: Option<&str>) -> Table {
@@ -43,13 +43,7 @@ pub fn errata_table(of: &Reproduction) -> Table {
 /// Renders the whole thesis.
 pub fn reproduction(of: &Reproduction, from: Provenance) -> Page {
     Page::new(of.source.clone(), from)
-        .finding(format!(
-            "{} cells: {} exact, {} in shape, {} depart.",
-            of.cells.len(),
-            of.count(Verdict::Exact),
-            of.count(Verdict::InShape),
-            of.count(Verdict::Departs)
-        ))
+        .finding(of.summary())
         .table(reproduction_table(of, None))
         .table(errata_table(of))
         .result(of)

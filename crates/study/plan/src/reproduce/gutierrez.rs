@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Cell, Reproduction, Verdict, errata};
+use super::{Cell, Reproduction, Verdict, errata, gutierrez_more};
 use crate::dense::{Built, Catalog, Configuration, Design, GUTIERREZ};
 
 /// Table 3.3 for one design: area in cm2, power in W and density in GB for 1, 2, 4, 8, 16 and 32
@@ -105,9 +105,14 @@ const POWER_BAND: f64 = 0.03;
 /// Never with the catalog that ships; a test reads it.
 pub fn gutierrez() -> Reproduction {
     let catalog = Catalog::parse(Path::new(GUTIERREZ.0), GUTIERREZ.1).expect("it is tested");
-    let mut cells = table_3_3(&catalog);
-    cells.extend(table_3_4(&catalog));
-    cells.extend(table_4_2(&catalog));
+    let both = Both::new(catalog);
+    let mut cells = table_3_3(&both);
+    cells.extend(table_3_4(&both));
+    cells.extend(table_4_2(&both));
+    cells.extend(gutierrez_more::bandwidths(&both));
+    cells.extend(gutierrez_more::ratios(&both));
+    cells.extend(gutierrez_more::network(&both));
+    cells.extend(gutierrez_more::table_4_3(&both));
     Reproduction {
         source: "Anthony Gutierrez, Architecting Physically Dense Servers, 2015".into(),
         cells,
@@ -135,6 +140,17 @@ pub fn gutierrez() -> Reproduction {
                  it 26 stacks would fit and not 25",
             ),
             (
+                "Figures 3.4 to 3.13, 4.4 to 4.14",
+                "not derivable: requests by size and memory latency, and latencies under load, are \
+                 drawn without numbers and come from a simulated pipeline of a Cortex; \
+                 `scripts/kv-costs.py split` measures where a request's time goes today",
+            ),
+            (
+                "Table 4.2",
+                "memory bandwidth in use: KeyVault's is 45 times Mercury's for 2 times the requests",
+            ),
+            ("Table 3.2", "nothing to compute: a comparison of memories from data sheets"),
+            (
                 "Table 4.3",
                 "Mercury's round trip of 3 us contradicts the text, where it is 2.3 times \
                  KeyVault's 90 us",
@@ -149,9 +165,39 @@ fn part<'a>(catalog: &'a Catalog, design: &str, cores: u32) -> (&'a Design, &'a 
     (design, with.expect("and all their configurations"))
 }
 
-fn built(catalog: &Catalog, design: &str, cores: u32) -> Built {
+pub(super) fn built(catalog: &Catalog, design: &str, cores: u32) -> Built {
     let (design, with) = part(catalog, design, cores);
     catalog.build(design, with)
+}
+
+const UNLISTED: &str = "with the catalog's unlisted_ constants, which were chosen by such cells";
+const ANCHOR: &str = "the requests of a core were chosen by this cell";
+
+/// A catalog's models with what the thesis lists alone, and with the constants that were fitted.
+pub(super) struct Both {
+    pub(super) fitted: Catalog,
+    listed: Catalog,
+}
+
+impl Both {
+    fn new(fitted: Catalog) -> Both {
+        let mut listed = fitted.clone();
+        for design in &mut listed.designs {
+            design.unlisted_memory_floor_w = 0.0;
+            design.unlisted_core_mw = 0.0;
+            design.unlisted_stack_w = 0.0;
+            design.configurations.iter_mut().for_each(|with| with.unlisted_w = 0.0);
+        }
+        Both { fitted, listed }
+    }
+
+    /// Judges the value with the fitted constants. If it comes out only with them, it is fitted.
+    pub(super) fn judge(&self, cell: impl Fn(&Catalog) -> Cell) -> Cell {
+        match cell(&self.listed).verdict {
+            Verdict::Exact | Verdict::Consistent => cell(&self.fitted),
+            _ => cell(&self.fitted).fitted(UNLISTED),
+        }
+    }
 }
 
 fn power(place: &str, name: String, paper: f64, ours: f64) -> Cell {
@@ -164,90 +210,121 @@ fn power(place: &str, name: String, paper: f64, ours: f64) -> Cell {
     cell
 }
 
-fn table_3_3(catalog: &Catalog) -> Vec<Cell> {
+fn table_3_3(both: &Both) -> Vec<Cell> {
+    const PLACE: &str = "Table 3.3";
     let mut cells = Vec::new();
     for (design, areas, powers, densities) in TABLE_3_3 {
         for (at, cores) in [1, 2, 4, 8, 16, 32].into_iter().enumerate() {
-            let ours = built(catalog, design, cores);
             let name = |what: &str| format!("{design}, {cores} cores a stack, {what}");
-            let mut area =
-                Cell::rounded("Table 3.3", name("area"), "cm2", areas[at], ours.area_cm2, 0);
-            if area.verdict != Verdict::Exact && (area.ours - area.paper).abs() < 1.0 {
-                area.verdict = Verdict::Exact;
-                area.why = format!("{} stacks of 6.615 cm2; rounded otherwise", ours.stacks);
-            }
-            cells.push(area);
-            cells.push(power("Table 3.3", name("power"), powers[at], ours.power_w));
-            let mut density =
-                Cell::rounded("Table 3.3", name("density"), "GB", densities[at], ours.memory_gb, 0);
-            if densities[at] == 371.0 && ours.stacks == 93 {
-                density.verdict = Verdict::Exact;
-                density.why = "93 stacks, which are 372 GB in Table 3.4".into();
-            }
-            cells.push(density);
+            cells.push(both.judge(|catalog| {
+                let ours = built(catalog, design, cores);
+                let area = Cell::rounded(PLACE, name("area"), "cm2", areas[at], ours.area_cm2, 0);
+                let is_near = (area.ours - area.paper).abs() < 1.0;
+                let why = format!("{} stacks of 6.615 cm2; rounded otherwise", ours.stacks);
+                area.or_consistent(is_near, why)
+            }));
+            cells.push(both.judge(|catalog| {
+                power(PLACE, name("power"), powers[at], built(catalog, design, cores).power_w)
+            }));
+            cells.push(both.judge(|catalog| {
+                let ours = built(catalog, design, cores);
+                let paper = densities[at];
+                let cell = Cell::rounded(PLACE, name("density"), "GB", paper, ours.memory_gb, 0);
+                let is_misprint = densities[at] == 371.0 && ours.stacks == 93;
+                cell.or_consistent(is_misprint, "93 stacks, which are 372 GB in Table 3.4")
+            }));
         }
     }
     cells
 }
 
-fn table_3_4(catalog: &Catalog) -> Vec<Cell> {
+/// Returns a server at requests of 64 B: requests a second and power.
+pub(super) fn at_64_b(catalog: &Catalog, design: &str, cores: u32) -> (Built, f64, f64) {
+    let ours = built(catalog, design, cores);
+    let (kind, with) = part(catalog, design, cores);
+    let each = ours.requests_per_s.unwrap_or(0.0);
+    // 64 B per request, and no floor on the memory's power.
+    let gbs = each * 64.0 / 1e9 / f64::from(ours.stacks);
+    let stack_w = catalog.stack_w(kind, with, gbs, 0.0);
+    let power_w = catalog.power_w(f64::from(ours.stacks) * stack_w);
+    (ours, each, power_w)
+}
+
+fn table_3_4(both: &Both) -> Vec<Cell> {
     let mut cells = Vec::new();
     for (design, [powers, requests, per_watt, per_gb]) in TABLE_3_4 {
         for (at, cores) in [8, 16, 32].into_iter().enumerate() {
-            let ours = built(catalog, design, cores);
-            let (kind, with) = part(catalog, design, cores);
-            let each = ours.requests_per_s.unwrap_or(0.0);
-            // 64 B per request, and no floor on the memory's power.
-            let gbs = each * 64.0 / 1e9 / f64::from(ours.stacks);
-            let stack_w = catalog.stack_w(kind, with, gbs, 0.0);
-            let power_w = catalog.power_w(f64::from(ours.stacks) * stack_w);
             let name = |what: &str| format!("{design}, {cores} cores a stack, {what}");
-            let ratio = |what: &str, unit: &str, paper: f64, ours: f64| {
+            let cell = |what: &str, unit: &str, paper: f64, ours: f64| {
                 Cell::rounded("Table 3.4", name(what), unit, paper, ours, 2).within(0.01)
             };
-            cells.push(power("Table 3.4", name("power at 64 B"), powers[at], power_w));
-            cells.push(ratio("requests", "M/s", requests[at], each / 1e6));
-            cells.push(ratio("requests per W", "k/s", per_watt[at], each / power_w / 1e3));
-            cells.push(ratio("requests per GB", "k/s", per_gb[at], each / ours.memory_gb / 1e3));
+            let at_64_b = |catalog: &Catalog| at_64_b(catalog, design, cores);
+            let anchored = |cell: Cell| if at == 0 { cell.fitted(ANCHOR) } else { cell };
+            cells.push(both.judge(|catalog| {
+                power("Table 3.4", name("power at 64 B"), powers[at], at_64_b(catalog).2)
+            }));
+            cells.push(anchored(
+                both.judge(|catalog| {
+                    cell("requests", "M/s", requests[at], at_64_b(catalog).1 / 1e6)
+                }),
+            ));
+            cells.push(anchored(both.judge(|catalog| {
+                let (_, each, power_w) = at_64_b(catalog);
+                cell("requests per W", "k/s", per_watt[at], each / power_w / 1e3)
+            })));
+            cells.push(anchored(both.judge(|catalog| {
+                let (ours, each, _) = at_64_b(catalog);
+                cell("requests per GB", "k/s", per_gb[at], each / ours.memory_gb / 1e3)
+            })));
         }
     }
     cells
 }
 
-fn table_4_2(catalog: &Catalog) -> Vec<Cell> {
+fn table_4_2(both: &Both) -> Vec<Cell> {
+    const PLACE: &str = "Table 4.2";
     let mut cells = Vec::new();
     for rows in TABLE_4_2 {
         for (at, cores) in [2, 4, 8, 16].into_iter().enumerate() {
-            let ours = built(catalog, rows.design, cores);
             let name = |what: &str| format!("{}, {cores} cores a stack, {what}", rows.design);
             let count = |what: &str, paper: f64, ours: f64| {
-                Cell::rounded("Table 4.2", name(what), "", paper, ours, 0)
+                Cell::rounded(PLACE, name(what), "", paper, ours, 0)
             };
-            let each = ours.requests_per_s.unwrap_or(0.0);
             let ratio = |what: &str, unit: &str, paper: f64, ours: f64| {
-                Cell::rounded("Table 4.2", name(what), unit, paper, ours, 2).within(0.02)
+                Cell::rounded(PLACE, name(what), unit, paper, ours, 2).within(0.02)
             };
-            let mut stacks = count("stacks", rows.stacks[at], f64::from(ours.stacks));
-            if rows.design == "keyvault" && cores == 16 {
-                stacks = stacks.because("with 1.0 W a stack that nothing explains");
-            }
-            cells.push(stacks);
-            cells.push(count("switches", rows.switches[at], f64::from(ours.switches)));
-            cells.push(count("memory", rows.memory[at], ours.memory_gb));
-            cells.push(power("Table 4.2", name("power"), rows.power[at], ours.power_w));
-            cells.push(ratio("requests", "M/s", rows.requests[at], each / 1e6));
-            cells.push(ratio(
-                "requests per W",
-                "k/s",
-                rows.per_watt[at],
-                each / ours.power_w / 1e3,
-            ));
-            cells.push(ratio(
-                "requests per GB",
-                "k/s",
-                rows.per_gb[at],
-                each / ours.memory_gb / 1e3,
-            ));
+            let anchored = |cell: Cell| if at == 0 { cell.fitted(ANCHOR) } else { cell };
+            let of = |catalog: &Catalog| built(catalog, rows.design, cores);
+            let each = |built: &Built| built.requests_per_s.unwrap_or(0.0);
+            cells.push(
+                both.judge(|catalog| {
+                    count("stacks", rows.stacks[at], f64::from(of(catalog).stacks))
+                }),
+            );
+            cells.push(both.judge(|catalog| {
+                count("switches", rows.switches[at], f64::from(of(catalog).switches))
+            }));
+            cells.push(
+                both.judge(|catalog| count("memory", rows.memory[at], of(catalog).memory_gb)),
+            );
+            cells.push(
+                both.judge(|catalog| {
+                    power(PLACE, name("power"), rows.power[at], of(catalog).power_w)
+                }),
+            );
+            cells.push(anchored(both.judge(|catalog| {
+                ratio("requests", "M/s", rows.requests[at], each(&of(catalog)) / 1e6)
+            })));
+            cells.push(anchored(both.judge(|catalog| {
+                let ours = of(catalog);
+                let per_watt = each(&ours) / ours.power_w / 1e3;
+                ratio("requests per W", "k/s", rows.per_watt[at], per_watt)
+            })));
+            cells.push(anchored(both.judge(|catalog| {
+                let ours = of(catalog);
+                let per_gb = each(&ours) / ours.memory_gb / 1e3;
+                ratio("requests per GB", "k/s", rows.per_gb[at], per_gb)
+            })));
         }
     }
     cells
@@ -266,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn areas_densities_and_stacks_are_exact() {
+    fn areas_densities_and_stacks_come_out_but_some_only_with_fitted_constants() {
         for (place, what) in [
             ("Table 3.3", "area"),
             ("Table 3.3", "density"),
@@ -274,15 +351,29 @@ mod tests {
             ("Table 4.2", "switches"),
             ("Table 4.2", "memory"),
         ] {
-            let misses = not(&[Verdict::Exact], place, what);
+            let misses = not(&[Verdict::Exact, Verdict::Consistent, Verdict::Fitted], place, what);
             assert!(misses.is_empty(), "{misses:#?}");
         }
     }
 
+    /// Computed apart from Table 3.1: 8 of 36 numbers of stacks are not those printed.
+    #[test]
+    fn what_comes_out_only_with_fitted_constants_is_not_called_exact() {
+        let fitted = |what: &str| not(&TESTED, "Table 3.3", what).len();
+        assert_eq!(fitted("density"), 8);
+        assert!(fitted("power") >= 18, "all of Mercury's: {}", fitted("power"));
+        let anchors = gutierrez().cells.into_iter().filter(|cell| cell.why == ANCHOR).count();
+        assert!(anchors >= 8, "{anchors}");
+    }
+
+    const TESTED: [Verdict; 4] =
+        [Verdict::Exact, Verdict::Consistent, Verdict::InShape, Verdict::Departs];
+
     #[test]
     fn powers_and_ratios_are_within_three_percent() {
         for place in ["Table 3.3", "Table 3.4", "Table 4.2"] {
-            let misses = not(&[Verdict::Exact, Verdict::InShape], place, "");
+            let all = [Verdict::Exact, Verdict::Consistent, Verdict::Fitted, Verdict::InShape];
+            let misses = not(&all, place, "");
             assert!(misses.is_empty(), "{misses:#?}");
         }
     }

@@ -1,21 +1,35 @@
 //! The theses' tables cell by cell: what they print, what our models give, and why they differ.
 
+mod acms;
+mod dredbox;
 mod ensemble;
 mod gutierrez;
+mod gutierrez_more;
 mod lim;
+mod lim_more;
 mod lim_parts;
 
 use serde::Serialize;
 
+pub use acms::acms;
+pub use dredbox::dredbox;
 pub use ensemble::lim_ensemble;
 pub use gutierrez::gutierrez;
 pub use lim::lim;
 
+/// What a cell shows. Only [`Verdict::Exact`], [`Verdict::Consistent`] and [`Verdict::InShape`] are
+/// predictions that came true; what was put in, or chosen so that the cell comes out, tests nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// The printed digits, or within what the rounding of printed inputs allows.
+    /// The printed figure is an input of the model, or arithmetic of inputs that the text does too.
+    Input,
+    /// A constant that is not printed was chosen so that this cell comes out; `why` names it.
+    Fitted,
+    /// Computed, and the printed digits come out.
     Exact,
+    /// Computed, and the printed digits lie within what the rounding of printed inputs leaves open.
+    Consistent,
     /// Close, or of the same order and direction; `why` says how close.
     InShape,
     /// Different; `why` says what is known of it.
@@ -23,12 +37,29 @@ pub enum Verdict {
 }
 
 impl Verdict {
+    pub const ALL: [Verdict; 6] = [
+        Verdict::Exact,
+        Verdict::Consistent,
+        Verdict::InShape,
+        Verdict::Departs,
+        Verdict::Fitted,
+        Verdict::Input,
+    ];
+
     pub fn name(self) -> &'static str {
         match self {
+            Verdict::Input => "input",
+            Verdict::Fitted => "fitted",
             Verdict::Exact => "exact",
+            Verdict::Consistent => "consistent",
             Verdict::InShape => "in shape",
             Verdict::Departs => "departs",
         }
+    }
+
+    /// True if the figure was computed from others and could have come out otherwise.
+    pub fn is_tested(self) -> bool {
+        !matches!(self, Verdict::Input | Verdict::Fitted)
     }
 }
 
@@ -66,6 +97,25 @@ impl Reproduction {
     /// Counts the cells with this verdict.
     pub fn count(&self, verdict: Verdict) -> usize {
         self.cells.iter().filter(|cell| cell.verdict == verdict).count()
+    }
+
+    /// Says how many cells have each verdict, and how many of them test anything.
+    pub fn summary(&self) -> String {
+        let counted = |verdicts: &[Verdict]| -> String {
+            let parts: Vec<String> = verdicts
+                .iter()
+                .map(|verdict| format!("{} {}", self.count(*verdict), verdict.name()))
+                .collect();
+            parts.join(", ")
+        };
+        let tested = self.cells.iter().filter(|cell| cell.verdict.is_tested()).count();
+        let (tests, rest) = Verdict::ALL.split_at(4);
+        format!(
+            "{tested} of {} cells are predictions: {}. The others test nothing: {}.",
+            self.cells.len(),
+            counted(tests),
+            counted(rest)
+        )
     }
 
     /// Returns the cells of one place.
@@ -118,6 +168,32 @@ impl Cell {
 
     fn because(mut self, why: impl Into<String>) -> Cell {
         self.why = why.into();
+        self
+    }
+
+    /// The printed figure itself was put in: a cell that comes out tests nothing.
+    fn input(self, why: impl Into<String>) -> Cell {
+        match self.verdict {
+            Verdict::Departs => self,
+            _ => Cell { verdict: Verdict::Input, why: why.into(), ..self },
+        }
+    }
+
+    /// A constant was chosen so that this cell comes out; one that is only near stays so.
+    fn fitted(self, why: impl Into<String>) -> Cell {
+        match self.verdict {
+            Verdict::Exact | Verdict::Consistent => {
+                Cell { verdict: Verdict::Fitted, why: why.into(), ..self }
+            }
+            _ => self,
+        }
+    }
+
+    /// Departing or not, the printed figure lies within what the rounding of inputs leaves open.
+    fn or_consistent(mut self, is_possible: bool, why: impl Into<String>) -> Cell {
+        if is_possible && self.verdict != Verdict::Exact {
+            (self.verdict, self.why) = (Verdict::Consistent, why.into());
+        }
         self
     }
 

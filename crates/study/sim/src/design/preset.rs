@@ -15,6 +15,8 @@ pub enum Preset {
     PsCbf,
     /// The same, but references to lines still on their way wait.
     PsCbfWaits,
+    /// Page swapping with the trap that Lim's prototype in Xen measured.
+    PsXen,
     /// Lim's fine-grained remote access over a coherent link.
     Fgra,
     /// Fine-grained access where new pages are local and others are evicted for them.
@@ -54,11 +56,12 @@ const FREE_FRAMES: u32 = 256;
 
 impl Preset {
     /// All presets, in the order of their declaration.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Local,
         Self::Ps,
         Self::PsCbf,
         Self::PsCbfWaits,
+        Self::PsXen,
         Self::Fgra,
         Self::FgraEvict,
         Self::FgraMigration,
@@ -81,6 +84,7 @@ impl Preset {
             Self::Ps => "ps",
             Self::PsCbf => "ps+cbf",
             Self::PsCbfWaits => "ps+cbf-waits",
+            Self::PsXen => "ps-xen",
             Self::Fgra => "fgra",
             Self::FgraEvict => "fgra-evict",
             Self::FgraMigration => "fgra+migration",
@@ -106,6 +110,7 @@ impl Preset {
                 "Lim 2010, Table 1(a) and 6.3: first block after 0.75 us, the rest is hidden"
             }
             Self::PsCbfWaits => "as ps+cbf; other lines of the page are waited for until they come",
+            Self::PsXen => "Lim 2010, section 5.4: as ps, with the prototype's trap of 12 us",
             Self::Fgra => "Lim 2010, Table 1(a): HyperTransport, 60 ns, 4 GB/s",
             Self::FgraEvict => "as fgra; new pages as in 4.1.2",
             Self::FgraMigration => "Lim 2010, 4.6.1: every 10 ms; 330 ns for a page assumed",
@@ -140,6 +145,7 @@ impl Preset {
                 }),
                 ..design
             },
+            Self::PsXen => Design { far: Tier { software_ps: 12 * US, ..pcie() }, ..design },
             Self::Fgra => lines(design, hyper_transport()),
             Self::FgraEvict => {
                 Design { placement: Placement::Local, ..lines(design, hyper_transport()) }
