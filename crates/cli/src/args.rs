@@ -29,8 +29,8 @@ use clap::{Args, Parser, Subcommand};
 use serde::{Deserialize, Serialize};
 
 use crate::values::{
-    Backing, BladeAddress, Door, LocalLimit, Prefetch, Size, Span, Victim, WhenFull, WhenOutside,
-    process_number,
+    Backing, BladeAddress, Door, LocalLimit, PeakMemory, Prefetch, Size, Span, Victim, WhenFull,
+    WhenOutside, process_number,
 };
 
 /// Run unmodified Linux programs with part of their memory on other machines.
@@ -132,9 +132,14 @@ pub struct RunArgs {
 #[derive(Clone, Debug, Default, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RunSettings {
-    /// Local memory for the whole process tree: a size, or a share of the memory it asks for (25%)
+    /// Local memory for the whole process tree: a size, or a share (25%) of the memory it has in use
+    /// so far, local and far, at least 16 MiB; the same as in farpool sim predict
     #[arg(long, value_name = "SIZE|PCT", env = "FARPOOL_RUN_LOCAL", hide_env_values = true)]
     pub local: Option<LocalLimit>,
+    /// Take the share in --local of this largest memory, not of the memory so far: a size, a trace
+    /// of the program, or the --stats of an earlier run
+    #[arg(long, value_name = "SIZE|FILE", env = "FARPOOL_RUN_PEAK", hide_env_values = true)]
+    pub peak: Option<PeakMemory>,
     /// Use this blade: shm:///path.sock, unix:///path.sock or tcp://ip:port; may be repeated
     #[arg(long, value_name = "ADDR", env = "FARPOOL_RUN_BLADE", hide_env_values = true)]
     #[arg(value_delimiter = ',')]

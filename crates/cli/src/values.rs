@@ -136,6 +136,35 @@ impl From<LocalLimit> for farpool_run::LocalLimit {
     }
 }
 
+/// The largest memory of a program, of which `--local PCT` is then a share.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PeakMemory {
+    Bytes(u64),
+    /// A trace, or the statistics of an earlier run.
+    File(std::path::PathBuf),
+}
+
+impl FromStr for PeakMemory {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse() {
+            Ok(Size(bytes)) => Ok(PeakMemory::Bytes(bytes)),
+            Err(_) if text.contains(['.', '/']) => Ok(PeakMemory::File(text.into())),
+            Err(error) => Err(format!("{error}, nor a trace or file of --stats")),
+        }
+    }
+}
+
+impl fmt::Display for PeakMemory {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            PeakMemory::Bytes(bytes) => Size(*bytes).fmt(to),
+            PeakMemory::File(path) => path.display().fmt(to),
+        }
+    }
+}
+
 impl FromStr for LocalLimit {
     type Err = String;
 
@@ -391,6 +420,7 @@ macro_rules! written_as_text {
 written_as_text!(
     Size,
     LocalLimit,
+    PeakMemory,
     Span,
     Backing,
     BladeAddress,

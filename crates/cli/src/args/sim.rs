@@ -137,8 +137,9 @@ pub struct SimMrcArgs {
 Examples:\n  \
 farpool sim calibrate --out here.toml\n  \
 farpool sim calibrate --blade tcp://10.0.0.7:7070 --out blade7.toml\n\n\
-Programs that use memory in known ways are run all-local and far; the costs that explain the\n\
-difference are written, with the measurements. Nothing else should run meanwhile.")]
+Programs that use memory in known ways are run all-local and far, round by round; the costs that\n\
+explain the difference are written, with the measurements and how well they fit. Costs that are\n\
+off by more than 15 % for any probe are not written. Nothing else should run meanwhile.")]
 pub struct CalibrateArgs {
     /// The file of costs to write
     #[arg(short, long, value_name = "FILE")]
@@ -149,10 +150,14 @@ pub struct CalibrateArgs {
     /// Memory that each probe uses
     #[arg(long, value_name = "SIZE", default_value = "256MiB")]
     pub bytes: Size,
-    /// Number of runs of each probe in each place; the fastest counts
+    /// Number of runs of each probe in each place, alternated; the median counts. More are made
+    /// while the costs do not fit
     #[arg(long, value_name = "N", default_value_t = 3)]
-    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub rounds: u32,
+    /// Write the costs even if they do not fit
+    #[arg(long)]
+    pub accept: bool,
     #[command(flatten)]
     pub answer: AnswerArgs,
 }
@@ -163,18 +168,22 @@ Examples:\n  \
 farpool sim calibrate --out here.toml\n  \
 farpool trace --pages --time --out sort.parquet -- sort big.txt\n  \
 farpool sim predict sort.parquet --costs here.toml --local 75%,50%,25%\n\n\
-Capture the trace with --pages: caches hide which pages are in use. A local size is a share\n\
-of all the program's memory, or a size in bytes.")]
+Capture the trace with --pages: caches hide which pages are in use. A local size means the same as\n\
+in farpool run: a share of what the program has in use so far, at least 16 MiB, or with --peak a\n\
+share of the largest amount; or a size in bytes.")]
 pub struct PredictArgs {
     /// A trace
     pub trace: PathBuf,
     /// File of costs, from farpool sim calibrate
     #[arg(long, value_name = "FILE")]
     pub costs: PathBuf,
-    /// Sizes of local memory, as --local of farpool run: shares of the program's memory, or sizes
-    /// in bytes
+    /// Sizes of local memory, as --local of farpool run: shares of what the program has in use so
+    /// far, or sizes in bytes
     #[arg(long, value_name = "SIZES", value_delimiter = ',', default_value = "75%,50%,25%")]
     pub local: Vec<LocalSize>,
+    /// Take shares of the largest memory that the program will use, as --peak of farpool run
+    #[arg(long)]
+    pub peak: bool,
     /// The program's run time with all its memory local [default: what the trace says]
     #[arg(long, value_name = "TIME")]
     pub native: Option<Span>,
@@ -206,6 +215,10 @@ pub enum Paper {
     Hpl,
     /// Gutierrez's thesis, 2015: dense servers
     Gutierrez,
+    /// ACMS, 2011: machines that lend each other memory
+    Acms,
+    /// dReDBox, 2017: bandwidth of memory behind a transceiver
+    Dredbox,
 }
 
 #[derive(Debug, Args)]
@@ -213,7 +226,9 @@ pub enum Paper {
 Examples:\n  \
 farpool sim reproduce gutierrez\n  \
 farpool sim reproduce lim sort.parquet sqlite.parquet --report lim.html\n\n\
-Each result is marked as exact, right in shape, or departing from the paper, with the reason.")]
+Each result is a prediction that is exact, consistent with rounded inputs, right in shape or departs\n\
+from the paper; or it is an input, or a constant was fitted to it: these test nothing. The first line\n\
+counts them apart.")]
 pub struct ReproduceArgs {
     /// Paper to compare with
     #[arg(value_enum)]

@@ -1,14 +1,21 @@
 //! `farpool run`: passes the command line on to the keeper.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use anyhow::Context;
 use farpool_run::{RackError, RackOptions, RunError, RunOptions};
+use farpool_sim::{LoadOptions, load_pages};
+use farpool_trace::{Columns, TraceReader};
+use farpool_units::PAGE_BYTES_U64;
 
 use crate::args::{RunArgs, RunSettings};
 use crate::commands::refuse_remote;
 use crate::commands::service::read_token;
 use crate::config::UsageError;
-use crate::values::{Door, Size, WhenFull, WhenOutside};
+use crate::values::{Door, LocalLimit, PeakMemory, Size, WhenFull, WhenOutside};
+
+// `farpool sim predict` models the same rule.
+const _: () = assert!(farpool_run::PERCENT_FLOOR_BYTES == farpool_sim::pager::SHARE_FLOOR_BYTES);
 
 /// Runs the program. Returns its exit code, or 128 + n if signal n ended it.
 pub fn main(args: RunArgs) -> anyhow::Result<u8> {
@@ -24,12 +31,16 @@ pub fn main(args: RunArgs) -> anyhow::Result<u8> {
 }
 
 /// Returns the keeper's options; unset ones keep the keeper's defaults.
-fn options(args: RunArgs) -> Result<RunOptions, UsageError> {
+fn options(args: RunArgs) -> anyhow::Result<RunOptions> {
     let RunArgs { settings, program } = args;
     let missing = |what: &str| UsageError(format!("{what} is missing; see farpool run --help"));
     let mut words = program.into_iter();
     let program = words.next().ok_or_else(|| missing("the program"))?;
     let local = settings.local.ok_or_else(|| missing("--local SIZE or --local PCT"))?;
+    let local = match settings.peak {
+        None => local,
+        Some(ref peak) => share_of(local, peak)?,
+    };
     let mut options = RunOptions::new(program, local.into());
     options.arguments = words.collect();
     options.rack = rack(&settings)?;
@@ -72,6 +83,41 @@ fn options(args: RunArgs) -> Result<RunOptions, UsageError> {
         options.threshold_bytes = bytes;
     }
     Ok(options)
+}
+
+/// Returns a share of a program's largest memory as a size.
+fn share_of(local: LocalLimit, peak: &PeakMemory) -> anyhow::Result<LocalLimit> {
+    let LocalLimit::Percent(percent) = local else {
+        return Err(UsageError("--peak is for a share in --local, such as 50%".to_owned()).into());
+    };
+    let peak_bytes = match peak {
+        PeakMemory::Bytes(bytes) => *bytes,
+        PeakMemory::File(path) => peak_of(path)?,
+    };
+    Ok(LocalLimit::Bytes(share_bytes(peak_bytes, percent)))
+}
+
+fn share_bytes(peak_bytes: u64, percent: u8) -> u64 {
+    let pages = peak_bytes / PAGE_BYTES_U64;
+    farpool_units::at_most::<u64, _>(u128::from(pages) * u128::from(percent) / 100) * PAGE_BYTES_U64
+}
+
+/// Reads the largest memory from the statistics of an earlier run, or counts it in a trace.
+fn peak_of(path: &Path) -> anyhow::Result<u64> {
+    if path.extension().is_some_and(|extension| extension == "json") {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("{} cannot be read", path.display()))?;
+        let stats: serde_json::Value = serde_json::from_str(&text)
+            .with_context(|| format!("{} holds no statistics of a run", path.display()))?;
+        return stats["peak_bytes"].as_u64().filter(|bytes| *bytes > 0).with_context(|| {
+            format!("{} names no peak_bytes: no statistics of farpool run", path.display())
+        });
+    }
+    let trace = TraceReader::open(path, Columns::BLOCKS)?;
+    let file_bytes = trace.info().native_file_bytes.unwrap_or(0);
+    let options = LoadOptions { page_bytes: PAGE_BYTES_U64, memory_limit_bytes: u64::MAX };
+    let pages = load_pages(trace, options, &mut |_| ())?;
+    Ok(pages.page_count as u64 * PAGE_BYTES_U64 + file_bytes)
 }
 
 /// Folder for spilled memory: on a disk, not in memory.

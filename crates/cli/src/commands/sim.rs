@@ -114,10 +114,15 @@ fn announce(
     eprintln!(
         "farpool sim: {records} records take {} in memory, and up to 48 bytes for each page; {} \
          may be used",
-        Size(bytes_of(records)),
-        Size(memory_limit_bytes)
+        about(bytes_of(records)),
+        about(memory_limit_bytes)
     );
     Ok(LoadOptions { page_bytes, memory_limit_bytes })
+}
+
+#[allow(clippy::cast_precision_loss, reason = "for people")]
+fn about(bytes: u64) -> String {
+    farpool_units::about_bytes(bytes as f64)
 }
 
 fn mrc(args: &SimMrcArgs) -> anyhow::Result<u8> {
@@ -204,9 +209,20 @@ fn calibrate(args: &CalibrateArgs) -> anyhow::Result<u8> {
         rounds: args.rounds,
     };
     let measured = measure_costs(&options)?;
-    measured.write(&args.out)?;
+    let is_good = measured.fit().is_some_and(|fit| fit.is_good());
+    if is_good || args.accept {
+        measured.write(&args.out)?;
+    }
     let provenance = provenance().parameter("bytes", args.bytes.0).parameter("rounds", args.rounds);
-    give(&prediction::costs_page(&measured, provenance), &args.answer)
+    give(&prediction::costs_page(&measured, provenance), &args.answer)?;
+    if !is_good && !args.accept {
+        bail!(
+            "{} was not written: the costs do not fit; let nothing else run and try again, with \
+             more --rounds or --bytes, or write them with --accept",
+            args.out.display()
+        );
+    }
+    Ok(0)
 }
 
 /// The simulator counts in picoseconds, which overflow after 213 days.
@@ -227,10 +243,12 @@ fn predict(args: &PredictArgs) -> anyhow::Result<u8> {
             args.trace.display()
         )
     };
+    let file_bytes = args.fixed.map(|size| size.0).or(references.info.native_file_bytes);
     let question = Question {
         local: args.local.clone(),
-        fixed_bytes: args.fixed.map_or(references.info.native_file_bytes.unwrap_or(0), |it| it.0)
-            + measured.own_bytes,
+        of_peak: args.peak,
+        file_bytes,
+        fixed_bytes: file_bytes.unwrap_or(0) + measured.own_bytes,
         victims: args.victims,
         prefetch: args.prefetch,
         remembers_runs: measured.is_remote(),
@@ -252,7 +270,7 @@ fn predict(args: &PredictArgs) -> anyhow::Result<u8> {
         .local
         .iter()
         .map(|local| {
-            let prediction = pager::predict(&question, &references, &measured.costs, *local);
+            let prediction = pager::predict(&question, &references, &measured, *local);
             shown.inc(1);
             prediction
         })
@@ -264,6 +282,7 @@ fn predict(args: &PredictArgs) -> anyhow::Result<u8> {
         .parameter("page_bytes", page_bytes)
         .parameter("local", &question.local)
         .parameter("native_ps", native_ps)
+        .parameter("peak", question.of_peak)
         .parameter("fixed_bytes", question.fixed_bytes)
         .parameter("victims", question.victims.to_string())
         .parameter("prefetch", question.prefetch.to_string())
@@ -283,6 +302,12 @@ fn papers(args: &ReproduceArgs) -> anyhow::Result<u8> {
     let page = match args.paper {
         Paper::Gutierrez => {
             farpool_plan::pages::reproduction(&farpool_plan::reproduce::gutierrez(), provenance())
+        }
+        Paper::Acms => {
+            farpool_plan::pages::reproduction(&farpool_plan::reproduce::acms(), provenance())
+        }
+        Paper::Dredbox => {
+            farpool_plan::pages::reproduction(&farpool_plan::reproduce::dredbox(), provenance())
         }
         Paper::Hpl => {
             let mut claims = reproduce::hpl(MstressRun::PAPER);
@@ -346,13 +371,8 @@ fn designs(args: &DesignsArgs) -> anyhow::Result<u8> {
     ];
     let mut table = Table::new("designs", "Designs; print one as TOML with its name", columns);
     for preset in Preset::ALL {
-        let fetch_ns = preset.design().idle_fetch_ps(PAGE_BYTES_U64) / 1000;
-        #[allow(clippy::cast_precision_loss, reason = "for people")]
-        table.row([
-            preset.name().into(),
-            (fetch_ns as f64 / 1000.0).into(),
-            preset.source().into(),
-        ]);
+        let fetch_us = answer::fetch_us(&preset.design(), PAGE_BYTES_U64);
+        table.row([preset.name().into(), fetch_us.into(), preset.source().into()]);
     }
     print(&table.text())?;
     Ok(0)

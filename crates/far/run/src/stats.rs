@@ -58,6 +58,8 @@ pub struct Peak {
     pub buffer_pages: u64,
     /// Pages that count against the limit and cannot be far: files, the pager itself, stacks.
     pub fixed_pages: u64,
+    /// The tree's own memory, local and far, without the pager's.
+    pub held_pages: u64,
 }
 
 impl Peak {
@@ -68,6 +70,8 @@ impl Peak {
         self.pager_pages = self.pager_pages.max(sum(Counter::PagerPages));
         self.buffer_pages = self.buffer_pages.max(sum(Counter::BufferPages));
         let counted = sum(Counter::ResidentPages) + sum(Counter::SharedPages);
+        let held = counted + sum(Counter::FarPages);
+        self.held_pages = self.held_pages.max(held.saturating_sub(sum(Counter::PagerPages)));
         let movable = sum(Counter::EvictablePages) + sum(Counter::BufferPages);
         // Before memory is registered nothing is known to be movable.
         if movable > 0 {
@@ -275,6 +279,7 @@ impl RunStatistics {
             "outside_bytes": self.outside_pages * PAGE_BYTES_U64,
             "blades": self.blades,
             "far_pages_peak": self.peak.far_pages,
+            "peak_bytes": self.peak.held_pages * PAGE_BYTES_U64,
             "pager_bytes": self.peak.pager_pages * PAGE_BYTES_U64,
             "fixed_bytes": self.peak.fixed_pages * PAGE_BYTES_U64,
             "victim_buffer_bytes": self.peak.buffer_pages * PAGE_BYTES_U64,

@@ -11,7 +11,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use farpool_sim::pager::{Costs, Events, MeasuredCosts, Probe};
+use farpool_sim::pager::{Costs, Events, Fit, Load, MeasuredCosts, Probe};
 use farpool_trace::capture;
 use farpool_units::at_most;
 
@@ -32,9 +32,13 @@ pub struct CostsOptions {
     pub door: Door,
     /// Memory of a probe, in bytes.
     pub bytes: u64,
-    /// Runs of each probe in each place; the fastest counts.
+    /// Runs of each probe in each place; the median counts. Twice as many more are made, twice at
+    /// most, while the costs do not fit.
     pub rounds: u32,
 }
+
+/// Times that twice the rounds are added while the costs do not fit: a load may pass.
+const EXTRA_TIMES: u32 = 2;
 
 /// Longest time that a probe may take.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -76,42 +80,150 @@ pub fn measure_costs(options: &CostsOptions) -> Result<MeasuredCosts, BenchError
     std::fs::create_dir_all(&folder)
         .map_err(BenchError::os(format!("make the folder {}", folder.display())))?;
     let stats = folder.join("stats.json");
+    let before = Busy::now();
     let measured =
         measure_probes(options, &stats).and_then(|it| Ok((it, measure_start_ps(options)?)));
+    let load = before.and_then(|before| Some(before.others_until(&Busy::now()?)));
     let file_bytes = file_bytes(options);
     // The folder holds only the statistics of a run.
     let _ = std::fs::remove_dir_all(&folder);
     progress("");
-    let ((probes, mut fixed_bytes), start_ps) = measured?;
+    let (runs, start_ps) = measured?;
+    let probes: Vec<Probe> = runs.iter().map(Runs::median).collect();
+    let mut fixed_bytes: Vec<u64> = runs.iter().map(|run| run.fixed_bytes).collect();
     fixed_bytes.sort_unstable();
     let usual_bytes = fixed_bytes.get(fixed_bytes.len() / 2).copied().unwrap_or(0);
+    let costs = Costs { start_ps, ..Costs::fit(&probes) };
     Ok(MeasuredCosts {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         machine: Machine::here().to_string(),
         blades: options.blades.clone(),
         own_bytes: usual_bytes.saturating_sub(file_bytes?),
-        costs: Costs { start_ps, ..Costs::fit(&probes) },
+        rounds: runs.first().map_or(0, |run| at_most(run.local_ns.len())),
+        load,
+        fit: Fit::of(&costs, &probes),
+        costs,
         probes,
     })
 }
 
-/// Returns the probes, and the bytes that cannot be far in the last run of each.
-fn measure_probes(
-    options: &CostsOptions,
-    stats: &Path,
-) -> Result<(Vec<Probe>, Vec<u64>), BenchError> {
-    let (mut probes, mut fixed_bytes) = (Vec::new(), Vec::new());
-    for (number, (name, workload, arguments, percent)) in PROBES.into_iter().enumerate() {
-        progress(&format!("[{}/{}] {name}", number + 1, PROBES.len()));
-        let mut words: Vec<OsString> = vec![options.farpool.clone().into()];
-        words.extend(["workload", workload.as_str(), "--bytes"].map(OsString::from));
-        words.push(options.bytes.to_string().into());
-        words.extend(arguments.iter().map(OsString::from));
-        let limit_bytes = options.bytes * percent / 100;
-        probes.push(measure_probe(options, name, &words, limit_bytes, stats)?);
-        fixed_bytes.push(read_stats(stats)?["fixed_bytes"].as_u64().unwrap_or(0));
+/// All runs of one probe.
+struct Runs {
+    name: &'static str,
+    words: Vec<OsString>,
+    limit_bytes: u64,
+    local_ns: Vec<u64>,
+    far: Vec<(u64, Events)>,
+    /// Of the last run far away.
+    fixed_bytes: u64,
+}
+
+impl Runs {
+    /// The median time in each place, with the events of that run: a load that comes and goes moves
+    /// it less than any single run, and neither place is favoured.
+    fn median(&self) -> Probe {
+        let mut local: Vec<u64> = self.local_ns.clone();
+        local.sort_unstable();
+        let mut far = self.far.clone();
+        far.sort_unstable_by_key(|(far_ns, _)| *far_ns);
+        let middle = |length: usize| length.saturating_sub(1) / 2;
+        let (far_ns, events) = far.get(middle(far.len())).copied().unwrap_or_default();
+        Probe {
+            name: self.name.to_owned(),
+            local_ns: local.get(middle(local.len())).copied().unwrap_or(0),
+            far_ns,
+            events,
+        }
     }
-    Ok((probes, fixed_bytes))
+}
+
+/// Processor time of the machine, and the part that this process and its children used.
+struct Busy {
+    ticks: u64,
+    idle_ticks: u64,
+    stolen_ticks: u64,
+    own_ticks: u64,
+}
+
+impl Busy {
+    /// Reads `/proc/stat` and `/proc/self/stat`. None where they cannot be read.
+    fn now() -> Option<Busy> {
+        let machine = std::fs::read_to_string("/proc/stat").ok()?;
+        let own = std::fs::read_to_string("/proc/self/stat").ok()?;
+        Busy::parse(&machine, &own)
+    }
+
+    fn parse(machine: &str, own: &str) -> Option<Busy> {
+        let line = machine.lines().find_map(|line| line.strip_prefix("cpu "))?;
+        // user, nice, system, idle, iowait, irq, softirq, steal; guests are in user.
+        let ticks: Vec<u64> =
+            line.split_ascii_whitespace().take(8).map_while(|word| word.parse().ok()).collect();
+        let [.., idle, iowait, _, _, stolen] = ticks.as_slice() else { return None };
+        // After the name in brackets: utime, stime, cutime and cstime are fields 14 to 17.
+        let rest = own.rsplit_once(')')?.1;
+        let own: Vec<u64> = rest
+            .split_ascii_whitespace()
+            .skip(11)
+            .take(4)
+            .map_while(|it| it.parse().ok())
+            .collect();
+        Some(Busy {
+            ticks: ticks.iter().sum(),
+            idle_ticks: idle + iowait,
+            stolen_ticks: *stolen,
+            own_ticks: own.iter().sum(),
+        })
+    }
+
+    /// Returns what others used between two readings.
+    fn others_until(&self, later: &Busy) -> Load {
+        let all = later.ticks.saturating_sub(self.ticks).max(1);
+        let stolen = later.stolen_ticks.saturating_sub(self.stolen_ticks);
+        let idle = later.idle_ticks.saturating_sub(self.idle_ticks);
+        let own = later.own_ticks.saturating_sub(self.own_ticks);
+        let others = all.saturating_sub(idle + stolen + own);
+        Load {
+            others_permille: at_most(others * 1000 / all),
+            stolen_permille: at_most(stolen * 1000 / all),
+        }
+    }
+}
+
+/// Runs all probes in turn, round by round, so that a load meets all of them alike; more rounds while
+/// the costs do not fit.
+fn measure_probes(options: &CostsOptions, stats: &Path) -> Result<Vec<Runs>, BenchError> {
+    let mut runs: Vec<Runs> = PROBES
+        .into_iter()
+        .map(|(name, workload, arguments, percent)| {
+            let mut words: Vec<OsString> = vec![options.farpool.clone().into()];
+            words.extend(["workload", workload.as_str(), "--bytes"].map(OsString::from));
+            words.push(options.bytes.to_string().into());
+            words.extend(arguments.iter().map(OsString::from));
+            Runs {
+                name,
+                words,
+                limit_bytes: options.bytes * percent / 100,
+                local_ns: Vec::new(),
+                far: Vec::new(),
+                fixed_bytes: 0,
+            }
+        })
+        .collect();
+    for extra in 0..=EXTRA_TIMES {
+        let rounds = if extra == 0 { options.rounds } else { options.rounds * 2 };
+        for round in 0..rounds {
+            for (number, run) in runs.iter_mut().enumerate() {
+                let (name, of) = (run.name, PROBES.len());
+                progress(&format!("round {}/{rounds} [{}/{of}] {name}", round + 1, number + 1));
+                measure_probe(options, run, stats)?;
+            }
+        }
+        let probes: Vec<Probe> = runs.iter().map(Runs::median).collect();
+        if Fit::of(&Costs::fit(&probes), &probes).is_none_or(|fit| fit.is_good()) {
+            break;
+        }
+    }
+    Ok(runs)
 }
 
 /// Returns the bytes of files in a probe that runs without Farpool: its code and libraries.
@@ -130,10 +242,10 @@ fn file_bytes(options: &CostsOptions) -> Result<u64, BenchError> {
 }
 
 /// Returns how much longer a program that does nothing takes under Farpool, as the difference of
-/// the least times of several runs.
+/// the median times of several runs.
 fn measure_start_ps(options: &CostsOptions) -> Result<u64, BenchError> {
     progress("start");
-    let mut least = [Duration::MAX; 2];
+    let mut took: [Vec<Duration>; 2] = Default::default();
     for _ in 0..options.rounds.max(START_ROUNDS) {
         let mut far = Command::new(&options.farpool);
         far.args(["run", "--quiet", "--door", options.door.as_str(), "--local", START_LOCAL]);
@@ -141,50 +253,39 @@ fn measure_start_ps(options: &CostsOptions) -> Result<u64, BenchError> {
             far.args(["--blade", blade]);
         }
         far.args(["--", "true"]);
-        for (command, least) in [&mut Command::new("true"), &mut far].into_iter().zip(&mut least) {
-            *least = run_to_end("true", command, b"", PATIENCE)?.took.min(*least);
+        for (command, took) in [&mut Command::new("true"), &mut far].into_iter().zip(&mut took) {
+            took.push(run_to_end("true", command, b"", PATIENCE)?.took);
         }
     }
-    let added_ns = least[1].saturating_sub(least[0]).as_nanos();
+    let [native, far] = took.map(|mut took| {
+        took.sort_unstable();
+        took[(took.len() - 1) / 2]
+    });
+    let added_ns = far.saturating_sub(native).as_nanos();
     Ok(at_most(added_ns * 1000))
 }
 
-/// Runs a probe in both places in turn, so that a machine that becomes slower does so for both.
-fn measure_probe(
-    options: &CostsOptions,
-    name: &str,
-    program: &[OsString],
-    limit_bytes: u64,
-    stats: &Path,
-) -> Result<Probe, BenchError> {
-    let mut best = Probe {
-        name: name.to_owned(),
-        local_ns: u64::MAX,
-        far_ns: u64::MAX,
-        events: Events::default(),
-    };
-    for _ in 0..options.rounds {
-        check_interrupted()?;
-        let mut local = Command::new(&program[0]);
-        let local = report(name, local.args(&program[1..]))?;
-        let mut far = Command::new(&options.farpool);
-        far.args(["run", "--quiet", "--door", options.door.as_str()]);
-        far.args(["--local", &limit_bytes.to_string(), "--stats"]).arg(stats);
-        for blade in &options.blades {
-            far.args(["--blade", blade]);
-        }
-        let far = report(name, far.arg("--").args(program))?;
-        if far.checksum != local.checksum {
-            let detail = format!("{name}: {} far, {} local", far.checksum, local.checksum);
-            return Err(BenchError::WrongData { workload: "probe", detail });
-        }
-        best.local_ns = best.local_ns.min(nanoseconds(&local));
-        let far_ns = nanoseconds(&far);
-        if far_ns < best.far_ns {
-            (best.far_ns, best.events) = (far_ns, read_events(stats)?);
-        }
+/// Runs a probe in both places, one after the other.
+fn measure_probe(options: &CostsOptions, run: &mut Runs, stats: &Path) -> Result<(), BenchError> {
+    check_interrupted()?;
+    let name = run.name;
+    let mut local = Command::new(&run.words[0]);
+    let local = report(name, local.args(&run.words[1..]))?;
+    let mut far = Command::new(&options.farpool);
+    far.args(["run", "--quiet", "--door", options.door.as_str()]);
+    far.args(["--local", &run.limit_bytes.to_string(), "--stats"]).arg(stats);
+    for blade in &options.blades {
+        far.args(["--blade", blade]);
     }
-    Ok(best)
+    let far = report(name, far.arg("--").args(&run.words))?;
+    if far.checksum != local.checksum {
+        let detail = format!("{name}: {} far, {} local", far.checksum, local.checksum);
+        return Err(BenchError::WrongData { workload: "probe", detail });
+    }
+    run.local_ns.push(nanoseconds(&local));
+    run.far.push((nanoseconds(&far), read_events(stats)?));
+    run.fixed_bytes = read_stats(stats)?["fixed_bytes"].as_u64().unwrap_or(0);
+    Ok(())
 }
 
 fn report(name: &str, command: &mut Command) -> Result<WorkloadReport, BenchError> {
@@ -215,4 +316,34 @@ fn read_stats(stats: &Path) -> Result<serde_json::Value, BenchError> {
     let path = stats.display().to_string();
     let bytes = std::fs::read(stats).map_err(BenchError::os(format!("read {path}")))?;
     serde_json::from_slice(&bytes).map_err(|source| BenchError::Results { path, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_run_counts_with_its_own_events() {
+        let events = |faults| Events { faults, ..Events::default() };
+        let runs = Runs {
+            name: "a",
+            words: Vec::new(),
+            limit_bytes: 0,
+            local_ns: vec![9, 1, 5],
+            far: vec![(70, events(7)), (10, events(1)), (30, events(3))],
+            fixed_bytes: 0,
+        };
+        let median = runs.median();
+        assert_eq!((median.local_ns, median.far_ns, median.events.faults), (5, 30, 3));
+    }
+
+    #[test]
+    fn what_others_used_is_all_that_was_busy_but_not_our_own() {
+        let own = |ticks: u64| format!("1 (a) b) S 1 1 1 0 -1 0 0 0 0 0 {ticks} 0 0 0 20 0");
+        let at = |machine: &str, ticks| Busy::parse(machine, &own(ticks)).unwrap();
+        let before = at("cpu  100 0 0 900 0 0 0 0 0 0\ncpu0 1 2 3\n", 40);
+        let after = at("cpu  160 0 20 1200 0 0 0 20 0 0\n", 90);
+        // 400 ticks: 300 idle, 20 stolen, 50 our own, 30 of others.
+        assert_eq!(before.others_until(&after), Load { others_permille: 75, stolen_permille: 50 });
+    }
 }

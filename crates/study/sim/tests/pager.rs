@@ -3,7 +3,7 @@
 use farpool_policy::{PrefetchKind, Rng, VictimKind};
 use farpool_sim::References;
 use farpool_sim::load::Reference;
-use farpool_sim::pager::{Costs, Events, Settings, events};
+use farpool_sim::pager::{Costs, Events, Limit, Settings, events};
 use farpool_trace::{Access, Clock, TraceInfo};
 use proptest::prelude::*;
 
@@ -24,7 +24,7 @@ fn trace(uses: impl IntoIterator<Item = (u32, bool)>, page_count: u32) -> Refere
 
 fn settings(limit_pages: u64) -> Settings {
     Settings {
-        limit_pages,
+        limit: Limit::Pages(limit_pages),
         fixed_pages: 0,
         victims: VictimKind::Clock,
         prefetch: PrefetchKind::Sequential,
@@ -97,6 +97,31 @@ fn pages_in_use_are_taken_back_and_then_spared() {
     assert!(hot > 0 && hot < counted.evictions / 20, "{counted:?}");
 }
 
+/// A program that grows by 1,024 pages at a time to 32,768, uses the newest 4,096 four times over and
+/// some others: half of what it has in use so far is much less, for most of its time, than half of
+/// what it will have.
+#[test]
+fn a_share_grows_with_the_program_and_costs_more_than_a_share_of_its_peak() {
+    let (step, steps) = (1024_u32, 32_u32);
+    let mut rng = Rng::new(1);
+    let mut uses = Vec::new();
+    for now in 0..steps {
+        uses.extend((now * step..(now + 1) * step).map(|page| (page, true)));
+        let newest = now.saturating_sub(3) * step..(now + 1) * step;
+        (0..4).for_each(|_| uses.extend(newest.clone().map(|page| (page, true))));
+        uses.extend((0..200).map(|_| (rng.below((now + 1) * step), false)));
+    }
+    let trace = trace(uses, step * steps);
+    let half_of_peak = events(&trace, &settings(u64::from(step * steps) / 2));
+    let growing = Limit::Share { permille: 500, least_pages: 4096 };
+    let half_so_far = events(&trace, &Settings { limit: growing, ..settings(0) });
+    assert!(half_so_far.evictions > half_of_peak.evictions, "{half_so_far:?} {half_of_peak:?}");
+    assert!(half_so_far.faults > half_of_peak.faults, "{half_so_far:?} {half_of_peak:?}");
+    // The floor of 16 MiB is a limit like any other.
+    let floor = Limit::Share { permille: 1, least_pages: 16_384 };
+    assert_eq!(events(&trace, &Settings { limit: floor, ..settings(0) }), half_of_peak);
+}
+
 #[test]
 fn less_local_memory_never_means_fewer_fetches_by_much() {
     let mut rng = Rng::new(3);
@@ -126,7 +151,7 @@ proptest! {
             })
             .collect();
         let settings = Settings {
-            limit_pages: limit, fixed_pages: fixed, victims, prefetch, remembers_runs, seed,
+            limit: Limit::Pages(limit), fixed_pages: fixed, victims, prefetch, remembers_runs, seed,
         };
         let counted = events(&trace(uses, pages), &settings);
         let Events { faults, zero_fills, pages_zeroed, victim_hits, demand_fetches, .. } = counted;

@@ -72,6 +72,9 @@ pub(super) fn run(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchE
     let native_ps = trace.info.native_ps.unwrap_or(0);
     let question = Question {
         local: SHARES.iter().map(|share| LocalSize::Permille(share * 10)).collect(),
+        // Runs get the size in bytes that the prediction names.
+        of_peak: true,
+        file_bytes: trace.info.native_file_bytes,
         fixed_bytes: trace.info.native_file_bytes.unwrap_or(0) + costs.own_bytes,
         victims: farpool_policy::VictimKind::default(),
         prefetch: farpool_policy::PrefetchKind::default(),
@@ -81,7 +84,7 @@ pub(super) fn run(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchE
     };
     let mut rows = Vec::new();
     for local in &question.local {
-        let prediction = predict(&question, &trace, &costs.costs, *local);
+        let prediction = predict(&question, &trace, costs, *local);
         progress(&format!("{name}: {local} local"));
         let measured = measured(lab, &program, prediction.local_bytes)?;
         rows.push(row(name, native_ps, &prediction, measured));

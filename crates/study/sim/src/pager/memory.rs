@@ -83,6 +83,8 @@ pub(super) struct Memory {
     buffer: VecDeque<u32>,
     free_frames: u64,
     resident_pages: u64,
+    /// Pages that have been touched, wherever they are now.
+    touched_pages: u64,
     clean: CleanEstimator,
     remembers_all: bool,
     remembers_runs: bool,
@@ -104,6 +106,7 @@ impl Memory {
             buffer: VecDeque::new(),
             free_frames: 0,
             resident_pages: 0,
+            touched_pages: 0,
             clean: CleanEstimator::default(),
             remembers_all: true,
             remembers_runs,
@@ -142,6 +145,11 @@ impl Memory {
 
     pub(super) fn resident_pages(&self) -> u64 {
         self.resident_pages
+    }
+
+    /// Returns the pages that have been touched, wherever they are now.
+    pub(super) fn touched_pages(&self) -> u64 {
+        self.touched_pages
     }
 
     /// Returns the frames in the victim buffer that can be taken.
@@ -190,6 +198,7 @@ impl Memory {
             };
         } else {
             state.is_changed = true;
+            self.touched_pages += 1;
         }
         state.phase = Phase::Resident;
     }

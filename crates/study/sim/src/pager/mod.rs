@@ -21,10 +21,10 @@ mod memory;
 mod run;
 
 pub use costs::{Costs, Probe};
-pub use measured::{CostsError, MeasuredCosts};
+pub use measured::{CostsError, FIT_ERROR_MAX_PERMILLE, Fit, Load, MeasuredCosts};
 pub use memory::memory_bytes;
 pub use prediction::{Prediction, Question, predict};
-pub use run::{Settings, events};
+pub use run::{Limit, SHARE_FLOOR_BYTES, Settings, events};
 
 use serde::{Deserialize, Serialize};
 

@@ -17,11 +17,43 @@ const PLACES: usize = 16;
 /// After this many chunks in vain per chunk there is, nothing can be evicted.
 const MOST_LAPS: usize = farpool_policy::sweep::HOT_LAPS as usize + 1;
 
+/// With a share, local memory never falls below this, as in `farpool run`
+/// (`farpool_run::PERCENT_FLOOR_BYTES`).
+pub const SHARE_FLOOR_BYTES: u64 = 16 << 20;
+
+/// `--local` of `farpool run`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// A size, in pages.
+    Pages(u64),
+    /// A share of what the program has in use so far, near and far: it grows with the program. The
+    /// trace has no frees, so that here it never falls.
+    Share {
+        /// In thousandths.
+        permille: u32,
+        /// Never less, in pages.
+        least_pages: u64,
+    },
+}
+
+impl Limit {
+    /// Returns the limit in pages when this many are in use.
+    #[must_use]
+    pub fn pages(self, in_use: u64) -> u64 {
+        match self {
+            Limit::Pages(pages) => pages,
+            Limit::Share { permille, least_pages } => {
+                (in_use.saturating_mul(permille.into()) / 1000).max(least_pages)
+            }
+        }
+    }
+}
+
 /// The settings of `farpool run`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Settings {
-    /// `--local`, in pages.
-    pub limit_pages: u64,
+    /// `--local`.
+    pub limit: Limit,
     /// Pages that count against the limit and cannot be far: code and files, the pager's own
     /// memory.
     pub fixed_pages: u64,
@@ -53,6 +85,9 @@ struct Run<'a> {
     prefetcher: Box<dyn Prefetcher>,
     /// Where each thread's last run of first touches ended, and its length.
     zero_runs: [(u64, usize); PLACES],
+    rule: Limit,
+    /// All pages that cannot be far, and how many of them count against the limit.
+    fixed_pages: u64,
     limit: i64,
     fixed: i64,
     low: i64,
@@ -63,22 +98,32 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn new(trace: &'a References, settings: &Settings) -> Self {
-        // A limit above all memory means all of it.
-        let limit = at_most(settings.limit_pages);
-        Self {
+        let mut run = Self {
             trace,
             memory: Memory::new(&trace.page_numbers, settings.remembers_runs),
             sweep: ChunkSweep::new(settings.victims, 0, settings.seed),
             prefetcher: settings.prefetch.build(),
             zero_runs: [(0, 0); PLACES],
-            limit,
-            // Pages of files count for at most half of the limit.
-            fixed: at_most::<i64, _>(settings.fixed_pages).min(limit / 2),
-            low: low_mark_pages(limit, 1),
+            rule: settings.limit,
+            fixed_pages: settings.fixed_pages,
+            limit: 0,
+            fixed: 0,
+            low: 0,
             allowance: 0,
             is_active: false,
             events: Events::default(),
-        }
+        };
+        run.set_limit();
+        run
+    }
+
+    /// Recomputes the limit from what the program has in use now.
+    fn set_limit(&mut self) {
+        // A limit above all memory means all of it.
+        self.limit = at_most(self.rule.pages(self.memory.touched_pages() + self.fixed_pages));
+        // Pages of files count for at most half of the limit.
+        self.fixed = at_most::<i64, _>(self.fixed_pages).min(self.limit / 2);
+        self.low = low_mark_pages(self.limit, 1);
     }
 
     fn refer(&mut self, page: u32, thread: usize, is_write: bool) {
@@ -87,6 +132,7 @@ impl<'a> Run<'a> {
         }
         if !self.is_active {
             self.memory.settle(page, false);
+            self.set_limit();
             self.is_active = self.counted() >= self.limit - margin_pages(self.limit);
             if self.is_active {
                 self.look();
@@ -197,6 +243,7 @@ impl<'a> Run<'a> {
 
     /// Recounts the pages and asks the policy what the evictor has to do.
     fn look(&mut self) -> reserve::Work {
+        self.set_limit();
         let mine = signed(self.memory.resident_pages());
         let standing = Standing {
             headroom_pages: self.limit - self.counted(),
