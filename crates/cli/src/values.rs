@@ -141,7 +141,7 @@ impl From<LocalLimit> for farpool_run::LocalLimit {
 pub enum PeakMemory {
     Bytes(u64),
     /// A trace, or the statistics of an earlier run.
-    File(std::path::PathBuf),
+    File(PathBuf),
 }
 
 impl FromStr for PeakMemory {
@@ -159,8 +159,8 @@ impl FromStr for PeakMemory {
 impl fmt::Display for PeakMemory {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            PeakMemory::Bytes(bytes) => Size(*bytes).fmt(to),
-            PeakMemory::File(path) => path.display().fmt(to),
+            PeakMemory::Bytes(bytes) => write!(to, "{}", Size(*bytes)),
+            PeakMemory::File(path) => write!(to, "{}", path.display()),
         }
     }
 }
