@@ -132,7 +132,8 @@ pub struct RunArgs {
 #[derive(Clone, Debug, Default, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct RunSettings {
-    /// Local memory for the whole process tree: a size, or a share (25%) of the memory it has in use
+    /// Local memory for the whole process tree: a size, or a share (25%) of the memory it has in
+    /// use
     /// so far, local and far, at least 16 MiB; the same as in farpool sim predict
     #[arg(long, value_name = "SIZE|PCT", env = "FARPOOL_RUN_LOCAL", hide_env_values = true)]
     pub local: Option<LocalLimit>,

@@ -193,3 +193,23 @@ fn input_that_cannot_be_is_refused_by_file_place_and_reason() {
     assert_eq!(plan(home.path(), &words).0, 1);
     assert!(!report.exists(), "nothing is left of a report that could not be made");
 }
+
+#[test]
+fn two_answers_are_set_beside_each_other_and_local_shares_come_from_plan_local() {
+    let home = home();
+    turns(home.path());
+    let pool = ["pool", "turns.csv", "--groupings", "5", "--growth", "20%", "--json"];
+    let (code, today, error) = plan(home.path(), &pool);
+    assert_eq!((code, error.as_str()), (0, ""), "without --group, all four machines");
+    assert_eq!(json(&today)["result"]["what_if"]["growth"].as_array().map(Vec::len), Some(4));
+    fs::write(home.path().join("today.json"), today).expect("written");
+    let answer = r#"{"result": [{"design": "ps", "least": {"local": "25%"}}]}"#;
+    fs::write(home.path().join("web.json"), answer).expect("written");
+    let words = [&pool[..6], &["--local-from", "web.json", "--report", "local.html"]].concat();
+    let (code, _, error) = plan(home.path(), &words);
+    assert_eq!((code, error.as_str()), (0, ""));
+    let (code, text, error) = plan(home.path(), &["compare", "today.json", "local.html"]);
+    assert_eq!((code, error.as_str()), (0, ""));
+    assert!(text.contains("local_share  0.0    0.25"), "{text}");
+    assert!(plan(home.path(), &["compare", "today.json", "turns.csv"]).2.contains("turns.csv"));
+}

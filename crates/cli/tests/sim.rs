@@ -115,7 +115,7 @@ fn curves_fall_with_local_memory_and_end_at_the_first_touches() {
     }
     let (code, table, error) = sim(home.path(), &["mrc", text(&trace), "--sample", "0.3"]);
     assert_eq!(code, 0, "{error}");
-    assert!(table.contains("SHARDS, 30 % of the pages: 5 samples of"), "{table}");
+    assert!(table.contains("SHARDS, 30 % of the pages: mean of 5 samples of"), "{table}");
     for (share, reason) in [("0", "0"), ("1.5", "1.5"), ("NaN", "NaN")] {
         let (code, _, error) = sim(home.path(), &["mrc", text(&trace), "--sample", share]);
         assert_eq!(code, 2, "{error}");
@@ -190,6 +190,12 @@ fn papers_are_set_beside_what_comes_out_here() {
     let (code, table, _) = sim(home.path(), &["reproduce", "gutierrez"]);
     assert_eq!(code, 0);
     assert!(table.contains("Table 3.3") && table.contains("Table 4.2"), "{table}");
+    for paper in ["gutierrez", "acms", "dredbox"] {
+        let (code, table, _) = sim(home.path(), &["reproduce", paper]);
+        let first = table.lines().next().unwrap_or_default();
+        assert!(code == 0 && first.contains("cells are predictions"), "{paper}: {first}");
+        assert!(first.contains("test nothing"), "{paper}: {first}");
+    }
     let (code, _, error) = sim(home.path(), &["reproduce", "gutierrez", text(&trace)]);
     assert_eq!(code, 2, "{error}");
 }

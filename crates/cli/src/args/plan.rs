@@ -101,7 +101,8 @@ pub struct SeriesArgs {
     /// since 1970) [default: t, time_s, timestamp, time, ...]
     #[arg(long, value_name = "NAME:UNIT")]
     pub time_column: Option<Named>,
-    /// The column of processor use; units: cores, mhz, share, percent, hundredths [default: cpu, cpu_mhz,
+    /// The column of processor use; units: cores, mhz, share, percent, hundredths [default: cpu,
+    /// cpu_mhz,
     /// ...]
     #[arg(long, value_name = "NAME:UNIT")]
     pub cpu_column: Option<Named>,
@@ -173,7 +174,8 @@ pub struct PoolArgs {
     /// Also plan pools smaller than their peak, which suffice for these percentages of the time
     #[arg(long, value_name = "PERCENTILE", value_delimiter = ',', default_value = "99.9,99,95")]
     pub percentile: Vec<f64>,
-    /// Price of a GiB of memory in a server, in dollars, or a span such as 5..9 [default: the latest
+    /// Price of a GiB of memory in a server, in dollars, or a span such as 5..9 [default: the
+    /// latest
     /// of `farpool plan cost present`]
     #[arg(long, value_name = "DOLLARS")]
     pub memory_price: Option<Prices>,

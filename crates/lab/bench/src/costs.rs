@@ -189,7 +189,8 @@ impl Busy {
     }
 }
 
-/// Runs all probes in turn, round by round, so that a load meets all of them alike; more rounds while
+/// Runs all probes in turn, round by round, so that a load meets all of them alike; more rounds
+/// while
 /// the costs do not fit.
 fn measure_probes(options: &CostsOptions, stats: &Path) -> Result<Vec<Runs>, BenchError> {
     let mut runs: Vec<Runs> = PROBES

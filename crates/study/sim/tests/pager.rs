@@ -97,7 +97,8 @@ fn pages_in_use_are_taken_back_and_then_spared() {
     assert!(hot > 0 && hot < counted.evictions / 20, "{counted:?}");
 }
 
-/// A program that grows by 1,024 pages at a time to 32,768, uses the newest 4,096 four times over and
+/// A program that grows by 1,024 pages at a time to 32,768, uses the newest 4,096 four times over
+/// and
 /// some others: half of what it has in use so far is much less, for most of its time, than half of
 /// what it will have.
 #[test]

@@ -3,7 +3,8 @@
 //! the page they would displace.
 //!
 //! As in the paper every reference is added to the sketch, in the lowest of its counters (minimal
-//! increment), and the sketch ages after a sample of additions. libCacheSim ages by hits in the main part: where few are left, as when the working set
+//! increment), and the sketch ages after a sample of additions. libCacheSim ages by hits in the
+//! main part: where few are left, as when the working set
 //! has moved on, its sketch keeps the old counts and admits nothing new. That way is kept for
 //! comparison ([`Ageing::MainHits`]).
 

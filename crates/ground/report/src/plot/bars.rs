@@ -23,7 +23,8 @@ const LINEAR_TIMES: f64 = 300.0;
 
 /// Bars, one or one group per name. Values that are negative or not finite have no length.
 ///
-/// Bars side by side whose values are decades apart get a logarithmic axis by themselves; zeros have
+/// Bars side by side whose values are decades apart get a logarithmic axis by themselves; zeros
+/// have
 /// no length there. Stacked bars stay linear, as the lengths of their parts must add up.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BarPlot {

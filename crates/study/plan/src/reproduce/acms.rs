@@ -1,4 +1,5 @@
-//! ACMS (Samih 2011): what its own figures say of each other. The programs and machines are gone, so
+//! ACMS (Samih 2011): what its own figures say of each other. The programs and machines are gone,
+//! so
 //! the times of Figures 6 to 8 cannot be computed; how a swap's time is made up can.
 
 use super::{Cell, Reproduction, Verdict, errata};

@@ -1,11 +1,13 @@
-//! Gutierrez 2015: bandwidths, comparisons with other servers, and the ratios of the text. The other
+//! Gutierrez 2015: bandwidths, comparisons with other servers, and the ratios of the text. The
+//! other
 //! servers' figures are inputs; ours are computed.
 
 use super::gutierrez::{Both, built};
 use super::{Cell, Verdict};
 use crate::dense::{Built, Catalog};
 
-/// Memcached with Bags on a commodity server, Table 3.4: requests a second, for a watt, for a GB; GB.
+/// Memcached with Bags on a commodity server, Table 3.4: requests a second, for a watt, for a GB;
+/// GB.
 const BAGS: [f64; 4] = [3.15e6, 11.1e3, 24.6e3, 128.0];
 /// TSSP: requests for a watt.
 const TSSP_PER_W: f64 = 17.6e3;

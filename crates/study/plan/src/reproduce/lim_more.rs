@@ -1,4 +1,5 @@
-//! Lim 2010: the memory power of section 4.3, the prototype's latencies of Figure 13, and the unified
+//! Lim 2010: the memory power of section 4.3, the prototype's latencies of Figure 13, and the
+//! unified
 //! designs of section 6.5.2.
 
 use super::{Cell, lim_parts};
@@ -8,7 +9,8 @@ use crate::cost::{Bill, Catalog, HARMONIC_MEAN, Model};
 /// power in W.
 const M_MEDIAN: (f64, f64) = (1.5, 10.0);
 const M_MAX: (f64, f64) = (4.0, 21.0);
-/// Remote memory of the blade for each of its 16 servers, in GB, and the power printed for a server.
+/// Remote memory of the blade for each of its 16 servers, in GB, and the power printed for a
+/// server.
 const REMOTE_GB: f64 = 32.0 / 16.0;
 const DISAGGREGATED_W: f64 = 15.0;
 

@@ -18,7 +18,8 @@ pub use gutierrez::gutierrez;
 pub use lim::lim;
 
 /// What a cell shows. Only [`Verdict::Exact`], [`Verdict::Consistent`] and [`Verdict::InShape`] are
-/// predictions that came true; what was put in, or chosen so that the cell comes out, tests nothing.
+/// predictions that came true; what was put in, or chosen so that the cell comes out, tests
+/// nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {

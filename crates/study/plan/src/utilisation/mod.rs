@@ -231,7 +231,8 @@ pub fn peak(values: &[f64]) -> f64 {
     values.iter().copied().fold(0.0, f64::max)
 }
 
-/// A file's columns as read; `cpu` or `memory` is empty if the file lacks it. `vm` holds indices into `names`, which are in the order of first
+/// A file's columns as read; `cpu` or `memory` is empty if the file lacks it. `vm` holds indices
+/// into `names`, which are in the order of first
 /// appearance.
 #[derive(Debug, Default)]
 struct Rows {

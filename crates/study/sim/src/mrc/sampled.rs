@@ -14,7 +14,8 @@ pub struct Estimate {
     /// The mean of the samples.
     pub miss_ratios: Vec<f64>,
     /// The estimated error of each: the standard deviation of a sample, which holds the true value
-    /// nine times in ten, or how much samples of half the size differ if that is more. A small cache
+    /// nine times in ten, or how much samples of half the size differ if that is more. A small
+    /// cache
     /// that behaves otherwise than a large one shows in the latter.
     pub errors: Vec<f64>,
     /// Pages in the smallest sample.
@@ -41,7 +42,8 @@ impl fmt::Display for Estimate {
 }
 
 impl Estimate {
-    /// Combines the miss ratios of samples, one list of sizes each, and those of samples of half the
+    /// Combines the miss ratios of samples, one list of sizes each, and those of samples of half
+    /// the
     /// size.
     pub(super) fn of(samples: &[Vec<f64>], halves: &[Vec<f64>], sampled_pages_min: usize) -> Self {
         let sizes = samples.first().map_or(0, Vec::len);

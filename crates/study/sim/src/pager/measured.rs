@@ -119,7 +119,8 @@ pub struct CostsError {
 }
 
 impl MeasuredCosts {
-    /// Returns how well the costs explain the probes, also of a file that does not say; None without
+    /// Returns how well the costs explain the probes, also of a file that does not say; None
+    /// without
     /// probes.
     #[must_use]
     pub fn fit(&self) -> Option<Fit> {

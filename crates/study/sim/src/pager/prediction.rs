@@ -18,7 +18,8 @@ use crate::load::References;
 pub struct Question {
     /// `--local` of the runs.
     pub local: Vec<LocalSize>,
-    /// Shares are of the program's largest memory, its pages and files (`--peak` of the runs), not of
+    /// Shares are of the program's largest memory, its pages and files (`--peak` of the runs), not
+    /// of
     /// what it has in use so far.
     pub of_peak: bool,
     /// Memory that counts against `--local` and cannot be far.

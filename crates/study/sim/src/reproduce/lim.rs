@@ -25,7 +25,8 @@ const FIGURE_14: [u32; 6] = [1000, 750, 600, 400, 200, 50];
 /// Slowdown that all but one of its programs stay below with 80 % remote, in thousandths.
 const FIGURE_14_PERMILLE: u64 = 200;
 
-/// Chapter 5, Figure 14: page swapping with the prototype's trap, and from none to nearly all of the
+/// Chapter 5, Figure 14: page swapping with the prototype's trap, and from none to nearly all of
+/// the
 /// memory remote.
 fn prototype(name: &str, trace: &References, threads: usize) -> Result<Vec<Claim>, DesignError> {
     let experiment = Experiment {

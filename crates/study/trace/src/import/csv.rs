@@ -10,7 +10,8 @@
 //! | `thread` | number of the thread | 0 |
 //!
 //! Fields are separated by comma, semicolon, tab or bar, whichever splits the first line into most,
-//! and may be quoted within a line. Numbers are decimal, or hexadecimal with `0x`. Columns of a file
+//! and may be quoted within a line. Numbers are decimal, or hexadecimal with `0x`. Columns of a
+//! file
 //! without a header are named by their place, from 1.
 
 use std::borrow::Cow;

@@ -1,7 +1,8 @@
 //! libCacheSim's `oracleGeneral`: records of 24 bytes, little endian: time in seconds (u32), object
 //! (u64), size (u32), the number of the object's next request (i64).
 //!
-//! Sizes are ignored, a page is a page, unless they are asked for: then an object is as many blocks as
+//! Sizes are ignored, a page is a page, unless they are asked for: then an object is as many blocks
+//! as
 //! its size takes. Next requests are computed where they are needed, so a file
 //! with wrong ones does not make Belady wrong.
 

@@ -1,4 +1,5 @@
-//! Ramulator's and similar memory traces: a line `0x1234 R`, `0x1234 W`, `LD 0x1234`, `ST 0x1234`, or
+//! Ramulator's and similar memory traces: a line `0x1234 R`, `0x1234 W`, `LD 0x1234`, `ST 0x1234`,
+//! or
 //! an address alone, which is read. Addresses are bytes, hexadecimal with `0x`, else decimal. Lines
 //! that begin with `#` are comments.
 
