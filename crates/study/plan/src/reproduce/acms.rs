@@ -21,6 +21,32 @@ const BEST_PAGES: f64 = 512.0;
 /// Figure 10: time saved by fetching that many.
 const SAVED: f64 = 0.25;
 
+/// What cannot be computed, and what contradicts itself.
+const ERRATA: [(&str, &str); 6] = [
+    (
+        "section 6.2",
+        "bandwidth is called no bottleneck at a use of half; in a program that waits for \
+                 each fetch the wire's half is the whole difference to a disk in memory",
+    ),
+    (
+        "Figure 6",
+        "not derivable: the traffic of two machines over a minute, on loads that are not \
+                 printed; crates/rack/acms has the protocol, and `farpool demo` shows it",
+    ),
+    (
+        "Figure 7",
+        "not derivable: 1.4 and 3.1 times on TPC-H and Hadoop, whose use of memory is not \
+                 printed; give traces of programs of today, and disk and tcp are compared on them",
+    ),
+    ("Figure 8", "not derivable: bars of SPEC CPU2006 without numbers"),
+    (
+        "Figure 10",
+        "not derivable: why 1,024 pages are worse than 512; the memory that fetching ahead \
+                 takes is not printed",
+    ),
+    ("Figures 2 to 5", "nothing to compute: architecture, thresholds, protocol, an example"),
+];
+
 /// Computes what the paper's figures say of each other.
 pub fn acms() -> Reproduction {
     let cell = |place: &str, name: &str, unit: &str, paper: f64, ours: f64| {
@@ -67,33 +93,7 @@ pub fn acms() -> Reproduction {
                  Cost-Effective Clustered Architectures (ACMS), 2011"
             .into(),
         cells,
-        errata: errata(&[
-            (
-                "section 6.2",
-                "bandwidth is called no bottleneck at a use of half; in a program that waits for \
-                 each fetch the wire's half is the whole difference to a disk in memory",
-            ),
-            (
-                "Figure 6",
-                "not derivable: the traffic of two machines over a minute, on loads that are not \
-                 printed; crates/rack/acms has the protocol, and `farpool demo` shows it",
-            ),
-            (
-                "Figure 7",
-                "not derivable: 1.4 and 3.1 times on TPC-H and Hadoop, whose use of memory is not \
-                 printed; give traces of programs of today, and disk and tcp are compared on them",
-            ),
-            ("Figure 8", "not derivable: bars of SPEC CPU2006 without numbers"),
-            (
-                "Figure 10",
-                "not derivable: why 1,024 pages are worse than 512; the memory that fetching ahead \
-                 takes is not printed",
-            ),
-            (
-                "Figures 2 to 5",
-                "nothing to compute: architecture, thresholds, protocol, an example",
-            ),
-        ]),
+        errata: errata(&ERRATA),
     }
 }
 

@@ -120,41 +120,6 @@ pub fn page(
     provenance: Provenance,
 ) -> Page {
     let seconds = |ps: u64| number(ps) / PS_PER_S;
-    let mut table = Table::new(
-        "predictions",
-        "Under farpool run",
-        [
-            Column::right("local"),
-            Column::right("limit").unit("MiB").decimals(1),
-            Column::right("slowdown").unit("%").decimals(1),
-            Column::right("time").unit("s").decimals(3),
-            Column::right("time_low").title("from").unit("s").decimals(3),
-            Column::right("time_high").title("to").unit("s").decimals(3),
-            Column::right("fetches"),
-            Column::right("ahead"),
-            Column::right("taken_back").title("taken back"),
-            Column::right("first").title("first touches"),
-            Column::right("out").title("moved out"),
-            Column::right("written"),
-        ],
-    );
-    for prediction in predictions {
-        let Prediction { events, .. } = prediction;
-        table.row([
-            prediction.local.to_string().into(),
-            (number(prediction.local_bytes) / f64::from(1 << 20)).into(),
-            (number(prediction.slowdown_permille) / 10.0).into(),
-            seconds(question.native_ps + prediction.added_ps).into(),
-            prediction.time_band_ps.map(|(low, _)| seconds(low)).into(),
-            prediction.time_band_ps.map(|(_, high)| seconds(high)).into(),
-            events.demand_fetches.into(),
-            events.prefetches.into(),
-            events.victim_hits.into(),
-            events.zero_fills.into(),
-            events.evictions.into(),
-            events.pages_written.into(),
-        ]);
-    }
     let blades = if measured.blades.is_empty() {
         "its own memory".to_owned()
     } else {
@@ -190,20 +155,7 @@ pub fn page(
              will be faster"
         ));
     }
-    let shares = match question.of_peak {
-        true => "A share is one of the program's largest memory, as in farpool run --peak.",
-        false => {
-            "A share is one of what the program has in use so far, as in farpool run: the limit \
-             grows with it, and is shown as it is at the end."
-        }
-    };
-    let table = table
-        .note("slowdown: added to the program's own time, in percent of it")
-        .note(shares)
-        .note(
-            "from, to: what the calibration's own errors leave; errors of the counts come on top",
-        );
-    page.table(table).result(&serde_json::json!({
+    page.table(prediction_table(question, predictions)).result(&serde_json::json!({
         "native_ps": question.native_ps,
         "fixed_bytes": question.fixed_bytes,
         "of_peak": question.of_peak,
@@ -211,6 +163,56 @@ pub fn page(
         "predictions": predictions,
         "costs": measured.costs,
     }))
+}
+
+fn prediction_table(question: &Question, predictions: &[Prediction]) -> Table {
+    let seconds = |ps: u64| number(ps) / PS_PER_S;
+    let mut table = Table::new(
+        "predictions",
+        "Under farpool run",
+        [
+            Column::right("local"),
+            Column::right("limit").unit("MiB").decimals(1),
+            Column::right("slowdown").unit("%").decimals(1),
+            Column::right("time").unit("s").decimals(3),
+            Column::right("time_low").title("from").unit("s").decimals(3),
+            Column::right("time_high").title("to").unit("s").decimals(3),
+            Column::right("fetches"),
+            Column::right("ahead"),
+            Column::right("taken_back").title("taken back"),
+            Column::right("first").title("first touches"),
+            Column::right("out").title("moved out"),
+            Column::right("written"),
+        ],
+    );
+    for prediction in predictions {
+        let Prediction { events, .. } = prediction;
+        table.row([
+            prediction.local.to_string().into(),
+            (number(prediction.local_bytes) / f64::from(1 << 20)).into(),
+            (number(prediction.slowdown_permille) / 10.0).into(),
+            seconds(question.native_ps + prediction.added_ps).into(),
+            prediction.time_band_ps.map(|(low, _)| seconds(low)).into(),
+            prediction.time_band_ps.map(|(_, high)| seconds(high)).into(),
+            events.demand_fetches.into(),
+            events.prefetches.into(),
+            events.victim_hits.into(),
+            events.zero_fills.into(),
+            events.evictions.into(),
+            events.pages_written.into(),
+        ]);
+    }
+    let shares = match question.of_peak {
+        true => "A share is one of the program's largest memory, as in farpool run --peak.",
+        false => {
+            "A share is one of what the program has in use so far, as in farpool run: the limit \
+             grows with it, and is shown as it is at the end."
+        }
+    };
+    table
+        .note("slowdown: added to the program's own time, in percent of it")
+        .note(shares)
+        .note("from, to: what the calibration's own errors leave; errors of the counts come on top")
 }
 
 /// What speaks against a prediction, before any figure of it is read.
