@@ -105,12 +105,3 @@ fn a_scan_is_foretold() {
     let program = [farpool, "workload", "scan", "--bytes", "96MiB", "--passes", "3"];
     require_alike(&program, &(48 * MIB).to_string(), &["evictions", "pages_written"]);
 }
-
-/// A program that grows: its limit is half of what it has in use so far, in both.
-#[test]
-fn a_share_means_the_same_as_in_the_run() {
-    let farpool = binaries::program("farpool");
-    let farpool = farpool.to_str().expect("a plain path");
-    let program = [farpool, "workload", "faults", "--bytes", "128MiB", "--passes", "1"];
-    require_alike(&program, "50%", &["demand_fetches", "evictions"]);
-}
