@@ -1,8 +1,8 @@
 //! When a node broadcasts: stable offers less and less often, requests until they are served
 //! (ACMS, section 4.3).
 //!
-//! Invariants: a node broadcasts at most one offer per [`BROADCAST_PERIOD`], and until it is served
-//! at most one request per period; the period of an offer that did not change notably doubles each
+//! Invariants: a node broadcasts at most one offer and at most one request per [`BROADCAST_PERIOD`],
+//! however often it is served in between; the period of an offer that did not change notably doubles each
 //! time, up to [`BROADCAST_PERIOD_MAX`].
 
 use std::time::Duration;
@@ -67,6 +67,8 @@ pub(crate) struct AskClock {
     ask_at: Duration,
     fails: u32,
     broadcast_at: Option<Duration>,
+    /// When a request was broadcast last; being served does not forget it.
+    said_at: Option<Duration>,
     attempt: u8,
     /// A broadcast request may still be on its way.
     pub(crate) is_out: bool,
@@ -74,7 +76,14 @@ pub(crate) struct AskClock {
 
 impl AskClock {
     pub(crate) fn new() -> Self {
-        Self { ask_at: Duration::ZERO, fails: 0, broadcast_at: None, attempt: 0, is_out: false }
+        Self {
+            ask_at: Duration::ZERO,
+            fails: 0,
+            broadcast_at: None,
+            said_at: None,
+            attempt: 0,
+            is_out: false,
+        }
     }
 
     /// Notes that everything wanted has been granted.
@@ -105,7 +114,8 @@ impl AskClock {
         patience: Duration,
         now: Duration,
     ) -> Option<(u8, Duration)> {
-        let at = *self.broadcast_at.get_or_insert(now + patience);
+        let again = self.said_at.map_or(Duration::ZERO, |said| said + BROADCAST_PERIOD);
+        let at = *self.broadcast_at.get_or_insert((now + patience).max(again));
         if now < at {
             return None;
         }
@@ -113,8 +123,33 @@ impl AskClock {
         let doublings = u32::from(attempt.saturating_sub(EAGER_ATTEMPTS).min(ATTEMPT_MAX));
         let period = (BROADCAST_PERIOD * (1 << doublings)).min(BROADCAST_PERIOD_MAX);
         self.broadcast_at = Some(now + period);
+        self.said_at = Some(now);
         self.attempt = attempt.saturating_add(1).min(ATTEMPT_MAX);
         self.is_out = true;
         Some((attempt, period))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_broadcast_once_a_period_however_often_it_is_served() {
+        let mut clock = AskClock::new();
+        let mut said = Vec::new();
+        for tick in 0..100 {
+            let now = TICK * tick;
+            if clock.poll_broadcast(Duration::ZERO, now).is_some() {
+                said.push(now);
+                // Served at once, and short again at the next tick.
+                clock.served();
+            }
+        }
+        assert_eq!(said.first(), Some(&Duration::ZERO));
+        assert!(said.len() >= 9, "{said:?}");
+        for pair in said.windows(2) {
+            assert!(pair[1] - pair[0] >= BROADCAST_PERIOD, "{said:?}");
+        }
     }
 }
