@@ -420,7 +420,7 @@ impl Borrower {
         self.end_grants(now, out);
         self.repeat(now, out);
         if now >= self.renew_at {
-            self.renew_at = now + config.lease() / 3;
+            self.renew_at = now + config.renew_every();
             self.renew(now, out);
         }
         silent

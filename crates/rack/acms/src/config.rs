@@ -11,12 +11,14 @@ use thiserror::Error;
 use crate::arbitration::Arbitration;
 use crate::classify::Thresholds;
 use crate::ids::{ANY_LIFE, ClusterId, Incarnation, NodeId, Zone};
+use crate::limits::{LEASE_MARGIN, TICK};
 
 /// Time after which a grant without a renewal ends, milliseconds: long enough for a client to
 /// survive some lost datagrams and a switch's restart, short enough that a dead client's memory is
 /// soon lent again.
 pub const LEASE_MS: u32 = 10_000;
-/// Shortest lease: three renewals, a tick apart, must fit.
+/// Shortest lease: three renewals must fit, each true to a tick only, so that two may be lost
+/// ([`Config::renew_every`]).
 pub const LEASE_MS_MIN: u32 = 1_000;
 /// Time from RECLAIM to revocation, milliseconds: the paper's client took 10 s to move 1 Gbit/s
 /// worth of data back (section 6.1, Figure 6).
@@ -122,7 +124,32 @@ impl Config {
         Duration::from_millis(u64::from(self.lease_ms))
     }
 
+    /// Time between two renewals: three of them, each up to a tick late, arrive before the client has
+    /// to stop using a grant.
+    pub(crate) fn renew_every(&self) -> Duration {
+        (self.lease().saturating_sub(LEASE_MARGIN) / 3).saturating_sub(TICK)
+    }
+
     pub(crate) fn reclaim_deadline(&self) -> Duration {
         Duration::from_millis(u64::from(self.reclaim_deadline_ms))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_every_lease_two_renewals_may_be_lost() {
+        let addr = ([127, 0, 0, 1], 7070).into();
+        let mut config = Config::new(ClusterId(1), NodeId(1), Incarnation(1), addr);
+        for lease_ms in (LEASE_MS_MIN..60_000).step_by(37) {
+            config.lease_ms = lease_ms;
+            // A timer is seen at the first tick after it.
+            let ticks =
+                |time: Duration| TICK * (time.as_millis().div_ceil(TICK.as_millis()) as u32);
+            let third = ticks(config.renew_every()) * 3;
+            assert!(third <= config.lease() - LEASE_MARGIN, "{lease_ms} ms: {third:?}");
+        }
     }
 }
