@@ -4,6 +4,9 @@ use std::time::Duration;
 
 use crate::rng::Rng;
 
+/// Longest additional delay of a late datagram, milliseconds.
+const LATE_MS: u64 = 500;
+
 /// What may happen to a datagram; chances are in thousandths.
 #[derive(Clone, Debug)]
 pub struct Network {
@@ -15,7 +18,7 @@ pub struct Network {
     pub loss_permille: u64,
     /// Chance that a second copy arrives.
     pub twice_permille: u64,
-    /// Chance that a further copy arrives up to half a second later, so that others overtake it.
+    /// Chance that it arrives up to half a second later, so that others overtake it.
     pub late_permille: u64,
     /// Chance that a further copy arrives up to 30 s later.
     pub replay_permille: u64,
@@ -70,13 +73,12 @@ impl Network {
         let mut copies = Vec::with_capacity(1);
         let chance = |permille: u64, rng: &mut Rng| permille > 0 && rng.below(1000) < permille;
         if !chance(self.loss_permille, rng) {
-            copies.push(self.delay(rng));
+            let late = chance(self.late_permille, rng);
+            let extra = if late { rng.below(LATE_MS) } else { 0 };
+            copies.push(self.delay(rng) + Duration::from_millis(extra));
         }
         if chance(self.twice_permille, rng) {
             copies.push(self.delay(rng));
-        }
-        if chance(self.late_permille, rng) {
-            copies.push(self.delay(rng) + Duration::from_millis(rng.below(500)));
         }
         if chance(self.replay_permille, rng) {
             copies.push(Duration::from_millis(rng.below(30_000)));
@@ -86,5 +88,25 @@ impl Network {
 
     fn delay(&self, rng: &mut Rng) -> Duration {
         Duration::from_micros(self.latency_us + rng.below(self.jitter_us + 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_late_datagram_is_the_same_one_and_no_copy() {
+        let mut rng = Rng::new(1);
+        let late = Network { late_permille: 1000, ..Network::good() };
+        let mut longest = Duration::ZERO;
+        for _ in 0..1_000 {
+            let all = late.deliveries(0, 1, &mut rng);
+            assert_eq!(all.len(), 1, "one datagram is sent, one arrives");
+            longest = longest.max(all[0].0);
+        }
+        assert!(longest > Duration::from_millis(400), "{longest:?}");
+        let lost = Network { loss_permille: 1000, ..late };
+        assert!(lost.deliveries(0, 1, &mut rng).is_empty(), "what is lost is not late");
     }
 }

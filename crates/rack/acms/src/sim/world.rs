@@ -19,6 +19,8 @@ use crate::outbox::{Action, Output};
 use crate::rng::Rng;
 use crate::sim::{Ledger, Load, Network};
 
+/// Shortest time that moving out of a grant takes, milliseconds; less if the setup allows less.
+const EVACUATION_MS_MIN: u64 = 50;
 /// Time between two observations of a node's memory.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -387,7 +389,9 @@ impl World {
         if self.rng.below(1000) < self.setup.stuck_permille {
             return;
         }
-        let takes = Duration::from_millis(50 + self.rng.below(self.setup.evacuation_ms_max));
+        let most = self.setup.evacuation_ms_max;
+        let least = EVACUATION_MS_MIN.min(most);
+        let takes = Duration::from_millis(least + self.rng.below(most - least + 1));
         let life = self.nodes[index].life;
         self.push(self.now + takes, Event::Evacuated(index, life, grant));
     }
