@@ -158,7 +158,7 @@ impl Lender {
         self.queue.push_back(Asked { client, request, bytes, zone, broadcast });
     }
 
-    fn is_replay(&mut self, client: &Peer, request: RequestNo) -> bool {
+    fn is_replay(&self, client: &Peer, request: RequestNo) -> bool {
         let heard = (client.incarnation, request);
         self.remembered.get(&client.node).is_some_and(|last| *last >= heard)
     }
