@@ -1,12 +1,16 @@
-//! Sizes, their text, and conversions of numbers, for every other crate.
+//! Sizes, their text, conversions of numbers, and text fit for a terminal, for every other crate.
 //!
 //! Nothing here does I/O, allocates beyond the text it returns, or depends on another crate.
 
 mod cast;
+mod plain;
 mod size;
+mod time;
 
 pub use cast::{Number, at_most, exactly};
+pub use plain::{is_unprintable, plain, plain_lines};
 pub use size::{about_bytes, format_bytes, parse_bytes, three_digits};
+pub use time::utc_text;
 
 /// Bytes of a page. All of Farpool is built for 4 KiB pages.
 pub const PAGE_BYTES: usize = 4096;
