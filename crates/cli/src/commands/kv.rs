@@ -141,25 +141,12 @@ impl Drop for PidFile {
 /// Raises the limits: descriptors for all clients, and core files and locked memory if asked for.
 fn raise_limits(args: &KvArgs, connections_max: u64) -> anyhow::Result<()> {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let files = getrlimit(Resource::Nofile);
     let wanted = connections_max.saturating_add(DESCRIPTORS_BESIDE_CLIENTS);
-    if files.current.is_some_and(|current| current < wanted) {
-        let maximum = files.maximum.map(|maximum| maximum.max(wanted));
-        let raised = setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum })
-            .or_else(|_| {
-                setrlimit(
-                    Resource::Nofile,
-                    Rlimit { current: files.maximum, maximum: files.maximum },
-                )
-            });
-        if raised.is_err()
-            || getrlimit(Resource::Nofile).current.is_some_and(|current| current < wanted)
-        {
-            tracing::warn!(
-                wanted,
-                "fewer file descriptors than clients allowed: raise the limit on open files"
-            );
-        }
+    if farpool_kernel::raise_descriptors(wanted) < wanted {
+        tracing::warn!(
+            wanted,
+            "fewer file descriptors than clients allowed: raise the limit on open files"
+        );
     }
     if args.core_files {
         let core = getrlimit(Resource::Core);

@@ -6,6 +6,7 @@
 
 mod clock;
 mod descriptors;
+mod limits;
 mod listen;
 mod lock;
 mod memory;
@@ -15,6 +16,7 @@ pub use clock::{monotonic_ns, process_cpu_time, thread_cpu_time};
 pub use descriptors::{
     MOST_DESCRIPTORS, receive_with_descriptor, receive_with_descriptors, send_with_descriptors,
 };
+pub use limits::raise_descriptors;
 pub use listen::listen_unix;
 pub use lock::{lock, read_lock, write_lock};
 pub use memory::{MappedMemory, memfd_of};
