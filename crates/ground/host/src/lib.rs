@@ -1,15 +1,18 @@
 //! A host's memory as the kernel reports it (/proc/meminfo, the cgroups this process runs in, v1
-//! and v2, the pressure), and its [`processors`]. Reads files and returns numbers; nothing here
-//! decides.
+//! and v2, the pressure), its [`processors`], and the speed of its links. Reads files and returns
+//! numbers; nothing here decides.
 //!
 //! A cgroup's limit counts at each level up to the mount, because any of them may be the tightest.
 //! A cgroup's caches that can be reclaimed at once (inactive file pages) are available to it.
 
+mod link;
 pub mod processors;
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+
+pub use link::link_bytes_per_s;
 
 /// Deepest nesting of cgroups that is read; levels above count only through the machine.
 const CGROUP_DEPTH_LIMIT: usize = 32;
