@@ -19,6 +19,7 @@ enum Step {
     FinishMove(u128),
     AbortMove(u128),
     ChangeOwner(u128, u32),
+    Resize(u128, u64),
     Drain(u32, bool),
     Lend(u32, u64),
 }
@@ -137,6 +138,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (0..24u128).prop_map(Step::FinishMove),
         1 => (0..24u128).prop_map(Step::AbortMove),
         1 => (0..24u128, 0..4u32).prop_map(|(id, compute)| Step::ChangeOwner(id, compute)),
+        2 => (0..24u128, 0..7u64).prop_map(|(id, superpages)| {
+            Step::Resize(id, superpages * SUPERPAGE_BYTES)
+        }),
         1 => (0..4u32, any::<bool>()).prop_map(|(memory, on)| Step::Drain(memory, on)),
         1 => (0..4u32, 0..6u64).prop_map(|(memory, superpages)| Step::Lend(memory, superpages)),
     ];
@@ -160,6 +164,10 @@ fn act(rack: &mut Allocator, step: &Step) -> Result<(), RackError> {
         Step::ChangeOwner(id, compute) => {
             rack.change_owner(RequestId(*id), ComputeId(*compute)).map(drop)
         }
+        Step::Resize(id, bytes) => rack.resize(RequestId(*id), *bytes).map(|grant| {
+            assert_eq!(grant.length_bytes(), *bytes);
+            assert_eq!(rack.grant(RequestId(*id)), Some(grant));
+        }),
         Step::Lend(memory, superpages) => {
             rack.set_lendable(farpool_placement::MemoryId(*memory), superpages * SUPERPAGE_BYTES)
         }

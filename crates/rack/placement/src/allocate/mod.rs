@@ -13,6 +13,7 @@ mod grant;
 mod moves;
 mod network;
 mod policy;
+mod resize;
 mod standing;
 mod state;
 mod table;

@@ -118,6 +118,11 @@ impl Standing {
         moving
     }
 
+    /// Sets another size, and the place that has it.
+    pub(super) fn set_size(&mut self, bytes: u64, place: Place) {
+        (self.bytes, self.place) = (bytes, place);
+    }
+
     /// Whether `request` is the one that was granted.
     pub(super) fn is_of(&self, request: &Request) -> bool {
         let Request { id, compute, bytes, rates, policy, avoid, may_split } = request;
