@@ -80,7 +80,10 @@ install-files:
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1
 	install -m644 $(TARGET_DIR)/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1
 	install -d $(DESTDIR)$(PREFIX)/lib/systemd/system
-	sed 's|/usr/local/bin/|$(PREFIX)/bin/|' examples/systemd/farpool-kv.service >$(DESTDIR)$(PREFIX)/lib/systemd/system/farpool-kv.service
+	for unit in kv control node; do \
+	    sed 's|/usr/local/bin/|$(PREFIX)/bin/|' examples/systemd/farpool-$$unit.service \
+	        >$(DESTDIR)$(PREFIX)/lib/systemd/system/farpool-$$unit.service; \
+	done
 	install -Dm644 $(TARGET_DIR)/completions/farpool $(DESTDIR)$(PREFIX)/share/bash-completion/completions/farpool
 	install -Dm644 $(TARGET_DIR)/completions/_farpool $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_farpool
 	install -Dm644 $(TARGET_DIR)/completions/farpool.fish $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/farpool.fish
@@ -90,7 +93,9 @@ uninstall: ## remove what install put under PREFIX
 	rm -f $(DESTDIR)$(PREFIX)/bin/.debug/farpool.debug
 	rmdir --ignore-fail-on-non-empty $(DESTDIR)$(PREFIX)/bin/.debug 2>/dev/null || true
 	rm -f $(DESTDIR)$(PREFIX)/bin/farpool $(DESTDIR)$(PREFIX)/share/man/man1/farpool{,-*}.1
-	rm -f $(DESTDIR)$(PREFIX)/lib/systemd/system/farpool-kv.service
+	for unit in kv control node; do \
+	    rm -f $(DESTDIR)$(PREFIX)/lib/systemd/system/farpool-$$unit.service; \
+	done
 	rm -f $(DESTDIR)$(PREFIX)/share/bash-completion/completions/farpool
 	rm -f $(DESTDIR)$(PREFIX)/share/zsh/site-functions/_farpool
 	rm -f $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/farpool.fish
