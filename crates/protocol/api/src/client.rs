@@ -17,13 +17,16 @@ use crate::answers::{ApiError, EventStream};
 use crate::{
     CircuitList, ClientAnswer, ClientId, ClientReport, ClientSpec, ClientView, Health, MoveRequest,
     Node, NodeAnswer, NodeList, NodeReport, NodeSpec, Problem, ProblemKind, Segment, SegmentId,
-    SegmentList, SegmentSpec, SegmentState, Task, TaskId, TaskList, Topology,
+    SegmentList, SegmentSpec, SegmentState, Task, TaskId, TaskList, Tenant, TenantList, TenantSpec,
+    Topology,
 };
 
 /// Timeout of a connection attempt; then the next address is tried.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// Timeout of an answer, beyond the time that the request asked it to wait.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
+/// The header of a change without a body: a web page of another site cannot send it unasked.
+pub const REQUEST_HEADER: &str = "farpool-request";
 /// Largest answer read; a larger one is an error. A node's intent of 100,000 grants is 20 MB.
 const ANSWER_LIMIT_BYTES: u64 = 256 << 20;
 
@@ -271,6 +274,54 @@ impl Client {
         self.json(Call::new("POST", &format!("/v1/segments/{id}/move")).body(wish))
     }
 
+    /// Changes the size of a segment, only at this revision if one is given.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn resize_segment(
+        &self,
+        id: SegmentId,
+        spec: &SegmentSpec,
+        revision: Option<u64>,
+    ) -> Result<Segment, ApiError> {
+        let path = format!("/v1/segments/{id}");
+        // It must be there: a size is nothing without a segment.
+        let tag = revision.map_or("*".to_owned(), |revision| format!("\"{revision}\""));
+        self.json(Call { if_match: Some(tag), ..Call::new("PUT", &path) }.body(spec))
+    }
+
+    /// Sets what a tenant is promised and allowed.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn put_tenant(&self, name: &str, spec: &TenantSpec) -> Result<Tenant, ApiError> {
+        self.json(Call::new("PUT", &format!("/v1/tenants/{}", escape(name))).body(spec))
+    }
+
+    /// Returns one tenant.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn tenant(&self, name: &str) -> Result<Tenant, ApiError> {
+        self.json(Call::new("GET", &format!("/v1/tenants/{}", escape(name))))
+    }
+
+    /// Returns all tenants.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn tenants(&self) -> Result<TenantList, ApiError> {
+        self.json(Call::new("GET", "/v1/tenants"))
+    }
+
+    /// Forgets what a tenant is promised and allowed; its segments stay.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn delete_tenant(&self, name: &str) -> Result<(), ApiError> {
+        self.nothing(Call::new("DELETE", &format!("/v1/tenants/{}", escape(name))))
+    }
+
     /// Returns all circuits.
     ///
     /// # Errors
@@ -317,6 +368,14 @@ impl Client {
     /// See [`ApiError`].
     pub fn task(&self, id: TaskId) -> Result<Task, ApiError> {
         self.json(Call::new("GET", &format!("/v1/tasks/{id}")))
+    }
+
+    /// Returns a backup of everything that the controller stores, keys of grants included.
+    ///
+    /// # Errors
+    /// See [`ApiError`].
+    pub fn backup(&self) -> Result<String, ApiError> {
+        self.text(Call { accept: "application/jsonl", ..Call::new("GET", "/v1/backup") })
     }
 
     /// Returns the controller's health.
@@ -412,6 +471,8 @@ impl Client {
         }
         if call.body.is_some() {
             request = request.header("content-type", "application/json");
+        } else if call.method != "GET" {
+            request = request.header(REQUEST_HEADER, "1");
         }
         let unreachable = |reason: String| ApiError::Unreachable { url: url.to_owned(), reason };
         let body = call.body.as_deref().unwrap_or_default();

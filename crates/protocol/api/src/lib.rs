@@ -19,9 +19,10 @@ mod problem;
 mod rack;
 mod segments;
 pub mod tenant;
+mod tenants;
 
 pub use answers::{ApiError, EventStream};
-pub use client::{Client, SegmentFilter};
+pub use client::{Client, REQUEST_HEADER, SegmentFilter};
 pub use ids::{ClientId, IdError, Key, SegmentId, TaskId};
 pub use problem::{Problem, ProblemKind};
 pub use rack::{
@@ -33,6 +34,8 @@ pub use segments::{
     Client as ClientView, ClientAnswer, ClientReport, ClientSegment, ClientSegmentUse, ClientSpec,
     MoveRequest, Place, Policy, Segment, SegmentList, SegmentSpec, SegmentState, Target,
 };
+
+pub use tenants::{DEFAULT_TENANT, Tenant, TenantList, TenantSpec};
 
 /// Longest time that a report waits for news; longer waits are shortened to it, so that a dead peer
 /// holds a connection no longer.

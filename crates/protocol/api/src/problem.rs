@@ -1,6 +1,7 @@
 //! Refusals as RFC 9457 problem details.
 
 use std::fmt;
+use std::num::NonZeroU32;
 
 use serde::{Deserialize, Serialize};
 
@@ -11,6 +12,8 @@ pub enum ProblemKind {
     BadRequest,
     /// No token, or a wrong one.
     Unauthorized,
+    /// The sender may not ask this.
+    Forbidden,
     /// There is no such object.
     NotFound,
     /// The path does not support this method.
@@ -19,10 +22,20 @@ pub enum ProblemKind {
     NotAcceptable,
     /// The request contradicts the present state.
     Conflict,
+    /// Another daemon has this name, and reports.
+    NameInUse,
     /// `If-Match` names another version.
     PreconditionFailed,
+    /// The request did not arrive in time.
+    RequestTimeout,
     /// The body is above the limit.
     TooLarge,
+    /// The path is above the limit.
+    UriTooLong,
+    /// The header fields are above the limit.
+    HeadTooLarge,
+    /// The request is for a host that is not this server.
+    Misdirected,
     /// The header says that the body is not JSON.
     UnsupportedMediaType,
     /// The request is well-formed, but its content is invalid.
@@ -44,12 +57,18 @@ impl ProblemKind {
         match self {
             Self::BadRequest => (400, "bad-request", "The request is malformed"),
             Self::Unauthorized => (401, "unauthorized", "A valid token is needed"),
+            Self::Forbidden => (403, "forbidden", "The sender may not ask this"),
             Self::NotFound => (404, "not-found", "There is no such thing"),
             Self::MethodNotAllowed => (405, "method-not-allowed", "The path has no such method"),
             Self::NotAcceptable => (406, "not-acceptable", "There is no such format"),
             Self::Conflict => (409, "conflict", "It contradicts what stands"),
+            Self::NameInUse => (409, "name-in-use", "Another daemon has this name"),
             Self::PreconditionFailed => (412, "precondition-failed", "It has changed meanwhile"),
+            Self::RequestTimeout => (408, "request-timeout", "The request took too long"),
             Self::TooLarge => (413, "too-large", "The body is too large"),
+            Self::UriTooLong => (414, "uri-too-long", "The path is too long"),
+            Self::HeadTooLarge => (431, "head-too-large", "The header is too large"),
+            Self::Misdirected => (421, "misdirected", "This is another server"),
             Self::UnsupportedMediaType => (415, "unsupported-media-type", "The body is not JSON"),
             Self::Invalid => (422, "invalid", "The request cannot be carried out"),
             Self::NoRoom => (409, "no-room", "The rack has no room for it"),
@@ -98,6 +117,10 @@ pub struct Problem {
     /// The limit that was exceeded, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
+    /// With `no-room`: memory is on its way back, so asking again after this time may succeed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schema(value_type = Option<u32>))]
+    pub retry_after_ms: Option<NonZeroU32>,
 }
 
 impl Problem {
@@ -112,6 +135,7 @@ impl Problem {
             leader: None,
             etag: None,
             limit: None,
+            retry_after_ms: None,
         }
     }
 

@@ -14,7 +14,9 @@ fn default_rate() -> u64 {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct NodeSpec {
-    /// The blade's addresses, best first, such as `tcp://10.0.0.7:7070`. At most 16.
+    /// The blade's addresses, best first, such as `tcp://10.0.0.7:7070`. At most 16, and at least one
+    /// if it lends memory.
+    #[cfg_attr(feature = "schema", schema(max_items = 16))]
     pub addresses: Vec<String>,
     /// Memory that it may lend, rounded down to whole superpages of 16 MiB; 0 for a node that only
     /// uses memory.
@@ -24,9 +26,11 @@ pub struct NodeSpec {
     /// Random at each start of its blade: a change means that the blade's memory is lost.
     pub blade_id: u64,
     /// Bandwidth of reads from its memory; used only without a topology.
+    #[cfg_attr(feature = "schema", schema(minimum = 1))]
     #[serde(default = "default_rate")]
     pub read_bytes_per_s: u64,
     /// Bandwidth of writes to its memory; used only without a topology.
+    #[cfg_attr(feature = "schema", schema(minimum = 1))]
     #[serde(default = "default_rate")]
     pub write_bytes_per_s: u64,
     /// The node's compute brick in the topology; by default the one with the node's name, if there
@@ -158,6 +162,9 @@ pub struct NodeReport {
     /// How long the controller may wait for something newer than `known_version`.
     #[serde(default)]
     pub wait_ms: u64,
+    /// True in a daemon's last report: another daemon may take the name at once.
+    #[serde(default)]
+    pub ending: bool,
 }
 
 /// One grant in a node's report.
@@ -171,6 +178,9 @@ pub struct NodeGrantUse {
     /// Memory that holds data.
     #[serde(default)]
     pub used_bytes: u64,
+    /// Its size on the blade, if the node says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
     /// Open connections to it.
     #[serde(default)]
     pub connections: u32,
@@ -305,6 +315,9 @@ pub struct Event {
     pub detail: String,
     /// Time since the controller's start.
     pub uptime_ms: u64,
+    /// The controller's clock, since 1970 in UTC; 0 from a controller before 0.3.
+    #[serde(default)]
+    pub time_unix_ms: u64,
 }
 
 /// State of a task.

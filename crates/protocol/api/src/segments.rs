@@ -37,14 +37,22 @@ pub enum Policy {
 #[serde(deny_unknown_fields)]
 pub struct ClientSpec {
     /// The compute brick it runs on.
+    #[cfg_attr(feature = "schema", schema(pattern = "^[A-Za-z0-9._-]{1,64}$"))]
     pub host: String,
-    /// Its name, for people.
+    /// Its name, for people: 1 to 256 characters, none of which moves a terminal's cursor.
+    #[cfg_attr(feature = "schema", schema(min_length = 1, max_length = 256))]
     pub name: String,
     /// Its process ID on that host.
     pub pid: u32,
     /// Silence in milliseconds after which its segments are released, 1,000 to 3,600,000.
+    #[cfg_attr(feature = "schema", schema(minimum = 1000, maximum = 3600000))]
     #[serde(default = "default_lease_ms")]
     pub lease_ms: u64,
+    /// The tenant whose promise and quota it counts towards; `default` if left out. A name only:
+    /// whoever may ask the controller may give any.
+    #[cfg_attr(feature = "schema", schema(pattern = "^[A-Za-z0-9._-]{1,64}$"))]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
 }
 
 /// A client, as the controller sees it.
@@ -61,6 +69,9 @@ pub struct Client {
     pub pid: u32,
     /// Silence in milliseconds after which its segments are released.
     pub lease_ms: u64,
+    /// The tenant that it belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
     /// Its segments.
     pub segments: Vec<SegmentId>,
 }
@@ -195,12 +206,15 @@ pub struct SegmentSpec {
     /// The compute brick that will use it, if there is no client: it lives until it is deleted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host: Option<String>,
-    /// Its size, rounded up to whole superpages of 16 MiB.
+    /// Its size, rounded up to whole superpages of 16 MiB: 1 byte takes 16 MiB.
+    #[cfg_attr(feature = "schema", schema(minimum = 1))]
     pub bytes: u64,
     /// Bandwidth from memory to client.
+    #[cfg_attr(feature = "schema", schema(minimum = 1))]
     #[serde(default = "default_rate")]
     pub read_bytes_per_s: u64,
     /// Bandwidth from client to memory.
+    #[cfg_attr(feature = "schema", schema(minimum = 1))]
     #[serde(default = "default_rate")]
     pub write_bytes_per_s: u64,
     /// How its brick is chosen.
@@ -208,6 +222,7 @@ pub struct SegmentSpec {
     pub policy: Policy,
     /// Failure domains to avoid; a node is one, under its own name, unless a topology says
     /// otherwise. At most 64.
+    #[cfg_attr(feature = "schema", schema(max_items = 64))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub avoid: Vec<String>,
     /// It may consist of several pieces of its brick.
@@ -249,6 +264,10 @@ pub struct Segment {
     pub epoch: u64,
     /// Increases with every change of the intent; the `ETag`.
     pub revision: u64,
+    /// The request that made it what it is; `place.bytes` has what it takes, in whole superpages of
+    /// 16 MiB. Sent again with other `bytes` it changes the size.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spec: Option<SegmentSpec>,
     /// Its place; without the key.
     pub place: Place,
     /// The place it is moving to, confirmed or not; without the key.
@@ -285,6 +304,7 @@ pub struct MoveRequest {
     #[serde(default)]
     pub policy: Policy,
     /// Failure domains to avoid. At most 64.
+    #[cfg_attr(feature = "schema", schema(max_items = 64))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub avoid: Vec<String>,
 }

@@ -138,6 +138,13 @@ pub fn is_no_room(error: &ApiError) -> bool {
     [NoRoom, Invalid, NotFound].into_iter().any(|kind| error.is(kind))
 }
 
+/// Returns when to ask again, if a wish was refused only for as long as memory is on its way back.
+#[must_use]
+pub fn retry_after(error: &ApiError) -> Option<Duration> {
+    let ApiError::Problem(problem) = error else { return None };
+    problem.retry_after_ms.map(|ms| Duration::from_millis(u64::from(ms.get())))
+}
+
 /// Returns the best address of a place: its unix socket if that is on this machine, else TCP. None
 /// if it has neither.
 #[must_use]

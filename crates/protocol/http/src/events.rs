@@ -80,13 +80,14 @@ mod tests {
 
     fn event(id: u64) -> Event {
         let (kind, subject, detail) = ("node-lost".into(), "n0".into(), "late\nby 3 s".into());
-        Event { id, kind, subject, detail, uptime_ms: 5 }
+        Event { id, kind, subject, detail, uptime_ms: 5, time_unix_ms: 6 }
     }
 
     fn text_of(id: u64) -> String {
         format!(
             "id: {id}\nevent: node-lost\ndata: {{\"id\":{id},\"kind\":\"node-lost\",\
-             \"subject\":\"n0\",\"detail\":\"late\\nby 3 s\",\"uptime_ms\":5}}\n\n"
+             \"subject\":\"n0\",\"detail\":\"late\\nby 3 s\",\"uptime_ms\":5,\
+             \"time_unix_ms\":6}}\n\n"
         )
     }
 

@@ -1,6 +1,7 @@
 //! Turns requests into types: like axum's own extractors, but every error is a problem document.
 
 use std::str::FromStr;
+use std::time::Duration;
 
 use axum::body::Bytes;
 use axum::extract::rejection::BytesRejection;
@@ -8,9 +9,15 @@ use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode, header};
 use farpool_api::ProblemKind;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, Error, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 
 use crate::Refusal;
+
+/// Longest time that a body may take to arrive; then the request is refused with 408, so that a
+/// half-sent one does not keep its connection.
+const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn bad(reason: impl Into<String>) -> Refusal {
     Refusal::new(ProblemKind::BadRequest, reason)
@@ -28,23 +35,106 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
             let detail = "send JSON with Content-Type: application/json";
             return Err(Refusal::new(ProblemKind::UnsupportedMediaType, detail));
         }
-        let bytes =
-            Bytes::from_request(request, state).await.map_err(|rejection| match &rejection {
-                BytesRejection::FailedToBufferBody(_)
-                    if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE =>
-                {
-                    Refusal::new(ProblemKind::TooLarge, "the body is above the limit")
-                }
-                _ => bad(rejection.body_text()),
-            })?;
-        serde_json::from_slice(&bytes).map(Self).map_err(|error| bad(format!("the body: {error}")))
+        let read = tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, state)).await;
+        let Ok(read) = read else {
+            let detail = format!("the body took more than {} s", BODY_TIMEOUT.as_secs());
+            return Err(Refusal::new(ProblemKind::RequestTimeout, detail));
+        };
+        let bytes = read.map_err(|rejection| match &rejection {
+            BytesRejection::FailedToBufferBody(_)
+                if rejection.status() == StatusCode::PAYLOAD_TOO_LARGE =>
+            {
+                Refusal::new(ProblemKind::TooLarge, "the body is above the limit")
+            }
+            _ => bad(rejection.body_text()),
+        })?;
+        parsed(&bytes).map(Self).map_err(|error| bad(format!("the body: {error}")))
     }
 }
 
-fn is_json(value: &HeaderValue) -> bool {
+pub(crate) fn is_json(value: &HeaderValue) -> bool {
     let text = value.to_str().unwrap_or_default();
     let kind = text.split(';').next().unwrap_or_default().trim();
     kind.eq_ignore_ascii_case("application/json")
+}
+
+/// Reads JSON. To JSON, and to a schema, 2.0 is the same number as 2: it is read as an integer
+/// where one is expected.
+fn parsed<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
+    match serde_json::from_slice(bytes) {
+        Err(error) if error.to_string().contains(FLOAT) => {
+            let Ok(Exact(value)) = serde_json::from_slice(bytes) else { return Err(error) };
+            T::deserialize(value)
+        }
+        read => read,
+    }
+}
+
+/// What serde says of a number with a fraction where an integer is expected.
+const FLOAT: &str = "floating point";
+
+/// A JSON value in which whole numbers are integers, however they are written. A key that is there
+/// twice is an error, as it is for the types of the interface.
+struct Exact(Value);
+
+impl<'de> Deserialize<'de> for Exact {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ExactVisitor)
+    }
+}
+
+struct ExactVisitor;
+
+impl<'de> Visitor<'de> for ExactVisitor {
+    type Value = Exact;
+
+    fn expecting(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        to.write_str("JSON")
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Exact, E> {
+        Ok(Exact(Value::Null))
+    }
+
+    fn visit_bool<E: Error>(self, value: bool) -> Result<Exact, E> {
+        Ok(Exact(value.into()))
+    }
+
+    fn visit_u64<E: Error>(self, value: u64) -> Result<Exact, E> {
+        Ok(Exact(value.into()))
+    }
+
+    fn visit_i64<E: Error>(self, value: i64) -> Result<Exact, E> {
+        Ok(Exact(value.into()))
+    }
+
+    fn visit_f64<E: Error>(self, value: f64) -> Result<Exact, E> {
+        // Printed without a fraction, a whole number is an integer; a larger one than fits is none.
+        let whole = format!("{value:.0}").parse::<u64>().ok();
+        Ok(Exact(whole.filter(|_| value.fract() == 0.0).map_or_else(|| value.into(), Into::into)))
+    }
+
+    fn visit_str<E: Error>(self, value: &str) -> Result<Exact, E> {
+        Ok(Exact(value.into()))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<Exact, A::Error> {
+        let mut values = Vec::new();
+        while let Some(Exact(value)) = all.next_element()? {
+            values.push(value);
+        }
+        Ok(Exact(Value::Array(values)))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut all: A) -> Result<Exact, A::Error> {
+        let mut map = serde_json::Map::new();
+        while let Some((key, Exact(value))) = all.next_entry::<String, Exact>()? {
+            if map.insert(key.clone(), value).is_some() {
+                return Err(Error::custom(format!("duplicate field `{key}`")));
+            }
+        }
+        Ok(Exact(Value::Object(map)))
+    }
 }
 
 /// The only parameter of a path.
@@ -125,6 +215,30 @@ mod tests {
         for (body, detail) in cases {
             let read = read(json, body.to_vec()).await;
             assert_eq!(read, refused(ProblemKind::BadRequest, detail), "{body:?}");
+        }
+    }
+
+    #[test]
+    fn whole_numbers_are_integers_however_they_are_written() {
+        #[derive(Debug, PartialEq, serde::Deserialize)]
+        struct Pair {
+            a: u64,
+            b: Option<String>,
+        }
+        let read = |text: &str| parsed::<Pair>(text.as_bytes()).ok();
+        let of = |a| Some(Pair { a, b: None });
+        assert_eq!(read(r#"{"a":2.0}"#), of(2));
+        assert_eq!(read(r#"{"a":1e3}"#), of(1000));
+        assert_eq!(read(r#"{"a":18446744073709551615}"#), of(u64::MAX));
+        for wrong in [
+            r#"{"a":2.5}"#,
+            r#"{"a":-2.0}"#,
+            r#"{"a":1e30}"#,
+            r#"{"a":2.0,"a":3}"#,
+            r#"{"a":2.0,"b":null,"b":"x"}"#,
+            r#"{"a":"2.0"}"#,
+        ] {
+            assert_eq!(read(wrong), None, "{wrong}");
         }
     }
 

@@ -3,6 +3,9 @@
 //! * `extract`: turns requests into types: JSON bodies, the parameter of a path, the query.
 //! * `refusal`: turns refusals and JSON into answers.
 //! * [`bearer`]: the token that requests present.
+//! * [`origin`]: which hosts and sites may ask.
+//! * [`serve`]: connections, their limits and times.
+//! * `bare`: words for refusals that the HTTP library makes by itself.
 //! * [`events`]: events as an endless stream.
 //! * [`metrics`]: figures for Prometheus.
 //!
@@ -13,11 +16,14 @@
 
 #![warn(missing_docs)]
 
+mod bare;
 pub mod bearer;
 pub mod events;
 mod extract;
 pub mod metrics;
+pub mod origin;
 mod refusal;
+pub mod serve;
 
 pub use extract::{Asked, Body, Name};
 pub use refusal::{PROBLEM_TYPE, Refusal, json};

@@ -1,6 +1,6 @@
 //! Refusals and JSON as answers.
 
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use farpool_api::{Problem, ProblemKind};
 use serde::Serialize;
@@ -30,7 +30,12 @@ impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let status =
             StatusCode::from_u16(self.0.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        encoded(status, PROBLEM_TYPE, &self.0)
+        let mut response = encoded(status, PROBLEM_TYPE, &self.0);
+        if let Some(after_ms) = self.0.retry_after_ms {
+            let seconds = HeaderValue::from(after_ms.get().div_ceil(1000));
+            response.headers_mut().insert(header::RETRY_AFTER, seconds);
+        }
+        response
     }
 }
 

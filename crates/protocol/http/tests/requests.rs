@@ -5,6 +5,7 @@ use axum::extract::DefaultBodyLimit;
 use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::{get, put};
+use farpool_http::serve::{Limits, serve};
 use farpool_http::{Asked, Body, Name, PROBLEM_TYPE, Refusal, bearer, json};
 use serde::Deserialize;
 use tokio::net::TcpListener;
@@ -41,7 +42,7 @@ impl Server {
         let router = bearer::guard(router, token, "summer");
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        runtime.spawn(async { axum::serve(listener, router).await });
+        runtime.spawn(serve(listener, router, Limits::raised()));
         Self { url, _runtime: runtime }
     }
 
@@ -130,4 +131,66 @@ fn what_is_no_request_is_refused_with_a_reason() {
     assert_eq!(refused("/numbers/1", &padded(LIMIT_BYTES + 1)), (413, large));
     let kind = server.ask("PUT", "/numbers/1", &[("content-type", "text/plain")], "3").refusal();
     assert_eq!(kind, (415, "send JSON with Content-Type: application/json".to_owned()));
+}
+
+/// A connection that has sent half a request.
+fn half(address: std::net::SocketAddr) -> std::net::TcpStream {
+    use std::io::Write;
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    stream.write_all(b"PUT /numbers/1 HTTP/1.1\r\nHost: a\r\n").unwrap();
+    stream
+}
+
+/// Waits until the server has closed a connection.
+fn wait_closed(mut stream: std::net::TcpStream) {
+    use std::io::Read;
+    let mut text = Vec::new();
+    // A reset is an end, too.
+    let _ = stream.read_to_end(&mut text);
+    assert_eq!(String::from_utf8_lossy(&text), "");
+}
+
+/// Starts a server with these limits.
+fn limited(limits: Limits) -> (std::net::SocketAddr, Server) {
+    let runtime = Runtime::new().unwrap();
+    let router = Router::new()
+        .route("/numbers/{id}", put(add))
+        .route("/healthz", get(|| async { json(StatusCode::OK, &true) }));
+    let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+    let address = listener.local_addr().unwrap();
+    runtime.spawn(serve(listener, router, limits));
+    (address, Server { url: format!("http://{address}"), _runtime: runtime })
+}
+
+#[test]
+fn half_sent_requests_are_closed_in_time() {
+    let head_timeout = std::time::Duration::from_millis(300);
+    let (address, server) = limited(Limits { connections: 100, waiting: 50, head_timeout });
+    let halves: Vec<_> = (0..10).map(|_| half(address)).collect();
+    halves.into_iter().for_each(wait_closed);
+    assert_eq!(server.ask("GET", "/healthz", &[], "").text, "true");
+}
+
+#[test]
+fn half_sent_requests_keep_nobody_out() {
+    let head_timeout = std::time::Duration::from_secs(3600);
+    let (address, server) = limited(Limits { connections: 1_000, waiting: 10, head_timeout });
+    let halves: Vec<_> = (0..500).map(|_| half(address)).collect();
+    for _ in 0..20 {
+        assert_eq!(server.ask("GET", "/healthz", &[], "").text, "true");
+    }
+    // Those that have waited longest were closed.
+    halves.into_iter().take(400).for_each(wait_closed);
+}
+
+#[test]
+fn what_is_no_request_at_all_is_a_problem_document_too() {
+    use std::io::{Read, Write};
+    let (address, _server) = limited(Limits::raised());
+    let mut stream = std::net::TcpStream::connect(address).unwrap();
+    stream.write_all(b"no request\r\n\r\n").unwrap();
+    let mut text = String::new();
+    stream.read_to_string(&mut text).unwrap();
+    assert!(text.starts_with("HTTP/1.1 400 "), "{text}");
+    assert!(text.contains(PROBLEM_TYPE), "{text}");
 }

@@ -151,8 +151,8 @@ error_codes! {
     /// Detail: 0. Hello's grant is missing where one is needed, unknown, revoked, or not the one
     /// that the client used before: a client cannot tell these apart. The connection is closed
     /// afterwards.
-    NotGranted = 21, "the client has no grant of memory there, or it was revoked; ask the \
-        controller for a new one";
+    NotGranted = 21, "the client has no grant of memory there, or it was revoked; \
+        whoever gave it may give a new one";
     /// Detail: the grant's epoch on the blade. Hello's is older: the grant has since gone to
     /// another client. The connection is closed afterwards.
     StaleEpoch = 22, "the grant was issued again since this client got it";

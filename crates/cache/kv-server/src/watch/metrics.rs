@@ -11,6 +11,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::get;
 use farpool_http::metrics::{register_counters, register_gauges};
+use farpool_http::serve::{self as http, Limits};
 use farpool_kernel::lock;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -27,6 +28,9 @@ use farpool_kv_store::observe::{self, Observed};
 
 /// The most prefixes in the metrics: each costs four series.
 const PREFIXES_MAX: usize = 64;
+/// Most connections: a few scrapers and people. A further one is closed, so that the descriptors of
+/// the cache's clients are safe.
+const CONNECTIONS_MAX: usize = 64;
 
 type Labelled = Family<Vec<(&'static str, &'static str)>, Counter>;
 
@@ -41,11 +45,7 @@ pub(crate) fn serve(listener: TcpListener, shared: Arc<Shared>) -> std::io::Resu
                 .route("/keys", get(keys))
                 .with_state(shared);
             match tokio::net::TcpListener::from_std(listener) {
-                Ok(listener) => {
-                    if let Err(error) = axum::serve(listener, router).await {
-                        tracing::error!(%error, "metrics are not served any more");
-                    }
-                }
+                Ok(listener) => http::serve(listener, router, Limits::of(CONNECTIONS_MAX)).await,
                 Err(error) => tracing::error!(%error, "metrics cannot be served"),
             }
         });
