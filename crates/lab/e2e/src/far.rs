@@ -31,7 +31,7 @@ impl User {
     pub fn new(rest: Client, host: &str, number: u128, bytes: u64) -> Self {
         let (id, segment) = (ClientId::from_u128(number), SegmentId::from_u128(number << 64));
         let (host, name) = (host.to_owned(), "test".to_owned());
-        let spec = ClientSpec { host, name, pid: 1, lease_ms: 600_000 };
+        let spec = ClientSpec { host, name, pid: 1, lease_ms: 600_000, tenant: None };
         rest.put_client(id, &spec).expect("the client is taken");
         let wish = SegmentSpec::of_client(id, bytes);
         rest.put_segment(segment, &wish).expect("the segment is granted");

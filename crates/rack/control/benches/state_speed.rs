@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use farpool_api::{NodeSpec, SegmentId, SegmentSpec};
 use farpool_control::due;
-use farpool_control::model::{Command, Records, State};
+use farpool_control::model::{Command, Condition, Records, State};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = farpool_benchargs::arguments();
@@ -37,7 +37,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             may_split: false,
         };
         let id = SegmentId::from_u128(u128::from(number));
-        state.apply(Command::PutSegment { id, spec }, 0, &mut next)?;
+        let condition = Condition::default();
+        state.apply(Command::PutSegment { id, spec, condition }, 0, &mut next)?;
     }
     println!("a create, without the store   {:?}", start.elapsed() / segments);
     let start = Instant::now();

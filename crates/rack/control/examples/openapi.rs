@@ -2,6 +2,6 @@
 //! docs/openapi.json`
 
 fn main() -> Result<(), serde_json::Error> {
-    println!("{}", farpool_control::openapi().to_pretty_json()?);
+    println!("{}", serde_json::to_string_pretty(&farpool_control::openapi())?);
     Ok(())
 }

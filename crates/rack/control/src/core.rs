@@ -3,22 +3,20 @@
 //! The order is: change the state, queue its operations for the store, release the lock, wait until
 //! they are durable, answer. Readers wait in the same way for what they have read.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use farpool_api::{Event, Problem, ProblemKind};
 use farpool_kernel::{fill_random, lock};
 use farpool_units::at_most;
 use tokio::sync::watch;
 
-use crate::model::{Applied, Command, State};
+use crate::history::History;
+use crate::model::{Applied, Command, Records, State};
 use crate::reconcile;
-use crate::store::{CommitState, Committer};
-
-/// Events kept for later readers; older ones are dropped.
-const EVENTS_LIMIT: usize = 10_000;
+use crate::store::backup::to_text;
+use crate::store::{CommitState, Committer, version};
 
 /// Random bits from the kernel, fetched for many keys at once.
 #[derive(Debug, Default)]
@@ -42,6 +40,11 @@ impl Random {
     }
 }
 
+/// Returns the time of the clock in ms since 1970; 0 before that.
+pub(crate) fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| at_most(since.as_millis()))
+}
+
 /// What the lock guards.
 #[derive(Debug)]
 struct Guarded {
@@ -49,7 +52,7 @@ struct Guarded {
     random: Random,
     /// Batches queued for the store so far.
     queued: u64,
-    events: VecDeque<Event>,
+    history: History,
 }
 
 /// A leading controller.
@@ -66,9 +69,13 @@ pub(crate) struct Core {
 }
 
 impl Core {
-    pub(crate) fn new(state: State, committer: Committer, started: Instant) -> Arc<Self> {
-        let guarded =
-            Guarded { state, random: Random::default(), queued: 0, events: VecDeque::new() };
+    pub(crate) fn new(
+        state: State,
+        history: History,
+        committer: Committer,
+        started: Instant,
+    ) -> Arc<Self> {
+        let guarded = Guarded { state, random: Random::default(), queued: 0, history };
         Arc::new(Self {
             guarded: Mutex::new(guarded),
             committer,
@@ -96,9 +103,14 @@ impl Core {
         self.changed.send_modify(|count| *count += 1);
     }
 
-    fn check_leads(&self) -> Result<(), Problem> {
+    /// Whether no other controller can lead at this moment.
+    pub(crate) fn leads(&self) -> bool {
         let over = self.now_ms() >= self.valid_until_ms.load(Ordering::Acquire);
-        if over || self.ended.load(Ordering::Acquire) {
+        !over && !self.ended.load(Ordering::Acquire)
+    }
+
+    fn check_leads(&self) -> Result<(), Problem> {
+        if !self.leads() {
             return Err(Problem::new(
                 ProblemKind::NotLeader,
                 "this controller has stopped leading",
@@ -209,11 +221,25 @@ impl Core {
         self.check_leads()?;
         let (events, queued) = {
             let guarded = self.lock();
-            let first = guarded.events.partition_point(|event| event.id <= after);
-            (guarded.events.range(first..).cloned().collect(), guarded.queued)
+            (guarded.history.after(after), guarded.queued)
         };
         self.durable(queued).await?;
         Ok(events)
+    }
+
+    /// Returns a backup of everything that is stored.
+    pub(crate) async fn backup(&self) -> Result<String, Problem> {
+        self.check_leads()?;
+        let (records, queued) = {
+            let guarded = self.lock();
+            let records = guarded.state.records();
+            (Records { events: guarded.history.records(), ..records }, guarded.queued)
+        };
+        self.durable(queued).await?;
+        let mut pairs = records.pairs();
+        pairs.push(version::present());
+        to_text(&pairs, unix_ms())
+            .map_err(|error| Problem::new(ProblemKind::StoreFailed, error.to_string()))
     }
 
     /// Returns a receiver that wakes at every change.
@@ -230,20 +256,19 @@ impl Core {
 
 impl Guarded {
     fn apply(&mut self, command: Command, now_ms: u64, core: &Core) -> Result<Applied, Problem> {
-        let Self { state, random, queued, events } = self;
+        let Self { state, random, queued, history } = self;
         let version = state.last_version;
         let mut applied = state.apply(command, now_ms, &mut || random.next())?;
-        let ops = std::mem::take(&mut applied.ops);
+        let time_unix_ms = unix_ms();
+        applied.events.iter_mut().for_each(|event| event.time_unix_ms = time_unix_ms);
+        let mut ops = std::mem::take(&mut applied.ops);
+        ops.extend(history.add(&applied.events));
         if !ops.is_empty() {
             *queued += 1;
             core.committer.send(*queued, ops);
         }
         for event in &applied.events {
             tracing::info!(kind = event.kind, subject = event.subject, "{}", event.detail);
-            if events.len() >= EVENTS_LIMIT {
-                events.pop_front();
-            }
-            events.push_back(event.clone());
         }
         // Every answer that a client waits for has a version or is an event.
         if state.last_version != version || !applied.events.is_empty() {

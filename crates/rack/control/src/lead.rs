@@ -2,6 +2,7 @@
 //! switches. With a file as the store this controller leads from the start; with etcd, once it
 //! wins.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -12,10 +13,13 @@ use farpool_switch::SwitchError;
 use farpool_units::at_most;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::core::Core;
+use crate::core::{Core, unix_ms};
+use crate::history::History;
 use crate::model::record::Records;
 use crate::model::{Command, State};
 use crate::rest::{App, Role};
+use crate::store::backup::{beside, to_text, write_secret};
+use crate::store::version::{STORE_VERSION, upgrade, version_of};
 use crate::store::{Committer, Etcd, EtcdStore, LEASE_TTL_S, RedbStore, Store, StoreError};
 use crate::{ControlError, NamedSwitch, StoreChoice, reconcile};
 
@@ -92,10 +96,19 @@ impl Common {
         graph: Option<Graph>,
         fenced: Arc<AtomicBool>,
     ) -> Result<Arc<Core>, ControlError> {
-        let records = Records::read(&store.load()?)?;
+        let mut pairs = store.load()?;
+        let before = version_of(&pairs)?;
+        let mut ops = upgrade(&mut pairs)?;
+        let mut records = Records::read(&pairs)?;
+        let history = History::of(std::mem::take(&mut records.events));
         let now_ms = at_most(self.started.elapsed().as_millis());
-        let (state, ops) = State::load(graph, records, now_ms)?;
+        let (state, more) = State::load(graph, records, now_ms)?;
+        ops.extend(more);
+        // One batch: the store is of the old version, or of the new one and led.
         store.commit(&ops)?;
+        if let Some(before) = before.filter(|before| *before != STORE_VERSION) {
+            tracing::info!(from = before, to = STORE_VERSION, "the store was upgraded");
+        }
         let failures = self.failures.clone();
         let is_etcd = Arc::clone(&fenced);
         let committer = Committer::start(store, move |reason| {
@@ -105,7 +118,7 @@ impl Common {
                 drop(failures.send(ControlError::StoreFailed(reason.to_owned())));
             }
         })?;
-        Ok(Core::new(state, committer, self.started))
+        Ok(Core::new(state, history, committer, self.started))
     }
 }
 
@@ -128,7 +141,8 @@ pub(crate) fn start(
     let mut lead = Lead { app: Arc::clone(app), ending, threads: Vec::new(), failures };
     match store {
         StoreChoice::Redb(path) => {
-            let store = Box::new(RedbStore::open(&path)?);
+            let mut store = Box::new(RedbStore::open(&path)?);
+            keep_older(&path, store.as_mut())?;
             let core = common.load(store, graph, Arc::new(AtomicBool::new(false)))?;
             app.set_role(Role::Leading(core));
         }
@@ -142,6 +156,20 @@ pub(crate) fn start(
     let work = move || look_after(&common, switches);
     lead.threads.push(std::thread::Builder::new().name("reconcile".into()).spawn(work)?);
     Ok(lead)
+}
+
+/// Writes a backup of a store of an older version beside it, for the way back.
+fn keep_older(path: &Path, store: &mut dyn Store) -> Result<(), ControlError> {
+    let pairs = store.load()?;
+    let Some(version) = version_of(&pairs)?.filter(|version| *version < STORE_VERSION) else {
+        return Ok(());
+    };
+    let kept = beside(path, &format!(".version-{version}.backup"));
+    if !kept.exists() {
+        write_secret(&kept, &to_text(&pairs, unix_ms())?)?;
+        tracing::info!(path = %kept.display(), "the store of the older version was kept as a backup");
+    }
+    Ok(())
 }
 
 /// Tries to lead, leads, and tries again, until the controller ends.

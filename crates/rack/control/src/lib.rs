@@ -4,12 +4,14 @@
 //! * `reconcile`: what is due next, from intent and observation; pure.
 //! * [`store`]: where intent is kept: a redb file, or etcd for several controllers.
 //! * `core`: the state under its lock, durable before it is published.
+//! * `history`: the events that are remembered, also over a restart.
 //! * `lead`: which controller leads, the reconciler's ticks, the switches.
 //! * `rest`, `metrics`: the HTTP interface.
 //!
 //! Nothing on the data path asks the controller: clients and blades continue while it is down.
 
 mod core;
+mod history;
 mod lead;
 mod metrics;
 pub mod model;
@@ -22,8 +24,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
-use axum::serve::ListenerExt;
 use farpool_http::bearer::is_token;
+use farpool_http::serve::Limits;
 use farpool_placement::{Graph, SwitchKind};
 use farpool_switch::SwitchDriver;
 use tokio::net::TcpListener;
@@ -224,22 +226,19 @@ pub async fn serve(
         addresses.push(listener.local_addr()?);
     }
     let own = addresses.first().unwrap_or(first);
+    let names: Vec<String> = options.advertise.iter().cloned().collect();
     let advertise = options.advertise.unwrap_or_else(|| format!("http://{own}"));
     let app = Arc::new(rest::App {
         role: RwLock::new(rest::Role::Standby { leader: None }),
         wait_limit: options.wait_limit,
-        document: openapi().to_json().unwrap_or_default(),
+        document: openapi().to_string(),
     });
     let mut lead = lead::start(&app, graph, options.store, advertise, options.switches)?;
-    let service = rest::service(Arc::clone(&app), options.token.as_deref());
+    let service = rest::service(Arc::clone(&app), options.token.as_deref(), &names);
+    let limits = Limits::raised();
     let servers: Vec<_> = listeners
         .into_iter()
-        .map(|listener| {
-            // Answers are small and clients wait for them.
-            let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
-            let server = axum::serve(listener, service.clone());
-            tokio::spawn(server.into_future())
-        })
+        .map(|listener| tokio::spawn(farpool_http::serve::serve(listener, service.clone(), limits)))
         .collect();
     on_ready(&addresses);
     let failed = tokio::select! {

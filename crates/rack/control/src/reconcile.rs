@@ -57,6 +57,10 @@ fn leave(state: &State, name: &str, node: &Node, now_ms: u64, due: &mut Vec<Comm
         }
         let reclaimed = wanted.contains(&id);
         let draining = node.record.draining;
+        // It leaves for a tenant that is within its promise, as long as that waits for it.
+        if runtime.yielding && !reclaimed && state.is_claimed(name, now_ms) {
+            continue;
+        }
         let waits = runtime.deadline_ms.is_some() || runtime.retry_ms.is_some();
         let seeks_only = draining && runtime.deadline_ms.is_none();
         if !reclaimed && waits && !seeks_only {

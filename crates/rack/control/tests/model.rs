@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use farpool_api::{
     ClientId, ClientReport, ClientSegmentUse, ClientSpec, Key, MoveRequest, NodeAnswer,
-    NodeGrantUse, NodeReport, NodeSpec, Policy, SegmentId, SegmentSpec,
+    NodeGrantUse, NodeReport, NodeSpec, Policy, SegmentId, SegmentSpec, TenantSpec,
 };
-use farpool_control::model::{Command, Records, State, StoreOp};
+use farpool_control::model::{Command, Condition, Records, State, StoreOp};
 use proptest::prelude::*;
 
 const SUPERPAGE: u64 = 16 << 20;
@@ -25,6 +25,12 @@ enum Step {
     /// An old report comes again.
     Replay(u8),
     Lend(u8, u64),
+    Resize(u8, u8, u64),
+    /// The client asks for room, with a promise or without one.
+    MakeRoom(u8, u64),
+    Promise(u8, u64),
+    /// A second daemon tries to take the name.
+    Twin(u8),
     NewBlade(u8),
     Client(u8),
     EndClient(u8),
@@ -47,12 +53,16 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => node.clone().prop_map(Step::ReportInVain),
         2 => node.clone().prop_map(Step::Replay),
         1 => (node.clone(), 0..6u64).prop_map(|(node, size)| Step::Lend(node, size)),
+        1 => node.clone().prop_map(Step::Twin),
         1 => node.clone().prop_map(Step::NewBlade),
         2 => (0..3u8).prop_map(Step::Client),
         1 => (0..3u8).prop_map(Step::EndClient),
         4 => (0..3u8).prop_map(Step::Evacuated),
         6 => (0..12u8, 0..3u8, 1..4u64).prop_map(|(id, client, size)| Step::Put(id, client, size)),
         2 => (0..12u8).prop_map(Step::Delete),
+        3 => (0..12u8, 0..3u8, 1..5u64).prop_map(|(id, client, size)| Step::Resize(id, client, size)),
+        2 => (0..3u8, 1..5u64).prop_map(|(client, size)| Step::MakeRoom(client, size)),
+        1 => (0..3u8, 0..5u64).prop_map(|(tenant, size)| Step::Promise(tenant, size)),
         3 => (0..12u8).prop_map(Step::Move),
         2 => prop_oneof![Just(100), Just(6_000), Just(31_000)].prop_map(Step::Wait),
         1 => Just(Step::Restart),
@@ -90,6 +100,10 @@ fn name(node: u8) -> String {
 
 fn segment(id: u8) -> SegmentId {
     SegmentId::from_u128(u128::from(id) + 1)
+}
+
+fn tenant(id: u8) -> String {
+    format!("t{id}")
 }
 
 fn client(id: u8) -> ClientId {
@@ -159,6 +173,7 @@ impl World {
         let grants = grants.map(|grant| NodeGrantUse {
             segment: grant.segment,
             epoch: grant.epoch,
+            bytes: Some(grant.bytes),
             used_bytes: 0,
             connections: 0,
         });
@@ -176,6 +191,12 @@ impl World {
         Some(report)
     }
 
+    /// Returns what the controller answers to a node, if it has registered.
+    fn answer(&self, node: u8) -> Option<NodeAnswer> {
+        let blade_id = self.agents.get(&node)?.blade_id;
+        Some(self.state.node_answer(&name(node), 1, blade_id).unwrap())
+    }
+
     fn act(&mut self, step: &Step) {
         match *step {
             Step::Join(node, donate) => self.join(node, donate),
@@ -190,7 +211,7 @@ impl World {
             Step::Report(node) | Step::ReportInVain(node) => {
                 let Some(report) = self.report(node) else { return };
                 assert!(self.apply(Command::NodeReport { name: name(node), report }));
-                let answer = self.state.node_answer(&name(node)).unwrap();
+                let answer = self.answer(node).unwrap();
                 if let (Step::Report(_), Some(agent)) = (step, self.agents.get_mut(&node)) {
                     agent.answer = answer;
                 }
@@ -207,6 +228,7 @@ impl World {
                     agent.lend = lend;
                 }
             }
+            Step::Twin(node) => self.twin(node),
             Step::NewBlade(node) => {
                 if let Some(agent) = self.agents.get_mut(&node) {
                     agent.blade_id += 1;
@@ -217,29 +239,49 @@ impl World {
                 }
             }
             Step::Client(id) => {
-                let spec =
-                    ClientSpec { host: name(0), name: "prog".into(), pid: 1, lease_ms: 60_000 };
+                let spec = ClientSpec {
+                    host: name(0),
+                    name: "prog".into(),
+                    pid: 1,
+                    lease_ms: 60_000,
+                    tenant: Some(tenant(id)),
+                };
                 self.apply(Command::PutClient { id: client(id), spec });
             }
             Step::EndClient(id) => {
                 self.apply(Command::DeleteClient { id: client(id) });
             }
             Step::Evacuated(id) => self.evacuated(id),
-            Step::Put(id, owner, size) => {
+            // A size for a segment that is there is another size for it.
+            Step::Put(id, owner, size) | Step::Resize(id, owner, size) => {
                 let spec = SegmentSpec {
                     read_bytes_per_s: 1,
                     write_bytes_per_s: 1,
                     policy: Policy::Spread,
+                    may_split: true,
                     ..SegmentSpec::of_client(client(owner), size * SUPERPAGE)
                 };
-                self.apply(Command::PutSegment { id: segment(id), spec });
+                let (id, condition) = (segment(id), Condition::default());
+                self.apply(Command::PutSegment { id, spec, condition });
+            }
+            Step::MakeRoom(id, size) => {
+                let (client, bytes) = (Some(client(id)), size * SUPERPAGE);
+                assert!(self.apply(Command::MakeRoom { client, bytes }));
+            }
+            Step::Promise(id, size) => {
+                let promised_bytes = size * SUPERPAGE;
+                let spec = TenantSpec { promised_bytes, ..TenantSpec::default() };
+                assert!(self.apply(Command::PutTenant { name: tenant(id), spec }));
             }
             Step::Delete(id) => {
-                self.apply(Command::DeleteSegment { id: segment(id), revision: None });
+                self.apply(Command::DeleteSegment {
+                    id: segment(id),
+                    condition: Condition::default(),
+                });
             }
             Step::Move(id) => {
                 let (id, wish) = (segment(id), MoveRequest::default());
-                self.apply(Command::MoveSegment { id, wish, revision: None });
+                self.apply(Command::MoveSegment { id, wish, condition: Condition::default() });
             }
             Step::Wait(time_ms) => {
                 self.now_ms += time_ms;
@@ -259,6 +301,22 @@ impl World {
         let answer = NodeAnswer { version: 0, draining: false, grants: Vec::new() };
         let new = Agent { donate, lend: donate, blade_id, sequence: 0, answer, last: None };
         self.agents.entry(node).or_insert(new).donate = donate;
+    }
+
+    /// A second daemon registers, while a report of the first waits: what the first is answered is
+    /// its own grants, or a refusal.
+    fn twin(&mut self, node: u8) {
+        let Some(report) = self.report(node) else { return };
+        let blade_id = report.blade_id;
+        let at = name(node);
+        assert!(self.apply(Command::NodeReport { name: at.clone(), report }));
+        let waits_for = self.state.node_answer(&at, 1, blade_id).unwrap();
+        let spec = NodeSpec::new(vec!["tcp://twin:1".into()], SUPERPAGE, 99, 99);
+        let taken = self.apply(Command::PutNode { name: at.clone(), spec });
+        assert!(!taken, "a name was taken from a daemon that reports");
+        assert_eq!(self.state.node_answer(&at, 1, blade_id).unwrap(), waits_for);
+        let other = self.state.node_answer(&at, 99, 99);
+        assert!(other.is_err(), "a daemon that has not registered was answered");
     }
 
     fn evacuated(&mut self, id: u8) {
@@ -299,7 +357,7 @@ impl World {
     fn check(&mut self) {
         let mut of_nodes = BTreeSet::new();
         for node in 0..NODES {
-            let Ok(answer) = self.state.node_answer(&name(node)) else { continue };
+            let Some(answer) = self.answer(node) else { continue };
             let bytes: u64 = answer.grants.iter().map(|grant| grant.bytes).sum();
             assert!(bytes <= self.agents[&node].donate * SUPERPAGE, "more granted than donated");
             for grant in answer.grants {

@@ -7,8 +7,8 @@ use std::net::{SocketAddr, TcpStream};
 
 use common::{Agent, SUPERPAGE, Server, evacuated, join_client, small, wait_for};
 use farpool_api::{
-    ApiError, Client, ClientReport, MoveRequest, NodeState, ProblemKind, SegmentFilter, SegmentId,
-    SegmentSpec, SegmentState, TaskState,
+    ApiError, Client, ClientReport, MoveRequest, NodeReport, NodeState, ProblemKind, SegmentFilter,
+    SegmentId, SegmentSpec, SegmentState, TaskState,
 };
 use farpool_control::{ControlError, ControlOptions, StoreChoice, serve};
 
@@ -28,7 +28,7 @@ fn a_segment_lives_from_create_to_release() {
     assert_eq!((created.state, created.revision), (SegmentState::Pending, 1));
     assert_eq!(created.place.key, None);
     assert_eq!(api.put_segment(id, &spec).unwrap(), created);
-    let other = SegmentSpec { bytes: 2 * SUPERPAGE, ..spec };
+    let other = SegmentSpec { read_bytes_per_s: 7, ..spec };
     refused(api.put_segment(id, &other), ProblemKind::Conflict);
 
     node.settle(&api);
@@ -168,7 +168,7 @@ fn a_blade_that_started_anew_has_lost_everything() {
     node.spec.blade_id += 1;
     node.answer.grants.clear();
     let report = node.report();
-    refused(api.report_node("n0", &report), ProblemKind::Conflict);
+    refused(api.report_node("n0", &report), ProblemKind::NameInUse);
     assert_eq!(api.segment(id).unwrap().state, SegmentState::Ready);
     api.put_node("n0", &node.spec).unwrap();
     assert_eq!(api.segment(id).unwrap().state, SegmentState::Lost);
@@ -211,7 +211,7 @@ fn liars_and_repeaters_change_nothing_that_counts() {
     assert_eq!(api.node("n0").unwrap().lendable_bytes, most);
     let mut other = node.report();
     other.incarnation += 1;
-    refused(api.report_node("n0", &other), ProblemKind::Conflict);
+    refused(api.report_node("n0", &other), ProblemKind::NameInUse);
     let mut twice = node.report();
     twice.grants.push(twice.grants[0].clone());
     refused(api.report_node("n0", &twice), ProblemKind::Invalid);
@@ -233,6 +233,42 @@ fn a_report_waits_for_news() {
     assert!(started.elapsed().as_secs() < 25, "it waited for the time, not for the news");
 }
 
+/// The report of the first daemon waits for so long that the first counts as late; then a second
+/// registers, and the answer must not be the second's empty list.
+#[test]
+fn a_report_that_waited_while_another_daemon_registered_is_refused() {
+    let server = Server::fresh(|_| {});
+    let api = server.client();
+    let mut node = Agent::join(&api, "n0", 4 * SUPERPAGE);
+    let client = join_client(&api, 1, "n0");
+    api.put_segment(SegmentId::from_u128(1), &small(client)).unwrap();
+    node.settle(&api);
+    let mut second = node.spec.clone();
+    (second.incarnation, second.blade_id) = (99, 99);
+    refused(api.put_node("n0", &second), ProblemKind::NameInUse);
+    let (waiting, mut report) = (api.clone(), node.report());
+    report.wait_ms = 30_000;
+    let waiter = std::thread::spawn(move || waiting.report_node("n0", &report));
+    wait_for("the first to be late", || {
+        api.node("n0").ok().filter(|node| node.state == NodeState::Late)
+    });
+    api.put_node("n0", &second).unwrap();
+    refused(waiter.join().unwrap(), ProblemKind::NameInUse);
+    // A daemon that ends says so, and the next one need not wait.
+    let last = NodeReport {
+        incarnation: 99,
+        sequence: 1,
+        blade_id: 99,
+        ending: true,
+        ..NodeReport::default()
+    };
+    api.report_node("n0", &last).unwrap();
+    assert_eq!(api.node("n0").unwrap().state, NodeState::Late);
+    (second.incarnation, second.blade_id) = (100, 100);
+    api.put_node("n0", &second).unwrap();
+    assert_eq!(api.node("n0").unwrap().state, NodeState::Up);
+}
+
 #[test]
 fn refusals_name_their_reason_and_change_nothing() {
     let server = Server::fresh(|_| {});
@@ -248,11 +284,11 @@ fn refusals_name_their_reason_and_change_nothing() {
     };
     let before = (api.nodes().unwrap().nodes[0].segments, api.client(client).unwrap());
     refused(with(|spec| spec.bytes = 0), ProblemKind::Invalid);
-    refused(with(|spec| spec.bytes = u64::MAX), ProblemKind::Invalid);
+    refused(with(|spec| spec.bytes = u64::MAX), ProblemKind::NoRoom);
     refused(with(|spec| spec.read_bytes_per_s = 0), ProblemKind::Invalid);
     refused(with(|spec| spec.read_bytes_per_s = u64::MAX), ProblemKind::NoRoom);
     refused(with(|spec| spec.client = None), ProblemKind::Invalid);
-    refused(with(|spec| spec.avoid = vec!["moon".into()]), ProblemKind::Invalid);
+    refused(with(|spec| spec.avoid = vec!["moon".into()]), ProblemKind::NotFound);
     refused(with(|spec| spec.avoid = vec!["n0".into()]), ProblemKind::NoRoom);
     refused(api.segment(id), ProblemKind::NotFound);
     refused(api.delete_segment(id, None), ProblemKind::NotFound);
@@ -284,7 +320,8 @@ fn malformed_requests_get_problems() {
     let server = Server::fresh(|_| {});
     let put = |kind: &str, body: &str| {
         let request = format!(
-            "PUT /v1/nodes/n0 HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: {kind}\r\n\
+            "PUT /v1/nodes/n0 HTTP/1.1\r\nhost: localhost\r\nfarpool-request: 1\r\n\
+             connection: close\r\ncontent-type: {kind}\r\n\
              content-length: {}\r\n\r\n{body}",
             body.len()
         );
@@ -295,7 +332,10 @@ fn malformed_requests_get_problems() {
     assert_eq!(put("text/plain", "{}"), (415, true));
     assert_eq!(put("application/json", &" ".repeat(2 << 20)), (413, true));
     let get = |method: &str, path: &str| {
-        let request = format!("{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+        let request = format!(
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\n\
+             farpool-request: 1\r\nconnection: close\r\n\r\n"
+        );
         raw(&server, request.as_bytes())
     };
     assert_eq!(get("GET", "/v1/segments/none"), (400, true));
@@ -368,7 +408,7 @@ fn pages_and_events_can_be_taken_up_again() {
 fn the_document_in_the_tree_is_the_programs() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/openapi.json");
     let in_tree = std::fs::read_to_string(path).unwrap_or_default();
-    let now = farpool_control::openapi().to_pretty_json().unwrap();
+    let now = serde_json::to_string_pretty(&farpool_control::openapi()).unwrap();
     assert!(
         in_tree.trim() == now.trim(),
         "docs/openapi.json is not what the program serves; write it anew: \

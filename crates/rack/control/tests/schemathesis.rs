@@ -11,7 +11,8 @@ use farpool_api::SegmentId;
 /// Requests per operation and phase; enough to reach every refusal, few enough for every run.
 const EXAMPLES: &str = "40";
 const CHECKS: &str = "not_a_server_error,status_code_conformance,content_type_conformance,\
-                      response_schema_conformance,response_headers_conformance";
+                      response_schema_conformance,response_headers_conformance,\
+                      positive_data_acceptance";
 
 #[test]
 fn its_document_describes_it() {
@@ -28,6 +29,10 @@ fn its_document_describes_it() {
     api.put_segment(SegmentId::from_u128(1), &small(client)).unwrap();
     node.settle(&api);
     let folder = tempfile::tempdir().unwrap();
+    // A precondition that does not hold is an answer, not a refusal of the request's form.
+    let accepted = r#"["2xx", "304", "401", "403", "404", "409", "412", "5xx"]"#;
+    let config = format!("[checks.positive_data_acceptance]\nexpected-statuses = {accepted}\n");
+    std::fs::write(folder.path().join("schemathesis.toml"), config).unwrap();
     let run = Command::new(&program)
         .current_dir(folder.path())
         .args(["run", "--seed", "1", "--max-examples", EXAMPLES, "--checks", CHECKS])

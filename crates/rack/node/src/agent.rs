@@ -29,6 +29,9 @@ const REPORT_WAIT_MS: u64 = 500;
 /// How long an answer may be held while the node ends, so that it ends soon after its last grant
 /// has gone or its time is over.
 const ENDING_WAIT_MS: u64 = 100;
+/// How long a new daemon waits for its name while another one reports under it: an earlier daemon of
+/// this node that was killed counts as late after 5 s. After this it is a second daemon, and ends.
+const NAME_WAIT: Duration = Duration::from_secs(10);
 /// Attempts to sign off from the controller, with a report between two of them.
 const LEAVE_TRIES: u32 = 5;
 /// Shortest time between two reports that brought nothing new, in case a controller does not wait.
@@ -44,6 +47,10 @@ pub(crate) struct Agent {
     link: Link,
     load: LoadMeter,
     registered: bool,
+    /// It has been registered, so that it may have granted memory.
+    was_registered: bool,
+    /// Since when it waits for its name, if it has never had it.
+    name_awaited: Option<Instant>,
     sequence: u64,
     known_version: u64,
     standing: Standing,
@@ -75,6 +82,8 @@ impl Agent {
             link: Link::default(),
             load,
             registered: false,
+            was_registered: false,
+            name_awaited: None,
             sequence: 0,
             known_version: 0,
             standing: Standing::new(),
@@ -85,9 +94,13 @@ impl Agent {
         }
     }
 
-    /// Registers for the first time. An absent controller is no error: it may start later.
+    /// Registers for the first time. An absent controller is no error: it may start later. Nor is a
+    /// name that another daemon has: it may be an earlier one of this node, which has just ended.
     pub(crate) fn begin(&mut self) -> Result<(), NodeError> {
         let Err(error) = self.register() else { return Ok(()) };
+        if error.is(ProblemKind::NameInUse) {
+            return self.trouble(error).map(drop);
+        }
         match verdict(&error) {
             Verdict::Unauthorized => Err(NodeError::Unauthorized(error)),
             Verdict::Lost => self.trouble(error).map(drop),
@@ -100,7 +113,10 @@ impl Agent {
         loop {
             let wish = self.shared.wish();
             match wish {
-                Wish::Stop if self.drain_asked.is_none() => return Ok(Ended::AtOnce),
+                Wish::Stop if self.drain_asked.is_none() => {
+                    self.sign_off();
+                    return Ok(Ended::AtOnce);
+                }
                 Wish::Stop => return Ok(self.leave(wish)),
                 Wish::Drain { until } if self.is_empty() || Instant::now() >= until => {
                     return Ok(self.leave(wish));
@@ -154,6 +170,7 @@ impl Agent {
     fn register(&mut self) -> Result<(), ApiError> {
         let node = self.client.put_node(&self.name, &self.spec)?;
         self.registered = true;
+        self.was_registered = true;
         self.is_draining = node.draining;
         tracing::info!(name = self.name, blade_id = self.spec.blade_id, "registered");
         if node.draining {
@@ -180,6 +197,7 @@ impl Agent {
             grants: grants_of(&self.blade),
             known_version: self.known_version,
             wait_ms,
+            ending: false,
         }
     }
 
@@ -248,6 +266,7 @@ impl Agent {
                 return Err(NodeError::Unauthorized(error));
             }
             Verdict::Unknown => self.registered = false,
+            Verdict::Superseded if !self.was_registered => return self.wait_for_name(error, pause),
             Verdict::Superseded if self.other_is_lost() => self.registered = false,
             _ => {}
         }
@@ -265,6 +284,28 @@ impl Agent {
                     tracing::error!(%error, "the controller refuses; what is granted stays");
                 }
             }
+        }
+        Ok(pause)
+    }
+
+    /// Handles the refusal of a name that this daemon has never had. Returns the pause before the
+    /// next attempt.
+    ///
+    /// Errors if the other daemon goes on reporting.
+    fn wait_for_name(&mut self, error: ApiError, pause: Duration) -> Result<Duration, NodeError> {
+        match self.name_awaited {
+            None => {
+                tracing::warn!(
+                    %error,
+                    wait_ms = NAME_WAIT.as_millis(),
+                    "another daemon has this name; waiting until it has ended"
+                );
+                self.name_awaited = Some(Instant::now());
+            }
+            Some(since) if since.elapsed() >= NAME_WAIT => {
+                return Err(NodeError::Refused { name: self.name.clone(), source: error });
+            }
+            Some(_) => {}
         }
         Ok(pause)
     }
@@ -291,10 +332,25 @@ impl Agent {
         {
             tracing::warn!(%error, "the node stays drained");
         }
+        if !has_left {
+            self.sign_off();
+        }
         match (wish, is_empty) {
             (Wish::Stop, _) => Ended::AtOnce,
             (_, true) => Ended::Empty,
             (_, false) => Ended::Overdue,
+        }
+    }
+
+    /// Says in a last report that this daemon ends, so that the next one of this node need not wait
+    /// until this one counts as late.
+    fn sign_off(&mut self) {
+        if !self.registered || self.link.is_troubled() {
+            return;
+        }
+        let report = NodeReport { ending: true, ..self.report(0) };
+        if let Err(error) = self.client.report_node(&self.name, &report) {
+            tracing::info!(%error, "the controller has not heard that this daemon ends");
         }
     }
 

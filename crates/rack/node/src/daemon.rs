@@ -1,13 +1,15 @@
 //! The daemon as a whole: a blade that serves, a thread that watches memory, one that talks to the
 //! controller. The caller handles signals and ends the daemon through a [`NodeHandle`].
 
+use std::net::IpAddr;
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use farpool_acms::Thresholds;
-use farpool_api::{ApiError, Client, NodeSpec};
+use farpool_api::{ApiError, Client, DEFAULT_NODE_RATE_BYTES_PER_S, NodeSpec};
 use farpool_blade::{Blade, BladeConfig, ServeError, Server, Serving};
 use farpool_kernel::fill_random;
 use farpool_units::SUPERPAGE_BYTES;
@@ -16,8 +18,10 @@ use farpool_wire::Address;
 use crate::agent::Agent;
 use crate::lender::Lender;
 use crate::shared::{Shared, Wish};
-use farpool_host::MemoryFiles;
+use farpool_host::{MemoryFiles, link_bytes_per_s};
 
+/// Bandwidth of a node that only its own machine can reach: about what one core copies.
+const LOCAL_BYTES_PER_S: u64 = 10_000_000_000;
 /// How long signing off may take after the time to drain is over; then the daemon ends without it.
 const LEAVE_GRACE: Duration = Duration::from_secs(3);
 /// How long a node that ends at once may take to undo the drain that it had requested: a few
@@ -44,6 +48,9 @@ pub struct NodeOptions {
     pub compute_brick: Option<String>,
     /// The memory brick of the topology that it is, if not the one of its own name.
     pub memory_brick: Option<String>,
+    /// Bandwidth that it lends in each direction, in bytes per second; if left out, that of the
+    /// link of its first address.
+    pub bandwidth_bytes_per_s: Option<NonZeroU64>,
     /// How much its own programs may use before it lends less.
     pub thresholds: Thresholds,
     /// The files from which the machine's memory use is read.
@@ -147,11 +154,17 @@ impl NodeDaemon {
         let (name, client, donate_bytes) = (name.clone(), client.clone(), *donate_bytes);
         let (blade, serving) = start_blade(&options)?;
         let listening = serving.as_ref().map_or(&[][..], Serving::addresses);
+        let addresses = advertised(&options.advertise, listening)?;
+        let found = || bandwidth_of(listening, &options.advertise, link_bytes_per_s);
+        let rate = options.bandwidth_bytes_per_s.map_or_else(found, NonZeroU64::get);
+        tracing::info!(bytes_per_s = rate, "bandwidth that is lent in each direction");
         let spec = NodeSpec {
+            read_bytes_per_s: rate,
+            write_bytes_per_s: rate,
             compute_brick: options.compute_brick.clone(),
             memory_brick: options.memory_brick.clone(),
             ..NodeSpec::new(
-                advertised(&options.advertise, listening)?,
+                addresses,
                 if serving.is_some() { donate_bytes } else { 0 },
                 random()?,
                 blade.id(),
@@ -250,6 +263,31 @@ fn start_blade(options: &NodeOptions) -> Result<(Arc<Blade>, Option<Serving>), N
     Ok((Arc::clone(serving.blade()), Some(serving)))
 }
 
+/// Returns the bandwidth that a node with these addresses has: of the slowest link that others use,
+/// as `speed_of` says; the usual one if that is not known; and that of memory if nobody beyond this
+/// machine can connect.
+fn bandwidth_of(
+    listening: &[Address],
+    advertised: &[Address],
+    speed_of: impl Fn(IpAddr) -> Option<u64>,
+) -> u64 {
+    let ips = listening.iter().chain(advertised).filter_map(|address| match address {
+        Address::Tcp(at) if !at.ip().is_loopback() => Some(at.ip()),
+        _ => None,
+    });
+    let mut speeds = Vec::new();
+    let mut is_remote = false;
+    for ip in ips {
+        is_remote = true;
+        speeds.extend(speed_of(ip));
+    }
+    match speeds.into_iter().min() {
+        Some(speed) => speed,
+        None if is_remote => DEFAULT_NODE_RATE_BYTES_PER_S,
+        None => LOCAL_BYTES_PER_S,
+    }
+}
+
 /// Returns the addresses for the controller: those given, or else the listening ones.
 ///
 /// Errors if others cannot connect to one of them.
@@ -301,5 +339,24 @@ mod tests {
             let error = advertised(&[], &addresses(&[nowhere])).unwrap_err();
             assert!(error.to_string().contains("--advertise"), "{error}");
         }
+    }
+
+    #[test]
+    fn a_nodes_bandwidth_is_its_slowest_links() {
+        let at = |text: &str| text.parse::<Address>().unwrap();
+        let speed_of = |ip: IpAddr| match ip.to_string().as_str() {
+            "10.0.0.1" => Some(3_125_000_000),
+            "10.0.0.2" => Some(125_000_000),
+            _ => None,
+        };
+        let of = |all: &[&str]| {
+            let all: Vec<Address> = all.iter().map(|text| at(text)).collect();
+            bandwidth_of(&all, &[], speed_of)
+        };
+        assert_eq!(of(&["tcp://10.0.0.1:1"]), 3_125_000_000);
+        assert_eq!(of(&["tcp://10.0.0.1:1", "tcp://10.0.0.2:1", "unix:///a"]), 125_000_000);
+        assert_eq!(of(&["tcp://10.0.0.3:1"]), DEFAULT_NODE_RATE_BYTES_PER_S);
+        assert_eq!(of(&["tcp://127.0.0.1:1", "unix:///a"]), LOCAL_BYTES_PER_S);
+        assert_eq!(of(&[]), LOCAL_BYTES_PER_S);
     }
 }

@@ -32,6 +32,8 @@ pub(crate) fn verdict(error: &ApiError) -> Verdict {
     match problem.status {
         401 => Verdict::Unauthorized,
         _ if problem.is(ProblemKind::NotFound) => Verdict::Unknown,
+        _ if problem.is(ProblemKind::NameInUse) => Verdict::Superseded,
+        // Controllers before 0.3 said so.
         _ if problem.is(ProblemKind::Conflict) => Verdict::Superseded,
         503 => Verdict::Lost,
         _ => Verdict::Refused,
@@ -95,6 +97,7 @@ mod tests {
     fn errors_mean_what_they_say() {
         let of = |kind| verdict(&ApiError::Problem(Box::new(Problem::new(kind, ""))));
         assert_eq!(of(ProblemKind::NotFound), Verdict::Unknown);
+        assert_eq!(of(ProblemKind::NameInUse), Verdict::Superseded);
         assert_eq!(of(ProblemKind::Conflict), Verdict::Superseded);
         assert_eq!(of(ProblemKind::Unauthorized), Verdict::Unauthorized);
         assert_eq!(of(ProblemKind::Invalid), Verdict::Refused);

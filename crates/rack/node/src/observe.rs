@@ -69,6 +69,7 @@ pub(crate) fn grants_of(blade: &Blade) -> Vec<NodeGrantUse> {
     let of = |grant: GrantStat| NodeGrantUse {
         segment: SegmentId::from_u128(grant.id.0),
         epoch: grant.epoch,
+        bytes: Some(grant.granted_bytes),
         used_bytes: grant.used_bytes,
         connections: grant.connections,
     };

@@ -5,7 +5,7 @@ mod common;
 use std::time::Duration;
 
 use common::{Controller, Machine, SUPERPAGE, client_at, start_node};
-use farpool_api::{NodeSpec, ProblemKind, SegmentState};
+use farpool_api::{NodeSpec, NodeState, ProblemKind, SegmentState};
 use farpool_e2e::far::{Far, User};
 use farpool_e2e::{PATIENCE, wait_until};
 use farpool_node::{Ended, NodeError};
@@ -121,33 +121,71 @@ fn what_is_granted_outlives_a_token_that_is_refused() {
     let rest = client_at(address, Some("secret"));
     // The node is refused until it counts as late.
     wait_until("the node to be late", PATIENCE, || {
-        rest.node("n1").ok().filter(|node| node.state == farpool_api::NodeState::Late)
+        rest.node("n1").ok().filter(|node| node.state == NodeState::Late)
     });
     assert!(far.write(1, 5));
     drop(control);
     let control = Controller::start(address, folder.path(), None);
     wait_until("the node to be back", PATIENCE, || {
-        control.client().node("n1").ok().filter(|node| node.state == farpool_api::NodeState::Up)
+        control.client().node("n1").ok().filter(|node| node.state == NodeState::Up)
     });
     assert_eq!(far.read(1), Some(5));
     assert_eq!(node.blade().grants_revoked(), 0);
 }
 
 #[test]
-fn a_name_that_another_daemon_took_is_left_to_it() {
+fn a_second_daemon_of_one_name_is_refused_and_the_first_keeps_what_it_lends() {
     let folder = tempfile::tempdir().unwrap();
     let control = Controller::fresh(folder.path());
     let machine = Machine::new();
     let first = start_node("n1", control.client(), &machine, DONATE).unwrap();
+    let mut user = User::new(control.client(), "n1", 1, SUPERPAGE);
+    let told = user.told();
+    let mut far = Far::open(&told.place, told.epoch);
+    assert!(far.write(0, 7));
     let second = start_node("n1", control.client(), &machine, DONATE).unwrap();
+    let refused = second.wait().unwrap_err();
+    assert!(matches!(refused, NodeError::Refused { .. }), "{refused}");
+    assert_eq!(far.read(0), Some(7), "the first has kept what it lent");
+    assert_eq!(first.blade().grants_revoked(), 0);
+    let seen = control.client().node("n1").unwrap();
+    assert_eq!((seen.blade_id, seen.state), (first.blade().id(), NodeState::Up));
+}
+
+#[test]
+fn a_daemon_that_comes_back_waits_until_the_earlier_one_is_late() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = Controller::fresh(folder.path());
+    let machine = Machine::new();
+    // A daemon that was killed: it has registered and reports no more.
+    let killed = NodeSpec::new(vec!["tcp://127.0.0.1:1".to_owned()], DONATE, 1, 1);
+    control.client().put_node("n1", &killed).unwrap();
+    let node = start_node("n1", control.client(), &machine, DONATE).unwrap();
     let seen = wait_until("a report of the second", PATIENCE, || {
         control.client().node("n1").ok().filter(|node| node.capacity_bytes.is_some())
     });
-    assert_eq!(seen.blade_id, second.blade().id());
+    assert_eq!(seen.blade_id, node.blade().id());
+}
+
+#[test]
+fn a_name_that_another_daemon_took_is_left_to_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = Controller::fresh(folder.path());
+    let address = control.address;
+    let machine = Machine::new();
+    let first = start_node("n1", control.client(), &machine, DONATE).unwrap();
+    // While the first is cut off, the name becomes another's.
+    drop(control);
+    let other = tempfile::tempdir().unwrap();
+    let elsewhere = Controller::fresh(other.path());
+    let second = NodeSpec::new(vec!["tcp://127.0.0.1:1".to_owned()], DONATE, 1, 1);
+    elsewhere.client().put_node("n1", &second).unwrap();
+    drop(elsewhere);
+    let control = Controller::start(address, other.path(), None);
     first.handle().drain(Duration::ZERO);
     assert_eq!(first.wait().unwrap(), Ended::Empty);
     let seen = control.client().node("n1").unwrap();
-    assert_eq!(seen.blade_id, second.blade().id(), "the first did not delete the second's name");
+    assert_eq!(seen.blade_id, 1, "the first did not delete the second's name");
 }
 
 #[test]

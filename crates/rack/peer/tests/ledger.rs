@@ -23,7 +23,7 @@ fn client(number: u8) -> ClientId {
 
 fn spec(number: u8) -> ClientSpec {
     let name = format!("program {number}");
-    ClientSpec { host: "b".into(), name, pid: 1, lease_ms: LEASE_MS }
+    ClientSpec { host: "b".into(), name, pid: 1, lease_ms: LEASE_MS, tenant: None }
 }
 
 fn grant(number: u32) -> GrantId {

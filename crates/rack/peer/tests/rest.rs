@@ -9,7 +9,7 @@ use farpool_api::{
 use farpool_peer::{BODY_LIMIT_BYTES, CollaborateError, Collaborator, Observation};
 
 fn spec() -> ClientSpec {
-    ClientSpec { host: "b".into(), name: "program".into(), pid: 1, lease_ms: 30_000 }
+    ClientSpec { host: "b".into(), name: "program".into(), pid: 1, lease_ms: 30_000, tenant: None }
 }
 
 fn lone(change: impl FnOnce(&mut farpool_peer::CollaborateOptions)) -> Node {

@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 
 use farpool_api::{ClientId, ClientReport, ClientSpec, Problem, ProblemKind, SegmentId};
 use farpool_placement::{ComputeId, Vertex};
+use farpool_units::is_unprintable;
 
+use super::nodes::check_name;
 use super::record::{ClientRecord, Record};
 use super::{CLIENTS_LIMIT, Changes, Client, Outcome, State, refuse};
 
@@ -13,14 +15,14 @@ use super::{CLIENTS_LIMIT, Changes, Client, Outcome, State, refuse};
 pub(super) const LEASE_LEAST_MS: u64 = 1_000;
 /// Longest lease, in ms: a longer one would keep the memory of dead programs for too long.
 pub(super) const LEASE_LIMIT_MS: u64 = 3_600_000;
-/// Longest name of a client, in bytes; a longer one is refused.
-const NAME_LIMIT_BYTES: usize = 256;
+/// Longest name of a client, in characters; a longer one is refused.
+const NAME_LIMIT_CHARACTERS: usize = 256;
 
 impl State {
     pub(super) fn compute_named(&self, host: &str) -> Result<ComputeId, Problem> {
         match self.rack.graph().vertex(host) {
             Some(Vertex::Compute(id)) => Ok(id),
-            _ => refuse(ProblemKind::Invalid, format!("there is no compute brick named {host:?}")),
+            _ => refuse(ProblemKind::NotFound, format!("there is no compute brick named {host:?}")),
         }
     }
 
@@ -34,9 +36,16 @@ impl State {
             let detail = format!("a lease is {LEASE_LEAST_MS} to {LEASE_LIMIT_MS} ms long");
             return refuse(ProblemKind::Invalid, detail);
         }
-        if spec.name.len() > NAME_LIMIT_BYTES {
-            let detail = format!("a client's name is {NAME_LIMIT_BYTES} bytes at most");
+        if spec.name.chars().count() > NAME_LIMIT_CHARACTERS {
+            let detail = format!("a client's name is {NAME_LIMIT_CHARACTERS} characters at most");
             return refuse(ProblemKind::Invalid, detail);
+        }
+        if spec.name.is_empty() || spec.name.chars().any(is_unprintable) {
+            let detail = "a client's name has at least one character, and none that moves a cursor";
+            return refuse(ProblemKind::Invalid, detail);
+        }
+        if let Some(tenant) = &spec.tenant {
+            check_name(tenant, "tenant")?;
         }
         self.compute_named(&spec.host)?;
         if let Some(client) = self.clients.get_mut(&id) {

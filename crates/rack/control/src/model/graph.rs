@@ -113,7 +113,11 @@ fn adopt(rack: &mut Allocator, segment: &SegmentRecord) -> Result<(), AdoptError
     let Some(Vertex::Compute(compute)) = rack.graph().vertex(&segment.host) else {
         return Err(missing(&segment.host));
     };
-    let request = request(rack.graph(), segment.id, &segment.spec, compute);
+    // What is reserved, which is more than was asked for while the segment shrinks.
+    let request = Request {
+        bytes: segment.current.bytes(),
+        ..request(rack.graph(), segment.id, &segment.spec, compute)
+    };
     let current = to_grant(rack, &request, &segment.current).map_err(|name| missing(&name))?;
     rack.adopt(&request, &current).map_err(refused)?;
     if let Some(target) = &segment.target {

@@ -40,6 +40,8 @@ impl State {
             on_node: BTreeMap::new(),
             node_of_brick: BTreeMap::new(),
             tasks: VecDeque::new(),
+            tenants: records.tenants.into_iter().map(|it| (it.name.clone(), it)).collect(),
+            claims: BTreeMap::new(),
             standing: BTreeSet::new(),
             troubles: BTreeMap::new(),
             last_version: first + 1,
@@ -77,7 +79,15 @@ impl State {
         }
         self.on_node.entry(record.name.clone()).or_default();
         let version = self.last_version;
-        let node = Node { memory, seen: None, heard_ms: now_ms, age: Age::Fresh, version, record };
+        let node = Node {
+            memory,
+            seen: None,
+            heard_ms: now_ms,
+            age: Age::Fresh,
+            has_ended: false,
+            version,
+            record,
+        };
         let before = self.nodes.insert(node.record.name.clone(), node);
         assert!(before.is_none(), "a node is new once");
     }
@@ -165,6 +175,8 @@ impl Runtime {
             deadline_ms: None,
             leave: false,
             retry_ms: None,
+            yielding: false,
+            resized_version: version,
             dropped_version: version,
             target_dropped_version: version,
         }

@@ -12,27 +12,33 @@
 //! - Every grant has an epoch above all earlier ones and a key of its own, even after restarts.
 
 mod clients;
+mod condition;
 pub mod graph;
 mod load;
 mod moves;
 mod nodes;
 pub mod record;
+mod resize;
 mod segments;
+mod short;
 mod tasks;
+mod tenants;
 mod views;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use farpool_api::{
     ClientId, ClientReport, ClientSpec, Event, Key, MoveRequest, NodeReport, NodeSpec, Problem,
-    ProblemKind, SegmentId, SegmentSpec, SegmentState, Task, TaskId,
+    ProblemKind, SegmentId, SegmentSpec, SegmentState, Task, TaskId, TenantSpec,
 };
 use farpool_placement::{Allocator, Graph};
 use farpool_switch::Circuit;
 
+pub use condition::{Condition, Tags};
 pub use graph::AdoptError;
-use record::{ClientRecord, MetaRecord, NodeRecord, Record, SegmentRecord};
+use record::{ClientRecord, MetaRecord, NodeRecord, Record, SegmentRecord, TenantRecord};
 pub use record::{Records, StoreOp};
+pub(crate) use short::ASK_AGAIN_MS;
 
 /// A node that has not reported for this long gets nothing new.
 pub const NODE_LATE_MS: u64 = 5_000;
@@ -95,15 +101,28 @@ pub enum Command {
     PutSegment {
         id: SegmentId,
         spec: SegmentSpec,
+        condition: Condition,
     },
     DeleteSegment {
         id: SegmentId,
-        revision: Option<u64>,
+        condition: Condition,
     },
     MoveSegment {
         id: SegmentId,
         wish: MoveRequest,
-        revision: Option<u64>,
+        condition: Condition,
+    },
+    PutTenant {
+        name: String,
+        spec: TenantSpec,
+    },
+    DeleteTenant {
+        name: String,
+    },
+    /// From a request that found no room: others may have to give memory up for this client.
+    MakeRoom {
+        client: Option<ClientId>,
+        bytes: u64,
     },
     /// From the reconciler: a node's age has changed what may be placed on it.
     NoteAge {
@@ -174,10 +193,19 @@ pub(crate) struct NodeSeen {
     pub read_bytes_total: u64,
     pub write_bytes_total: u64,
     pub load_permille: u16,
-    /// Epoch of each grant it has.
-    pub grants: BTreeMap<SegmentId, u64>,
+    /// Each grant it has.
+    pub grants: BTreeMap<SegmentId, GrantSeen>,
     /// Lies in its last report, so that each kind is an event only when it begins.
     pub lies: BTreeSet<&'static str>,
+}
+
+/// A grant as its node reported it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct GrantSeen {
+    pub epoch: u64,
+    /// Its size on the blade; None if the node does not say.
+    pub bytes: Option<u64>,
+    pub used_bytes: u64,
 }
 
 /// How long ago a node was last heard from.
@@ -199,6 +227,8 @@ pub(crate) struct Node {
     pub heard_ms: u64,
     /// Its age as last noted.
     pub age: Age,
+    /// Its daemon has said that it ends.
+    pub has_ended: bool,
     /// Version of its intent; grows with every change.
     pub version: u64,
 }
@@ -227,6 +257,10 @@ pub(crate) struct Runtime {
     /// Whether its client was told to leave the place for any other it has; no target is sought any
     /// more.
     pub leave: bool,
+    /// Whether its client was asked to leave it for a tenant that is within its promise.
+    pub yielding: bool,
+    /// Version of its node's intent from which on its present size is in it.
+    pub resized_version: u64,
     /// Version of its node's intent from which on the current grant is not in it, once dropped.
     pub dropped_version: u64,
     /// Version of the target node's intent from which on the target is not in it, once dropped.
@@ -249,6 +283,9 @@ pub struct State {
     /// The node of each memory brick, by the brick's name.
     node_of_brick: BTreeMap<String, String>,
     pub(crate) tasks: VecDeque<Task>,
+    pub(crate) tenants: BTreeMap<String, TenantRecord>,
+    /// What others were asked to give up for a tenant, by its name.
+    claims: BTreeMap<String, tenants::Claim>,
     /// Circuits that are up, as the switches report: switch, lower port, higher port.
     standing: BTreeSet<(String, u32, u32)>,
     /// Why a switch is not in its desired state, by its name.
@@ -306,11 +343,16 @@ impl State {
             Command::PutClient { id, spec } => self.put_client(id, spec, to)?,
             Command::DeleteClient { id } => self.delete_client(id, "it said so", to)?,
             Command::ClientReport { id, report } => self.client_report(id, &report, to)?,
-            Command::PutSegment { id, spec } => self.put_segment(id, spec, to)?,
-            Command::DeleteSegment { id, revision } => self.delete_segment(id, revision, to)?,
-            Command::MoveSegment { id, wish, revision } => {
-                self.move_segment(id, &wish, revision, to)?
+            Command::PutSegment { id, spec, condition } => {
+                self.put_segment(id, spec, &condition, to)?
             }
+            Command::DeleteSegment { id, condition } => self.delete_segment(id, &condition, to)?,
+            Command::MoveSegment { id, wish, condition } => {
+                self.move_segment(id, &wish, &condition, to)?
+            }
+            Command::PutTenant { name, spec } => self.put_tenant(&name, spec, to)?,
+            Command::DeleteTenant { name } => self.delete_tenant(&name, to)?,
+            Command::MakeRoom { client, bytes } => self.make_room(client, bytes, to),
             Command::NoteAge { name } => self.note_age(&name, to),
             Command::ExpireClient { id } => self.delete_client(id, "its lease ran out", to)?,
             Command::Evacuate { id, deadline_ms } => self.evacuate(id, deadline_ms, to),
@@ -331,7 +373,9 @@ impl State {
     fn number(&mut self, event: (&'static str, String, String), uptime_ms: u64) -> Event {
         self.last_event += 1;
         let (kind, subject, detail) = event;
-        Event { id: self.last_event, kind: kind.to_owned(), subject, detail, uptime_ms }
+        let (id, kind) = (self.last_event, kind.to_owned());
+        // There is no clock here; whoever publishes the event adds its time.
+        Event { id, kind, subject, detail, uptime_ms, time_unix_ms: 0 }
     }
 
     /// Notes that a node's intent has changed. Returns the new version.
@@ -367,7 +411,7 @@ impl State {
     #[must_use]
     pub fn fingerprint(&self) -> String {
         format!(
-            "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
+            "{:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?} {:?}",
             self.meta,
             self.nodes,
             self.clients,
@@ -375,6 +419,8 @@ impl State {
             self.runtime,
             self.on_node,
             self.tasks,
+            self.tenants,
+            self.claims,
             self.last_version,
             self.rack.snapshot()
         )
@@ -388,6 +434,8 @@ impl State {
             nodes: self.nodes.values().map(|node| node.record.clone()).collect(),
             clients: self.clients.values().map(|client| client.record.clone()).collect(),
             segments: self.segments.values().cloned().collect(),
+            tenants: self.tenants.values().cloned().collect(),
+            ..Records::default()
         }
     }
 }

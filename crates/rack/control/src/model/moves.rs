@@ -8,7 +8,8 @@ use farpool_switch::Circuit;
 use super::record::{GrantRecord, Record};
 use super::segments::rack_problem;
 use super::{
-    Changes, LEAVE_AFTER_MS, Outcome, RECLAIM_DEADLINE_MS, RETRY_MS, State, graph, refuse,
+    Changes, Condition, LEAVE_AFTER_MS, Outcome, RECLAIM_DEADLINE_MS, RETRY_MS, State, graph,
+    refuse,
 };
 
 impl State {
@@ -16,10 +17,10 @@ impl State {
         &mut self,
         id: SegmentId,
         wish: &MoveRequest,
-        revision: Option<u64>,
+        condition: &Condition,
         to: &mut Changes<'_>,
     ) -> Result<Outcome, Problem> {
-        self.check_revision(id, revision)?;
+        self.check_revision(id, condition)?;
         let segment = self.segment_with(id)?;
         let refusal = match segment {
             segment if segment.releasing => Some("is being released"),
@@ -141,13 +142,14 @@ impl State {
         let (has_target, client) = (segment.target.is_some(), segment.spec.client);
         let (policy, avoid) = (segment.spec.policy, segment.spec.avoid.clone());
         let Some(runtime) = self.runtime.get_mut(&id) else { return Outcome::Done };
-        if runtime.leave {
-            return Outcome::Done;
-        }
+        let is_told = runtime.leave;
         if runtime.deadline_ms.is_none() && deadline_ms.is_some() {
             runtime.deadline_ms = deadline_ms;
             self.touch_client(client);
             to.event("segment-reclaimed", id, "its donor needs the memory back");
+        }
+        if is_told {
+            return Outcome::Done;
         }
         // Without a client nothing would move the data.
         let movable = !has_target && client.is_some();
@@ -174,6 +176,7 @@ impl State {
             runtime.deadline_ms = None;
             runtime.retry_ms = None;
             runtime.leave = false;
+            runtime.yielding = false;
             self.touch_client(client);
             self.announce(id, to);
         }

@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use farpool_api::{NodeReport, NodeSpec, Problem, ProblemKind, SegmentId};
+use farpool_api::{NodeGrantUse, NodeReport, NodeSpec, Problem, ProblemKind, SegmentId};
 use farpool_placement::Vertex;
 use farpool_units::exactly;
 
 use super::record::{NodeRecord, Record};
 use super::{
-    Age, Changes, NODE_LATE_MS, NODE_LOST_MS, NODES_LIMIT, Node, NodeSeen, Outcome, State, graph,
-    refuse,
+    Age, Changes, GrantSeen, NODE_LATE_MS, NODE_LOST_MS, NODES_LIMIT, Node, NodeSeen, Outcome,
+    State, graph, refuse,
 };
 
 /// Longest name of a node, in bytes, so that keys in the store stay small; a longer one is refused.
@@ -24,20 +24,68 @@ impl Node {
     pub(crate) fn age_at(&self, now_ms: u64) -> Age {
         match now_ms.saturating_sub(self.heard_ms) {
             age if age >= NODE_LOST_MS => Age::Lost,
-            age if age >= NODE_LATE_MS => Age::Late,
+            age if age >= NODE_LATE_MS || self.has_ended => Age::Late,
             _ => Age::Fresh,
         }
     }
 
     /// Whether it has reported this grant.
     pub(crate) fn has(&self, segment: SegmentId, epoch: u64) -> bool {
-        self.seen.as_ref().is_some_and(|seen| seen.grants.get(&segment) == Some(&epoch))
+        let seen = self.seen.as_ref().and_then(|seen| seen.grants.get(&segment));
+        seen.is_some_and(|grant| grant.epoch == epoch)
     }
 
     /// Whether it has carried out an intent without this grant, and does not report it any more.
     pub(crate) fn let_go(&self, segment: SegmentId, epoch: u64, since_version: u64) -> bool {
         let heard = |seen: &NodeSeen| seen.known_version >= since_version;
         self.seen.as_ref().is_some_and(heard) && !self.has(segment, epoch)
+    }
+
+    /// Refuses another daemon than the one that has registered.
+    pub(super) fn check_daemon(&self, incarnation: u64, blade_id: u64) -> Result<(), Problem> {
+        let (name, spec) = (&self.record.name, &self.record.spec);
+        if incarnation != spec.incarnation {
+            let detail = format!("node {name} has registered with another incarnation");
+            return refuse(ProblemKind::NameInUse, detail);
+        }
+        // Only a registration can say that a blade is new: a delayed report must not make a
+        // segment's memory count as lost.
+        if blade_id != spec.blade_id {
+            let detail = format!("node {name} has registered with another blade");
+            return refuse(ProblemKind::NameInUse, detail);
+        }
+        Ok(())
+    }
+
+    /// Refuses a second daemon while the first one reports: taking the name would take from the
+    /// first what it has lent.
+    fn check_successor(&self, incarnation: u64, now_ms: u64) -> Result<(), Problem> {
+        let (name, spec) = (&self.record.name, &self.record.spec);
+        if incarnation == spec.incarnation || self.age_at(now_ms) != Age::Fresh {
+            return Ok(());
+        }
+        let at = match spec.addresses.first() {
+            Some(address) => format!(" (its blade is at {address})"),
+            None => String::new(),
+        };
+        let detail = format!(
+            "another daemon{at} has the name {name} and has reported within the last {} s; give \
+             this one another name, or end that one",
+            NODE_LATE_MS / 1000
+        );
+        refuse(ProblemKind::NameInUse, detail)
+    }
+
+    /// Whether it has carried out an intent that has this grant with this size, and no more of it is
+    /// in use.
+    pub(crate) fn keeps_to(&self, segment: SegmentId, epoch: u64, size: u64, since: u64) -> bool {
+        let Some(seen) = &self.seen else { return false };
+        let fits = |grant: &GrantSeen| {
+            grant.epoch == epoch
+                && grant.used_bytes <= size
+                && grant.bytes.is_some_and(|bytes| bytes <= size)
+        };
+        seen.known_version >= since && seen.grants.get(&segment).is_some_and(fits)
     }
 
     /// Returns the most bytes that it lends now.
@@ -47,12 +95,24 @@ impl Node {
     }
 }
 
-fn check_spec(name: &str, spec: &NodeSpec) -> Result<(), Problem> {
+fn seen_grant(grant: &NodeGrantUse) -> (SegmentId, GrantSeen) {
+    let NodeGrantUse { segment, epoch, bytes, used_bytes, .. } = *grant;
+    (segment, GrantSeen { epoch, bytes, used_bytes })
+}
+
+/// Refuses what is no name of a node or tenant.
+pub(super) fn check_name(name: &str, what: &str) -> Result<(), Problem> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if name.is_empty() || name.len() > NAME_LIMIT_BYTES || !name.chars().all(allowed) {
-        let detail = "a node's name is 1 to 64 letters, digits, hyphens, underscores and dots";
+        let detail =
+            format!("a {what}'s name is 1 to 64 letters, digits, hyphens, underscores and dots");
         return refuse(ProblemKind::Invalid, detail);
     }
+    Ok(())
+}
+
+fn check_spec(name: &str, spec: &NodeSpec) -> Result<(), Problem> {
+    check_name(name, "node")?;
     let is_address = |text: &String| {
         let rest = text.strip_prefix("tcp://").or_else(|| text.strip_prefix("unix:"));
         text.len() <= ADDRESS_LIMIT_BYTES
@@ -85,11 +145,13 @@ impl State {
     ) -> Result<Outcome, Problem> {
         check_spec(name, &spec)?;
         let known = self.nodes.get(name);
+        known.map_or(Ok(()), |node| node.check_successor(spec.incarnation, to.now_ms))?;
         if known.is_none() && self.nodes.len() >= NODES_LIMIT {
             return refuse(ProblemKind::NoRoom, format!("there are {NODES_LIMIT} nodes already"));
         }
         let slot = known.map_or_else(|| self.free_slot(), |node| node.record.slot);
         let draining = known.is_some_and(|node| node.record.draining);
+        let spec = self.with_promises(name, spec);
         let record = NodeRecord { name: name.to_owned(), spec, slot, draining };
         match &self.topology {
             Some(_) => self.check_bricks(&record)?,
@@ -118,6 +180,17 @@ impl State {
         self.apply_to_rack();
         self.touch_node(name);
         Ok(outcome)
+    }
+
+    /// Without a topology: raises a node's bandwidth to what was promised of it before. A node whose
+    /// link has become slower must be able to come back; nothing more is placed on it.
+    fn with_promises(&self, name: &str, mut spec: NodeSpec) -> NodeSpec {
+        if self.topology.is_none() {
+            let (read, write) = self.promised_rates(name);
+            spec.read_bytes_per_s = spec.read_bytes_per_s.max(read);
+            spec.write_bytes_per_s = spec.write_bytes_per_s.max(write);
+        }
+        spec
     }
 
     fn capacity_of(&self, brick: &str) -> Option<u64> {
@@ -203,6 +276,7 @@ impl State {
         let before = std::mem::replace(&mut node.record, record);
         node.heard_ms = to.now_ms;
         node.age = Age::Fresh;
+        node.has_ended = false;
         let left = std::mem::replace(&mut node.memory, brick.clone());
         if node.record != before {
             to.ops.push(node.record.put());
@@ -303,16 +377,7 @@ impl State {
         to: &mut Changes<'_>,
     ) -> Result<Outcome, Problem> {
         let node = self.node_named(name)?;
-        if report.incarnation != node.record.spec.incarnation {
-            let detail = format!("node {name} has registered with another incarnation");
-            return refuse(ProblemKind::Conflict, detail);
-        }
-        // Only a registration can say that a blade is new: a delayed report must not make a
-        // segment's memory count as lost.
-        if report.blade_id != node.record.spec.blade_id {
-            let detail = format!("node {name} has registered with another blade");
-            return refuse(ProblemKind::Conflict, detail);
-        }
+        node.check_daemon(report.incarnation, report.blade_id)?;
         let distinct: BTreeSet<SegmentId> =
             report.grants.iter().map(|grant| grant.segment).collect();
         if distinct.len() != report.grants.len() {
@@ -321,10 +386,12 @@ impl State {
         if node.seen.as_ref().is_some_and(|seen| report.sequence <= seen.sequence) {
             return Ok(Outcome::Done);
         }
+        let has_ended = report.ending;
         let seen = self.check_report(name, report, to);
         let Some(node) = self.nodes.get_mut(name) else { return Ok(Outcome::Done) };
         node.seen = Some(seen);
         node.heard_ms = to.now_ms;
+        node.has_ended = has_ended;
         self.note_age(name, to);
         if let Some(brick) = self.nodes.get(name).and_then(|node| node.memory.clone()) {
             self.apply_brick(&brick);
@@ -384,7 +451,7 @@ impl State {
             read_bytes_total: report.read_bytes_total,
             write_bytes_total: report.write_bytes_total,
             load_permille: exactly(load),
-            grants: report.grants.iter().map(|grant| (grant.segment, grant.epoch)).collect(),
+            grants: report.grants.iter().map(seen_grant).collect(),
             lies,
         }
     }
@@ -403,6 +470,7 @@ impl State {
         if std::mem::replace(&mut node.age, age) != age {
             let (kind, detail) = match age {
                 Age::Fresh => ("node-up", "it reports again"),
+                Age::Late if node.has_ended => ("node-late", "its daemon has ended"),
                 Age::Late => ("node-late", "it has not reported for 5 s"),
                 Age::Lost => ("node-lost", "it has not reported for 30 s"),
             };

@@ -3,9 +3,11 @@
 //! One JSON value per record, under a key of its kind and id. Bricks and ports are kept by name,
 //! because their numbers change when the graph is rebuilt.
 
-use farpool_api::{ClientId, ClientSpec, Key, NodeSpec, SegmentId, SegmentSpec};
+use farpool_api::{ClientId, ClientSpec, Event, Key, NodeSpec, SegmentId, SegmentSpec, TenantSpec};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+
+use crate::store::version::VERSION_KEY;
 
 /// One change of the store. A batch of them is carried out as a whole or not at all.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -84,6 +86,32 @@ pub struct SegmentRecord {
     pub revision: u64,
 }
 
+/// What a tenant is promised.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct TenantRecord {
+    pub name: String,
+    pub spec: TenantSpec,
+}
+
+/// The events of one command.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct EventRecord {
+    pub events: Vec<Event>,
+}
+
+impl EventRecord {
+    /// The id of its first event; 0 if there is none.
+    pub fn first(&self) -> u64 {
+        self.events.first().map_or(0, |event| event.id)
+    }
+
+    /// The key of the record whose first event has this id; keys are in the order of ids.
+    pub fn key_of(first: u64) -> String {
+        format!("event/{first:020}")
+    }
+}
+
 /// Numbers that never decrease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct MetaRecord {
@@ -127,6 +155,18 @@ impl Record for SegmentRecord {
     }
 }
 
+impl Record for TenantRecord {
+    fn key(&self) -> String {
+        format!("tenant/{}", self.name)
+    }
+}
+
+impl Record for EventRecord {
+    fn key(&self) -> String {
+        Self::key_of(self.first())
+    }
+}
+
 impl Record for MetaRecord {
     fn key(&self) -> String {
         "meta".to_owned()
@@ -140,9 +180,30 @@ pub struct Records {
     pub nodes: Vec<NodeRecord>,
     pub clients: Vec<ClientRecord>,
     pub segments: Vec<SegmentRecord>,
+    pub tenants: Vec<TenantRecord>,
+    pub events: Vec<EventRecord>,
 }
 
 impl Records {
+    /// Returns all records with their keys, in the order of their keys.
+    #[must_use]
+    pub fn pairs(&self) -> Vec<(String, Vec<u8>)> {
+        let ops = [self.meta.put()].into_iter();
+        let ops = ops.chain(self.nodes.iter().map(Record::put));
+        let ops = ops.chain(self.clients.iter().map(Record::put));
+        let ops = ops.chain(self.segments.iter().map(Record::put));
+        let ops = ops.chain(self.tenants.iter().map(Record::put));
+        let ops = ops.chain(self.events.iter().map(Record::put));
+        let mut pairs: Vec<_> = ops
+            .filter_map(|op| match op {
+                StoreOp::Put(key, value) => Some((key, value)),
+                StoreOp::Delete(_) => None,
+            })
+            .collect();
+        pairs.sort();
+        pairs
+    }
+
     /// Reads what a store holds.
     pub fn read(pairs: &[(String, Vec<u8>)]) -> Result<Self, RecordError> {
         let mut all = Self::default();
@@ -152,6 +213,9 @@ impl Records {
                 "node" => all.nodes.push(parse(key, value)?),
                 "client" => all.clients.push(parse(key, value)?),
                 "segment" => all.segments.push(parse(key, value)?),
+                "tenant" => all.tenants.push(parse(key, value)?),
+                "event" => all.events.push(parse(key, value)?),
+                VERSION_KEY => {}
                 _ => {
                     let reason = "there is no such kind".to_owned();
                     return Err(RecordError { key: key.clone(), reason });

@@ -4,7 +4,7 @@ use farpool_api::{Problem, ProblemKind, SegmentId, SegmentSpec, SegmentState};
 use farpool_placement::{Grant, RackError, RequestId, Vertex};
 
 use super::record::{GrantRecord, Record, SegmentRecord};
-use super::{Age, Changes, Outcome, Runtime, SEGMENTS_LIMIT, State, graph, refuse};
+use super::{Age, Changes, Condition, Outcome, Runtime, SEGMENTS_LIMIT, State, graph, refuse};
 
 /// Most failure domains that a segment may avoid; more are refused.
 const AVOID_LIMIT: usize = 64;
@@ -13,6 +13,8 @@ const AVOID_LIMIT: usize = 64;
 pub(super) fn rack_problem(error: &RackError) -> Problem {
     let kind = match error {
         RackError::NoCapacity { .. }
+        | RackError::LargerThanPool { .. }
+        | RackError::LargerThanAnyBrick { .. }
         | RackError::NoPort(_)
         | RackError::NoCircuit
         | RackError::NoBandwidth
@@ -38,7 +40,7 @@ impl State {
         }
         match avoid.iter().find(|name| self.rack.graph().domain(name).is_none()) {
             Some(name) => {
-                refuse(ProblemKind::Invalid, format!("there is no failure domain named {name:?}"))
+                refuse(ProblemKind::NotFound, format!("there is no failure domain named {name:?}"))
             }
             None => Ok(()),
         }
@@ -48,7 +50,7 @@ impl State {
         match (spec.client, &spec.host) {
             (Some(id), None) => match self.clients.get(&id) {
                 Some(client) => Ok(client.record.spec.host.clone()),
-                None => refuse(ProblemKind::Invalid, format!("there is no client {id}")),
+                None => refuse(ProblemKind::NotFound, format!("there is no client {id}")),
             },
             (None, Some(host)) => Ok(host.clone()),
             _ => refuse(ProblemKind::Invalid, "a segment has either a client or a host"),
@@ -59,13 +61,17 @@ impl State {
         &mut self,
         id: SegmentId,
         spec: SegmentSpec,
+        condition: &Condition,
         to: &mut Changes<'_>,
     ) -> Result<Outcome, Problem> {
+        self.check_condition(id, condition)?;
         if let Some(known) = self.segments.get(&id) {
-            return match known.spec == spec && !known.releasing {
-                true => Ok(Outcome::Done),
-                false => {
-                    let what = if known.releasing { "being released" } else { "another segment" };
+            let same = SegmentSpec { bytes: spec.bytes, ..known.spec.clone() } == spec;
+            return match (same, known.releasing) {
+                (true, false) if known.spec.bytes == spec.bytes => Ok(Outcome::Done),
+                (true, false) => self.resize(id, spec.bytes, to),
+                (_, releasing) => {
+                    let what = if releasing { "being released" } else { "another segment" };
                     refuse(ProblemKind::Conflict, format!("{id} is {what}; choose a new id"))
                 }
             };
@@ -77,8 +83,12 @@ impl State {
         let host = self.host_of(&spec)?;
         let compute = self.compute_named(&host)?;
         self.check_avoid(&spec.avoid)?;
+        self.check_quota(spec.client, spec.bytes)?;
+        self.check_claims(spec.client, spec.bytes, to.now_ms)?;
         let request = graph::request(self.rack.graph(), id, &spec, compute);
-        let grant = self.rack.allocate(&request).map_err(|error| rack_problem(&error))?;
+        let grant = self.rack.allocate(&request);
+        let grant = grant.map_err(|error| self.refusal(&error, &spec))?;
+        self.end_claim(spec.client);
         let current = self.new_grant(&grant, to);
         self.raise_ceilings(to);
         let node = current.node.clone();
@@ -119,28 +129,37 @@ impl State {
         self.segments.get(&id).ok_or_else(unknown)
     }
 
-    /// Refuses if the segment is at another revision than the one meant.
+    /// Refuses if there is no such segment, or it is not as the request demands.
     pub(super) fn check_revision(
         &self,
         id: SegmentId,
-        revision: Option<u64>,
+        condition: &Condition,
     ) -> Result<(), Problem> {
-        let now = self.segment_with(id)?.revision;
-        if revision.is_none_or(|meant| meant == now) {
+        self.segment_with(id)?;
+        self.check_condition(id, condition)
+    }
+
+    /// Refuses if the segment, there or not, is not as the request demands.
+    fn check_condition(&self, id: SegmentId, condition: &Condition) -> Result<(), Problem> {
+        let now = self.segments.get(&id).map(|segment| segment.revision);
+        if condition.admits(now) {
             return Ok(());
         }
-        let detail = format!("segment {id} is at revision {now}");
-        let etag = Some(format!("\"{now}\"").into());
+        let detail = match now {
+            Some(now) => format!("segment {id} is at revision {now}"),
+            None => format!("there is no segment {id}"),
+        };
+        let etag = now.map(|now| format!("\"{now}\"").into());
         Err(Problem { etag, ..Problem::new(ProblemKind::PreconditionFailed, detail) })
     }
 
     pub(super) fn delete_segment(
         &mut self,
         id: SegmentId,
-        revision: Option<u64>,
+        condition: &Condition,
         to: &mut Changes<'_>,
     ) -> Result<Outcome, Problem> {
-        self.check_revision(id, revision)?;
+        self.check_revision(id, condition)?;
         self.release(id, to);
         Ok(Outcome::Done)
     }
@@ -199,6 +218,7 @@ impl State {
         } else if segment.evacuated && !segment.lost && current_gone {
             self.finish_move(id, to);
         }
+        self.settle_size(id, to);
         self.announce(id, to);
         Outcome::Done
     }

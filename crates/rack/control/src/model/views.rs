@@ -21,9 +21,16 @@ impl State {
     /// Returns all grants that a node should have.
     ///
     /// # Errors
-    /// There is no such node.
-    pub fn node_answer(&self, name: &str) -> Result<NodeAnswer, Problem> {
+    /// There is no such node, or another daemon has registered as it: that one's grants are not
+    /// this one's, which must neither set them nor drop its own.
+    pub fn node_answer(
+        &self,
+        name: &str,
+        incarnation: u64,
+        blade_id: u64,
+    ) -> Result<NodeAnswer, Problem> {
         let node = self.node_named(name)?;
+        node.check_daemon(incarnation, blade_id)?;
         let grants = self.on_node.get(name).into_iter().flatten();
         let grants = grants.filter_map(|id| self.segments.get(id));
         let grants = grants.filter_map(|segment| intended(segment, name)).collect();
@@ -92,7 +99,7 @@ impl State {
             node: place.node.clone(),
             addresses: addresses.unwrap_or_default(),
             key,
-            bytes: place.bytes(),
+            bytes: segment.usable_bytes(place),
             read_bytes_per_s: segment.spec.read_bytes_per_s,
             write_bytes_per_s: segment.spec.write_bytes_per_s,
         }
@@ -111,6 +118,7 @@ impl State {
             name: spec.name.clone(),
             pid: spec.pid,
             lease_ms: spec.lease_ms,
+            tenant: spec.tenant.clone(),
             segments: client.segments.iter().copied().collect(),
         })
     }
@@ -133,6 +141,7 @@ impl State {
             state: self.state_of(segment),
             epoch: place.epoch,
             revision: segment.revision,
+            spec: Some(segment.spec.clone()),
             place: self.place(segment, place, None),
             target: target.map(|target| Target {
                 epoch: target.epoch,
@@ -341,7 +350,7 @@ fn intended(segment: &SegmentRecord, node: &str) -> Option<NodeGrant> {
         segment: segment.id,
         epoch: place.epoch,
         key: place.key,
-        bytes: place.bytes(),
+        bytes: segment.usable_bytes(place),
         read_bytes_per_s: segment.spec.read_bytes_per_s,
         write_bytes_per_s: segment.spec.write_bytes_per_s,
     })

@@ -1,27 +1,34 @@
 //! REST: routes, the token, and the OpenAPI document.
 
 mod answers;
+mod conditions;
+mod document;
 mod nodes;
 mod rack;
 mod segments;
 mod stream;
+mod tenants;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use axum::Router;
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::{DefaultBodyLimit, Request, State};
+use axum::http::Method;
+use axum::middleware::{Next, from_fn};
+use axum::response::{IntoResponse, Response};
 use farpool_api::{Problem, ProblemKind};
-use farpool_http::{PROBLEM_TYPE, Refusal, bearer};
+use farpool_http::{PROBLEM_TYPE, Refusal, bearer, origin};
 use farpool_kernel::{read_lock, write_lock};
-use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
-use utoipa::openapi::{ContentBuilder, OpenApi as Document, RefOr, Response as ResponseDoc};
+use utoipa::openapi::{ContentBuilder, RefOr, Response as ResponseDoc};
 use utoipa::{IntoResponses, OpenApi};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::core::Core;
+
+pub use document::openapi;
 
 /// Largest body of a request from people and clients, in bytes; a larger one is refused with 413.
 pub const BODY_LIMIT_BYTES: usize = 1 << 20;
@@ -48,8 +55,13 @@ pub(crate) struct App {
 pub(crate) type Shared = State<Arc<App>>;
 
 impl App {
+    /// Returns the role at this moment: a leader whose time is over, for example because it was
+    /// stopped meanwhile, is none, though it has not noticed yet.
     pub(crate) fn role(&self) -> Role {
-        read_lock(&self.role).clone()
+        match read_lock(&self.role).clone() {
+            Role::Leading(core) if !core.leads() => Role::Standby { leader: None },
+            role => role,
+        }
     }
 
     pub(crate) fn set_role(&self, role: Role) {
@@ -94,12 +106,17 @@ impl IntoResponses for Problems {
         let kinds = [
             ProblemKind::BadRequest,
             ProblemKind::Unauthorized,
+            ProblemKind::Forbidden,
             ProblemKind::NotFound,
+            ProblemKind::RequestTimeout,
             ProblemKind::Conflict,
             ProblemKind::PreconditionFailed,
             ProblemKind::TooLarge,
+            ProblemKind::UriTooLong,
             ProblemKind::UnsupportedMediaType,
+            ProblemKind::Misdirected,
             ProblemKind::Invalid,
+            ProblemKind::HeadTooLarge,
             ProblemKind::NotLeader,
         ];
         let schema = utoipa::openapi::Ref::from_schema_name("Problem");
@@ -123,12 +140,15 @@ fn router() -> OpenApiRouter<Arc<App>> {
         .routes(routes!(segments::list))
         .routes(routes!(segments::get, segments::put, segments::delete))
         .routes(routes!(segments::move_away))
+        .routes(routes!(tenants::list))
+        .routes(routes!(tenants::get, tenants::put, tenants::delete))
         .routes(routes!(rack::circuits))
         .routes(routes!(rack::topology))
         .routes(routes!(stream::events))
         .routes(routes!(rack::tasks))
         .routes(routes!(rack::task))
         .routes(routes!(rack::openapi))
+        .routes(routes!(rack::backup))
         .routes(routes!(rack::health))
         .routes(routes!(rack::metrics))
         .layer(DefaultBodyLimit::max(BODY_LIMIT_BYTES));
@@ -139,28 +159,34 @@ fn router() -> OpenApiRouter<Arc<App>> {
     OpenApiRouter::with_openapi(Doc::openapi()).merge(public).merge(upcalls)
 }
 
-/// The OpenAPI document.
-#[must_use]
-pub fn openapi() -> Document {
-    let mut document = router().into_openapi();
-    let components = document.components.get_or_insert_default();
-    let scheme = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
-    components.security_schemes.insert("token".to_owned(), RefOr::T(SecurityScheme::Http(scheme)));
-    // A controller on loopback may run without a token.
-    let none = utoipa::openapi::SecurityRequirement::default();
-    let token = utoipa::openapi::SecurityRequirement::new("token", Vec::<String>::new());
-    document.security = Some(vec![none, token]);
-    document
+/// Refuses a query where none is taken: a misspelled or misplaced parameter must not pass silently.
+/// Whoever probes health or scrapes metrics may add some, against caches.
+async fn check_query(request: Request, next: Next) -> Response {
+    let takes = match request.uri().path() {
+        "/v1/segments" | "/v1/events" | "/healthz" | "/metrics" => true,
+        path => {
+            let segment = path.strip_prefix("/v1/segments/");
+            request.method() == Method::GET && segment.is_some_and(|id| !id.contains('/'))
+        }
+    };
+    match request.uri().query() {
+        Some(query) if !takes && !query.is_empty() => {
+            Refusal::new(ProblemKind::BadRequest, "this request takes no query").into_response()
+        }
+        _ => next.run(request).await,
+    }
 }
 
 /// Returns the routes. If there is a token, they answer only requests that present it, and
-/// `/healthz`.
-pub(crate) fn service(app: Arc<App>, token: Option<&str>) -> Router {
+/// `/healthz`. `names` are hosts by which this controller is known besides its addresses.
+pub(crate) fn service(app: Arc<App>, token: Option<&str>, names: &[String]) -> Router {
     let (router, _) = router().split_for_parts();
     let router = router
         .fallback(|| async { Refusal::new(ProblemKind::NotFound, "there is no such path") })
         .method_not_allowed_fallback(|| async {
             Refusal::new(ProblemKind::MethodNotAllowed, "the path does not have this method")
         });
-    bearer::guard(router, token, "controller").with_state(app)
+    let router = router.layer(from_fn(check_query));
+    let router = bearer::guard(router, token, "controller");
+    origin::guard(router, token.is_some(), names).with_state(app)
 }

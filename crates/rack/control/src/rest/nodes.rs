@@ -8,7 +8,7 @@ use farpool_http::{Body, Name, Refusal, json};
 
 use super::answers::{accepted, created, task_of};
 use super::{Problems, Shared};
-use crate::model::Command;
+use crate::model::{Command, State as Model};
 
 /// All nodes, by name.
 #[utoipa::path(get, path = "/v1/nodes", tag = "nodes",
@@ -96,11 +96,14 @@ pub(super) async fn report(
     let core = app.core()?;
     let known = report.known_version;
     let wait = app.wait(report.wait_ms);
+    let (incarnation, blade_id) = (report.incarnation, report.blade_id);
     let command = Command::NodeReport { name: name.clone(), report };
-    let mut answer = core.apply(command, |state, _, _| state.node_answer(&name)).await?;
+    let look = |state: &Model| state.node_answer(&name, incarnation, blade_id);
+    let mut answer = core.apply(command, |state, _, _| look(state)).await?;
     if answer.version == known && !wait.is_zero() {
         core.wait(wait, |state| state.node_version(&name) != Some(known)).await?;
-        answer = core.read(|state, _| state.node_answer(&name)).await??;
+        // Another daemon may have registered meanwhile: its answer is not for this one.
+        answer = core.read(|state, _| look(state)).await??;
     }
     Ok(json(StatusCode::OK, &answer))
 }

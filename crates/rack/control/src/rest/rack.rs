@@ -68,6 +68,16 @@ pub(super) async fn openapi(State(app): Shared) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], app.document.clone()).into_response()
 }
 
+/// A backup of everything that is stored, keys of grants included: lines of JSON for
+/// `farpool control restore`.
+#[utoipa::path(get, path = "/v1/backup", tag = "controller",
+    responses((status = 200, description = "The backup", body = String,
+        content_type = "application/jsonl"), Problems))]
+pub(super) async fn backup(State(app): Shared) -> Result<Response, Refusal> {
+    let text = app.core()?.backup().await?;
+    Ok(([(header::CONTENT_TYPE, "application/jsonl")], text).into_response())
+}
+
 /// The controller's health; needs no token. A standby is healthy, too.
 #[utoipa::path(get, path = "/healthz", tag = "controller",
     responses((status = 200, description = "It runs", body = Health),

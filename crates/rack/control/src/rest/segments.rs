@@ -4,39 +4,40 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use farpool_api::{
-    ClientAnswer, ClientId, ClientReport, ClientSpec, ClientView, MoveRequest, ProblemKind,
-    Segment, SegmentId, SegmentList, SegmentSpec, SegmentState, Task,
+    ClientAnswer, ClientId, ClientReport, ClientSpec, ClientView, MoveRequest, Problem,
+    ProblemKind, Segment, SegmentId, SegmentList, SegmentSpec, SegmentState, Task,
 };
 use farpool_http::{Asked, Body, Name, Refusal, json};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::answers::{accepted, created, task_of};
+use super::conditions::conditions;
 use super::{Problems, Shared};
-use crate::model::Command;
+use crate::core::Core;
+use crate::model::{ASK_AGAIN_MS, Command, Condition, Outcome};
 
 fn tagged(status: StatusCode, segment: &Segment) -> Response {
     let tag = [(header::ETAG, format!("\"{}\"", segment.revision))];
     (tag, json(status, segment)).into_response()
 }
 
-/// Returns the revision in `If-Match`. Returns None, which means any, for `*` and without the
-/// header.
-fn if_match(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
-    let Some(value) = headers.get(header::IF_MATCH) else { return Ok(None) };
-    let text = value.to_str().unwrap_or_default().trim();
-    if text == "*" {
-        return Ok(None);
-    }
-    let number = text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
-    match number.and_then(|number| number.parse().ok()) {
-        Some(revision) => Ok(Some(revision)),
-        None => {
-            // A tag that was never given matches nothing.
-            let detail = format!("{text:?} is no tag of a segment");
-            Err(Refusal::new(ProblemKind::PreconditionFailed, detail))
-        }
-    }
+/// The header `If-Match`.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Header)]
+pub(super) struct IfMatch {
+    /// Only if it is at one of these revisions; `*` for any.
+    #[param(rename = "if-match", pattern = r#"^(\*|(W/)?"[!#-~]*"( *, *(W/)?"[!#-~]*")*)$"#)]
+    _tags: Option<String>,
+}
+
+/// The header `If-None-Match`.
+#[derive(Deserialize, IntoParams)]
+#[into_params(parameter_in = Header)]
+pub(super) struct IfNoneMatch {
+    /// Only if it is at none of these revisions; `*`: only if it is not there.
+    #[param(rename = "if-none-match", pattern = r#"^(\*|(W/)?"[!#-~]*"( *, *(W/)?"[!#-~]*")*)$"#)]
+    _tags: Option<String>,
 }
 
 /// One client.
@@ -103,11 +104,14 @@ pub(super) async fn report(
 }
 
 #[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct ListQuery {
     /// Most segments of the page, up to 1000.
+    #[param(minimum = 1)]
     limit: Option<u32>,
     /// `next_page_token` of the previous page.
+    #[param(format = Uuid)]
     page_token: Option<String>,
 }
 
@@ -127,6 +131,7 @@ pub(super) async fn list(
 }
 
 #[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct WaitQuery {
     /// Answer when the segment is in this state.
@@ -137,14 +142,17 @@ pub(super) struct WaitQuery {
 
 /// One segment.
 #[utoipa::path(get, path = "/v1/segments/{id}", tag = "segments",
-    params(("id" = uuid::Uuid, Path, description = "The segment"), WaitQuery),
+    params(("id" = uuid::Uuid, Path, description = "The segment"), WaitQuery, IfMatch, IfNoneMatch),
     responses((status = 200, description = "The segment", body = Segment,
-        headers(("etag" = String, description = "Its revision"))), Problems))]
+        headers(("etag" = String, description = "Its revision"))),
+        (status = 304, description = "It is as one of the tags in If-None-Match"), Problems))]
 pub(super) async fn get(
     State(app): Shared,
     Name(id): Name<SegmentId>,
     Asked(query): Asked<WaitQuery>,
+    headers: HeaderMap,
 ) -> Result<Response, Refusal> {
+    let condition = conditions(&headers)?;
     let core = app.core()?;
     if let Some(wanted) = query.wait_state {
         let wait = app.wait(query.wait_ms.unwrap_or(0));
@@ -154,31 +162,66 @@ pub(super) async fn get(
         core.wait(wait, arrived).await?;
     }
     let segment = core.read(|state, now_ms| state.segment(id, now_ms)).await??;
+    let only = |condition: Condition| condition.admits(Some(segment.revision));
+    if !only(Condition { if_none_match: None, ..condition.clone() }) {
+        let detail = format!("segment {id} is at revision {}", segment.revision);
+        return Err(Refusal::new(ProblemKind::PreconditionFailed, detail));
+    }
+    if !only(condition) {
+        let tag = [(header::ETAG, format!("\"{}\"", segment.revision))];
+        return Ok((StatusCode::NOT_MODIFIED, tag).into_response());
+    }
     Ok(tagged(StatusCode::OK, &segment))
 }
 
-/// Creates a segment. Repeating the request gives the same answer.
+/// Creates a segment, or changes its size. Repeating the request gives the same answer.
 #[utoipa::path(put, path = "/v1/segments/{id}", tag = "segments", request_body = SegmentSpec,
-    params(("id" = uuid::Uuid, Path, description = "The segment, named by its creator")),
-    responses((status = 200, description = "It was created so before", body = Segment),
+    params(("id" = uuid::Uuid, Path, description = "The segment, named by its creator"),
+        IfMatch, IfNoneMatch),
+    responses((status = 200, description = "It was there, and is of this size", body = Segment),
         (status = 201, description = "It is granted and stored", body = Segment), Problems))]
 pub(super) async fn put(
     State(app): Shared,
     Name(id): Name<SegmentId>,
+    headers: HeaderMap,
     Body(spec): Body<SegmentSpec>,
 ) -> Result<Response, Refusal> {
     let core = app.core()?;
-    let command = Command::PutSegment { id, spec };
+    let (client, bytes) = (spec.client, spec.bytes);
+    let command = Command::PutSegment { id, spec, condition: conditions(&headers)? };
     let look = core
         .apply(command, |state, applied, now_ms| Ok((applied.outcome, state.segment(id, now_ms)?)));
-    let (outcome, segment) = look.await?;
+    let (outcome, segment) = match look.await {
+        Ok(done) => done,
+        Err(refusal) => return Err(make_room(&core, refusal, client, bytes).await.into()),
+    };
     Ok(tagged(created(outcome), &segment))
+}
+
+/// Has others give memory up for a client that found no room, if they have more than they were
+/// promised. Returns the refusal, which then says that asking again helps.
+async fn make_room(
+    core: &Core,
+    mut refusal: Problem,
+    client: Option<ClientId>,
+    bytes: u64,
+) -> Problem {
+    if !refusal.is(ProblemKind::NoRoom) || refusal.limit.is_some() {
+        return refusal;
+    }
+    let command = Command::MakeRoom { client, bytes };
+    let made = core.apply(command, |_, applied, _| Ok(applied.outcome)).await;
+    if made == Ok(Outcome::Created) {
+        refusal.detail.push_str("; others give up memory for it");
+        refusal.retry_after_ms = Some(ASK_AGAIN_MS);
+    }
+    refusal
 }
 
 /// Releases a segment. Its memory is free when its node has let go of it.
 #[utoipa::path(delete, path = "/v1/segments/{id}", tag = "segments",
     params(("id" = uuid::Uuid, Path, description = "The segment"),
-        ("if-match" = Option<String>, Header, description = "The revision meant")),
+        IfMatch, IfNoneMatch),
     responses((status = 202, description = "Its node must let go of it", body = Segment),
         (status = 204, description = "It is gone"), Problems))]
 pub(super) async fn delete(
@@ -186,7 +229,7 @@ pub(super) async fn delete(
     Name(id): Name<SegmentId>,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
-    let command = Command::DeleteSegment { id, revision: if_match(&headers)? };
+    let command = Command::DeleteSegment { id, condition: conditions(&headers)? };
     let core = app.core()?;
     let left = core.apply(command, |state, _, now_ms| Ok(state.segment(id, now_ms).ok())).await?;
     Ok(match left {
@@ -199,7 +242,7 @@ pub(super) async fn delete(
 #[utoipa::path(post, path = "/v1/segments/{id}/move", tag = "segments",
     request_body = MoveRequest,
     params(("id" = uuid::Uuid, Path, description = "The segment"),
-        ("if-match" = Option<String>, Header, description = "The revision meant")),
+        IfMatch, IfNoneMatch),
     responses((status = 202, description = "Begun", body = Task), Problems))]
 pub(super) async fn move_away(
     State(app): Shared,
@@ -207,7 +250,7 @@ pub(super) async fn move_away(
     headers: HeaderMap,
     Body(wish): Body<MoveRequest>,
 ) -> Result<Response, Refusal> {
-    let command = Command::MoveSegment { id, wish, revision: if_match(&headers)? };
+    let command = Command::MoveSegment { id, wish, condition: conditions(&headers)? };
     let task = app.core()?.apply(command, task_of).await?;
     Ok(accepted(&task))
 }

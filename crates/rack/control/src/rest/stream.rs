@@ -12,6 +12,7 @@ use utoipa::IntoParams;
 use super::{Problems, Shared};
 
 #[derive(Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct EventsQuery {
     /// Begin after the event with this id; the header `Last-Event-ID` means the same.

@@ -1,8 +1,10 @@
 //! Where intent is kept: one trait, an embedded store and etcd.
 
+pub mod backup;
 mod commit;
 mod etcd;
 mod redb;
+pub mod version;
 
 pub use self::redb::RedbStore;
 pub(crate) use commit::{CommitState, Committer};
@@ -27,6 +29,17 @@ pub enum StoreError {
     /// None of the endpoints gives a valid answer.
     #[error("etcd does not answer: {0}")]
     Unreachable(String),
+    /// What the store holds is of another time.
+    #[error(
+        "the store is of version {found}, and this farpool knows versions 1 to {known}; start the \
+         farpool that wrote it, or a newer one"
+    )]
+    Version {
+        /// The store's.
+        found: u64,
+        /// The newest one known.
+        known: u64,
+    },
     /// Another controller leads now.
     #[error("another controller leads")]
     Fenced,

@@ -79,6 +79,15 @@ impl Drop for Server {
     }
 }
 
+/// Returns the program that runs a controller as a process.
+pub(crate) fn serve_program() -> PathBuf {
+    let program = std::env::current_exe().unwrap();
+    let program: PathBuf =
+        program.parent().unwrap().parent().unwrap().join("examples").join("serve");
+    assert!(program.exists(), "build the example first: cargo build -p farpool-control --examples");
+    program
+}
+
 /// A controller as a process.
 pub(crate) struct Process {
     pub url: String,
@@ -87,14 +96,7 @@ pub(crate) struct Process {
 
 impl Process {
     pub(crate) fn start(store: &str) -> Self {
-        let program = std::env::current_exe().unwrap();
-        let program: PathBuf =
-            program.parent().unwrap().parent().unwrap().join("examples").join("serve");
-        assert!(
-            program.exists(),
-            "build the example first: cargo build -p farpool-control --examples"
-        );
-        let mut child = Command::new(program)
+        let mut child = Command::new(serve_program())
             .arg(store)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -146,6 +148,7 @@ impl Agent {
         let grant = |grant: &farpool_api::NodeGrant| NodeGrantUse {
             segment: grant.segment,
             epoch: grant.epoch,
+            bytes: Some(grant.bytes),
             used_bytes: 0,
             connections: 1,
         };
@@ -177,7 +180,13 @@ impl Agent {
 /// Registers a client.
 pub(crate) fn join_client(api: &Client, bits: u128, host: &str) -> ClientId {
     let id = ClientId::from_u128(bits);
-    let spec = ClientSpec { host: host.into(), name: "prog".into(), pid: 1, lease_ms: 3_600_000 };
+    let spec = ClientSpec {
+        host: host.into(),
+        name: "prog".into(),
+        pid: 1,
+        lease_ms: 3_600_000,
+        tenant: None,
+    };
     api.put_client(id, &spec).unwrap();
     id
 }

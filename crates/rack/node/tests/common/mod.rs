@@ -115,6 +115,7 @@ pub(crate) fn start_node(
         blade: BladeConfig { threads: 1, ..BladeConfig::default() },
         compute_brick: None,
         memory_brick: None,
+        bandwidth_bytes_per_s: None,
         thresholds: Thresholds::default(),
         memory: MemoryFiles::at(machine.0.path(), machine.0.path()),
     })

@@ -57,8 +57,8 @@ pub enum LedgerError {
     /// The id was used before with another size.
     #[error("segment {0} was asked for with another size before; take another id")]
     Changed(SegmentId),
-    /// A name is empty or too long.
-    #[error("the {what} must have 1 to {limit} bytes")]
+    /// A name is empty, too long, or has characters that a terminal would obey.
+    #[error("the {what} must have 1 to {limit} bytes, and no control characters")]
     Name {
         /// Which name.
         what: &'static str,

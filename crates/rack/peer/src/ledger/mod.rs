@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use farpool_acms::{Class, Epoch, GrantId, GrantKey, Incarnation, NodeId};
 use farpool_api::{ClientId, ClientReport, ClientSpec, SegmentId, SegmentSpec};
-use farpool_units::SUPERPAGE_BYTES;
+use farpool_units::{SUPERPAGE_BYTES, is_unprintable};
 
 use book::{Account, Program};
 pub use book::{Holding, HoldingState, Placement};
@@ -108,7 +108,8 @@ impl Ledger {
         now: Duration,
     ) -> Result<bool, LedgerError> {
         for (what, name) in [("host", &spec.host), ("name", &spec.name)] {
-            if name.is_empty() || name.len() > NAME_LIMIT_BYTES {
+            let is_plain = !name.chars().any(is_unprintable);
+            if name.is_empty() || name.len() > NAME_LIMIT_BYTES || !is_plain {
                 return Err(LedgerError::Name { what, limit: NAME_LIMIT_BYTES });
             }
         }

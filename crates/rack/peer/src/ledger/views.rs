@@ -71,6 +71,7 @@ impl Ledger {
         let account = self.book.get(&id).ok_or(LedgerError::NoSuchClient(id))?;
         let spec = account.spec.clone();
         Ok(ClientView {
+            tenant: spec.tenant,
             id,
             host: spec.host,
             name: spec.name,

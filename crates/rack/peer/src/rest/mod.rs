@@ -16,9 +16,9 @@ use std::time::Duration;
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::routing::{get, post, put};
-use axum::serve::ListenerExt;
 use farpool_api::ProblemKind;
-use farpool_http::{Refusal, bearer};
+use farpool_http::serve::Limits;
+use farpool_http::{Refusal, bearer, origin};
 use tokio::runtime::Runtime;
 
 use crate::core::Core;
@@ -70,9 +70,7 @@ impl Rest {
         {
             let _inside = runtime.enter();
             let listener = tokio::net::TcpListener::from_std(listener)?;
-            // Answers are small and clients wait for them.
-            let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
-            runtime.spawn(axum::serve(listener, service).into_future());
+            runtime.spawn(farpool_http::serve::serve(listener, service, Limits::raised()));
         }
         Ok(Rest { address, runtime: Some(runtime) })
     }
@@ -113,7 +111,8 @@ fn service(app: Arc<App>, token: Option<&str>) -> Router {
         .merge(reports)
         .fallback(|| async { no_controller(ProblemKind::NotFound) })
         .method_not_allowed_fallback(|| async { no_controller(ProblemKind::MethodNotAllowed) });
-    bearer::guard(router, token, "node").with_state(app)
+    let router = bearer::guard(router, token, "node");
+    origin::guard(router, token.is_some(), &[]).with_state(app)
 }
 
 fn no_controller(kind: ProblemKind) -> Refusal {

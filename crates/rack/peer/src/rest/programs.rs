@@ -102,6 +102,7 @@ pub(super) async fn put_segment(
         state: SegmentState::Pending,
         epoch: 0,
         revision: 1,
+        spec: Some(spec.clone()),
         place: Place {
             node: app.core.here.node.clone(),
             addresses: Vec::new(),

@@ -130,7 +130,8 @@ impl Program {
     pub(crate) fn start(node: &Node, id: u128, lease_ms: u64) -> Program {
         let client = Client::new(&node.url, None).unwrap();
         let id = ClientId::from_u128(id);
-        let spec = ClientSpec { host: "b".into(), name: "program".into(), pid: 1, lease_ms };
+        let spec =
+            ClientSpec { host: "b".into(), name: "program".into(), pid: 1, lease_ms, tenant: None };
         client.put_client(id, &spec).unwrap();
         let segments = Vec::new();
         Program { client, id, sequence: 0, version: 0, segments, use_percent: 0, obeys: true }

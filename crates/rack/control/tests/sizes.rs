@@ -1,0 +1,218 @@
+//! Segments that change their size, and tenants that give memory up when the rack is full.
+
+mod common;
+
+use common::{Agent, SUPERPAGE, Server, join_client, small};
+use farpool_api::{
+    ApiError, Client, ClientId, ClientReport, ClientSegment, ClientSegmentUse, ClientSpec,
+    ProblemKind, SegmentId, SegmentSpec, SegmentState, TenantSpec,
+};
+
+fn refused<T: std::fmt::Debug>(result: Result<T, ApiError>, kind: ProblemKind) -> String {
+    let error = result.unwrap_err();
+    assert!(error.is(kind), "{error:?} is not {kind:?}");
+    error.to_string()
+}
+
+fn of(client: ClientId, superpages: u64) -> SegmentSpec {
+    SegmentSpec { bytes: superpages * SUPERPAGE, may_split: true, ..small(client) }
+}
+
+fn id(number: u128) -> SegmentId {
+    SegmentId::from_u128(number)
+}
+
+#[test]
+fn a_segment_grows_and_shrinks_where_it_is() {
+    let server = Server::fresh(|_| {});
+    let api = server.client();
+    let mut node = Agent::join(&api, "n0", 8 * SUPERPAGE);
+    let client = join_client(&api, 1, "n0");
+    let made = api.put_segment(id(1), &of(client, 2)).unwrap();
+    api.put_segment(id(2), &of(client, 2)).unwrap();
+    node.settle(&api);
+    // Its neighbour is in the way, so it gets a further piece.
+    let grown = api.resize_segment(id(1), &of(client, 4), Some(made.revision)).unwrap();
+    assert_eq!((grown.place.bytes, grown.epoch), (4 * SUPERPAGE, made.epoch));
+    assert!(grown.revision > made.revision);
+    refused(
+        api.resize_segment(id(1), &of(client, 5), Some(made.revision)),
+        ProblemKind::PreconditionFailed,
+    );
+    assert_eq!(api.resize_segment(id(1), &of(client, 4), None).unwrap(), grown, "again");
+    refused(api.resize_segment(id(1), &of(client, 7), None), ProblemKind::NoRoom);
+    refused(api.resize_segment(id(9), &of(client, 1), None), ProblemKind::PreconditionFailed);
+    node.settle(&api);
+    let told = |bytes| {
+        assert_eq!(api.segment(id(1)).unwrap().place.bytes, bytes);
+        let answer = api.report_client(client, &ClientReport::default()).unwrap();
+        let told = answer.segments.iter().find(|it| it.id == id(1)).unwrap();
+        assert_eq!(told.place.bytes, bytes);
+    };
+    told(4 * SUPERPAGE);
+    let has = |node: &Agent| {
+        let grant = node.answer.grants.iter().find(|grant| grant.segment == id(1));
+        grant.map(|grant| (grant.bytes, grant.epoch))
+    };
+    assert_eq!(has(&node), Some((4 * SUPERPAGE, made.epoch)));
+
+    // It shrinks when its node has let go of it, and not before.
+    api.resize_segment(id(1), &of(client, 1), None).unwrap();
+    told(SUPERPAGE);
+    refused(api.put_segment(id(3), &of(client, 5)), ProblemKind::NoRoom);
+    let mut uses = node.report();
+    // The answer is not carried out yet.
+    uses.grants.iter_mut().for_each(|grant| grant.used_bytes = 3 * SUPERPAGE);
+    node.answer = api.report_node("n0", &uses).unwrap();
+    assert_eq!(has(&node), Some((SUPERPAGE, made.epoch)));
+    refused(api.put_segment(id(3), &of(client, 5)), ProblemKind::NoRoom);
+    let mut uses = node.report();
+    // It is carried out, and more is in use.
+    uses.grants.iter_mut().for_each(|grant| grant.used_bytes = 2 * SUPERPAGE);
+    api.report_node("n0", &uses).unwrap();
+    refused(api.put_segment(id(3), &of(client, 5)), ProblemKind::NoRoom);
+    node.settle(&api);
+    api.put_segment(id(3), &of(client, 5)).unwrap();
+    assert_eq!(api.node("n0").unwrap().granted_bytes, 8 * SUPERPAGE);
+}
+
+#[test]
+fn a_segment_does_not_shrink_below_its_data_and_survives_a_restart_while_it_shrinks() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = folder.path().join("store").display().to_string();
+    let mut process = common::Process::start(&store);
+    let api = process.client();
+    let mut node = Agent::join(&api, "n0", 8 * SUPERPAGE);
+    let client = join_client(&api, 1, "n0");
+    api.put_segment(id(1), &of(client, 4)).unwrap();
+    node.settle(&api);
+    let uses = |sequence, bytes| {
+        let one = ClientSegmentUse { id: id(1), used_bytes: bytes, epoch: 0, evacuated: false };
+        ClientReport { sequence, segments: vec![one], ..ClientReport::default() }
+    };
+    api.report_client(client, &uses(1, 3 * SUPERPAGE)).unwrap();
+    let said = refused(api.resize_segment(id(1), &of(client, 2), None), ProblemKind::Conflict);
+    assert!(said.contains("hold data"), "{said}");
+    api.report_client(client, &uses(2, SUPERPAGE)).unwrap();
+    api.resize_segment(id(1), &of(client, 2), None).unwrap();
+    process.kill();
+    process = common::Process::start(&store);
+    let api = process.client();
+    assert_eq!(api.segment(id(1)).unwrap().place.bytes, 2 * SUPERPAGE);
+    refused(api.put_segment(id(2), &of(client, 6)), ProblemKind::NoRoom);
+    node.answer.version = 0;
+    node.settle(&api);
+    node.settle(&api);
+    api.put_segment(id(2), &of(client, 6)).unwrap();
+}
+
+/// Registers a client of a tenant.
+fn of_tenant(api: &Client, bits: u128, tenant: &str) -> ClientId {
+    let id = ClientId::from_u128(bits);
+    let spec = ClientSpec {
+        host: "n0".into(),
+        name: "prog".into(),
+        pid: 1,
+        lease_ms: 3_600_000,
+        tenant: Some(tenant.to_owned()),
+    };
+    api.put_client(id, &spec).unwrap();
+    id
+}
+
+/// Reports nothing new, and returns what the client is told.
+fn told(api: &Client, client: ClientId) -> Vec<ClientSegment> {
+    api.report_client(client, &ClientReport::default()).unwrap().segments
+}
+
+/// Leaves everything that the client is asked to leave.
+fn leave(api: &Client, client: ClientId, sequence: u64) {
+    let asked: Vec<ClientSegmentUse> = told(api, client)
+        .into_iter()
+        .filter(|segment| segment.leave)
+        .map(|it| ClientSegmentUse { id: it.id, used_bytes: 0, epoch: it.epoch, evacuated: true })
+        .collect();
+    let report = ClientReport { sequence, segments: asked, ..ClientReport::default() };
+    api.report_client(client, &report).unwrap();
+}
+
+#[test]
+fn who_has_most_beyond_its_promise_gives_up_first_when_the_rack_is_full() {
+    let server = Server::fresh(|_| {});
+    let api = server.client();
+    let mut node = Agent::join(&api, "n0", 10 * SUPERPAGE);
+    let promise = |name: &str, superpages: u64| {
+        let promised_bytes = superpages * SUPERPAGE;
+        let spec = TenantSpec { promised_bytes, ..TenantSpec::default() };
+        api.put_tenant(name, &spec).unwrap()
+    };
+    promise("modest", 2);
+    promise("greedy", 2);
+    promise("late", 4);
+    let modest = of_tenant(&api, 1, "modest");
+    let greedy = of_tenant(&api, 2, "greedy");
+    let late = of_tenant(&api, 3, "late");
+    for number in 0..3 {
+        api.put_segment(id(10 + number), &of(modest, 1)).unwrap();
+    }
+    for number in 0..7 {
+        api.put_segment(id(20 + number), &of(greedy, 1)).unwrap();
+    }
+    node.settle(&api);
+    // Greedy has 5 beyond its promise, modest 1; late asks for 3 of its 4.
+    let error = api.put_segment(id(30), &of(late, 3)).unwrap_err();
+    assert!(farpool_api::tenant::retry_after(&error).is_some(), "{error}");
+    let asked = |client| told(&api, client).into_iter().filter(|it| it.leave).count();
+    assert_eq!((asked(greedy), asked(modest)), (3, 0));
+    assert!(told(&api, greedy).iter().all(|it| it.deadline_ms.is_none()), "nothing gets lost");
+    let view = api.tenant("greedy").unwrap();
+    assert_eq!((view.granted_bytes, view.yielding_bytes), (7 * SUPERPAGE, 3 * SUPERPAGE));
+    // Asking again asks nobody for more.
+    api.put_segment(id(30), &of(late, 3)).unwrap_err();
+    assert_eq!((asked(greedy), asked(modest)), (3, 0));
+    leave(&api, greedy, 1);
+    node.settle(&api);
+    // What was given up is late's: nobody else gets it who is beyond its promise.
+    refused(api.put_segment(id(40), &of(greedy, 1)), ProblemKind::NoRoom);
+    let made = api.put_segment(id(30), &of(late, 3)).unwrap();
+    assert_eq!(made.state, SegmentState::Pending);
+    // Beyond its promise, late takes nothing from its equals.
+    let error = api.put_segment(id(31), &of(late, 2)).unwrap_err();
+    assert!(farpool_api::tenant::retry_after(&error).is_none(), "{error}");
+    assert_eq!((asked(greedy), asked(modest)), (0, 0));
+    // But from those of a lower priority, and nobody falls below its promise.
+    let spec = TenantSpec { promised_bytes: 4 * SUPERPAGE, priority: 1, ..TenantSpec::default() };
+    api.put_tenant("late", &spec).unwrap();
+    api.put_segment(id(31), &of(late, 3)).unwrap_err();
+    assert_eq!((asked(greedy), asked(modest)), (2, 1));
+}
+
+#[test]
+fn a_quota_is_a_limit_and_tenants_survive_a_restart() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = folder.path().join("store").display().to_string();
+    let mut process = common::Process::start(&store);
+    let api = process.client();
+    let mut node = Agent::join(&api, "n0", 10 * SUPERPAGE);
+    let spec =
+        TenantSpec { promised_bytes: SUPERPAGE, quota_bytes: Some(3 * SUPERPAGE), priority: 7 };
+    assert_eq!(api.put_tenant("t", &spec).unwrap().granted_bytes, 0);
+    let client = of_tenant(&api, 1, "t");
+    api.put_segment(id(1), &of(client, 2)).unwrap();
+    let said = refused(api.put_segment(id(2), &of(client, 2)), ProblemKind::NoRoom);
+    assert!(said.contains("quota"), "{said}");
+    refused(api.resize_segment(id(1), &of(client, 4), None), ProblemKind::NoRoom);
+    api.resize_segment(id(1), &of(client, 3), None).unwrap();
+    node.settle(&api);
+    refused(api.put_tenant("a/b", &TenantSpec::default()), ProblemKind::Invalid);
+    process.kill();
+    process = common::Process::start(&store);
+    let api = process.client();
+    let view = api.tenant("t").unwrap();
+    assert_eq!((view.quota_bytes, view.priority), (Some(3 * SUPERPAGE), 7));
+    assert_eq!((view.granted_bytes, view.segments), (3 * SUPERPAGE, 1));
+    api.delete_tenant("t").unwrap();
+    refused(api.delete_tenant("t"), ProblemKind::NotFound);
+    assert_eq!(api.tenant("t").unwrap().quota_bytes, None, "its segments stay");
+    assert_eq!(api.tenants().unwrap().tenants.len(), 1);
+}
