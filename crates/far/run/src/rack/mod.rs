@@ -8,6 +8,7 @@
 
 mod spill;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -15,11 +16,12 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
 use farpool_api::placements::{Action, Placements, first_bytes};
-use farpool_api::tenant::{Tenant, Wish, best_address};
+use farpool_api::tenant::{Tenant, Wish, best_address, retry_after};
 use farpool_api::{ApiError, Client, ClientId, ClientSpec, Place, SegmentId};
 use farpool_board::{BladeOffer, BladeRole, Board, Counter};
 use farpool_kernel::fill_random;
 use farpool_policy::RateLimit;
+use farpool_units::plain;
 
 use crate::blades::RunBlades;
 use crate::say::say;
@@ -44,6 +46,9 @@ const NOBODY: &str = "nobody has memory to lend";
 /// spilled.
 const STUCK_PATIENCE: Duration = Duration::from_secs(2);
 
+/// Longest name of a program at a rack, in bytes; of a longer one the end is given.
+const NAME_LIMIT_BYTES: usize = 256;
+
 /// How a run reaches its rack.
 #[derive(Clone, Debug)]
 pub struct RackOptions {
@@ -53,6 +58,8 @@ pub struct RackOptions {
     pub token: Option<String>,
     /// The compute brick that the program runs on; this machine's name by default.
     pub host: Option<String>,
+    /// The tenant whose promise and quota the program counts towards; none for `default`.
+    pub tenant: Option<String>,
     /// Bandwidth wanted for each segment, in each direction.
     pub rate_bytes_per_s: Option<u64>,
     /// Folder for the file if memory must be spilled.
@@ -100,9 +107,10 @@ impl RackRun {
         let run = RackRun { client, id: ClientId::from_u128(random()?), stop: Arc::default() };
         let spec = ClientSpec {
             host: rack.host.clone().unwrap_or_else(host_name),
-            name: options.program.to_string_lossy().into_owned(),
+            name: client_name(&options.program),
             pid: std::process::id(),
             lease_ms: farpool_api::DEFAULT_LEASE_MS,
+            tenant: rack.tenant.clone(),
         };
         let tenant = Tenant::new(run.client.clone(), run.id, spec);
         tenant.join()?;
@@ -119,9 +127,11 @@ impl RackRun {
             rate_bytes_per_s: rack.rate_bytes_per_s,
             allow_remote_tcp: options.allow_remote_tcp,
             grow_after: None,
+            may_grow: true,
             stuck_since: None,
             spill: Spill::new(directory, &rack.spill_directory),
             said: None,
+            lost: BTreeSet::new(),
             stop: Arc::clone(&run.stop),
         };
         agent.begin(first_bytes(options.quota_bytes, local_bytes))?;
@@ -150,10 +160,14 @@ struct Agent {
     allow_remote_tcp: bool,
     /// When the rack may be asked for more again.
     grow_after: Option<Instant>,
+    /// Whether more would be of use: not once a place was granted that this program may not use.
+    may_grow: bool,
     stuck_since: Option<Instant>,
     spill: Spill,
     /// The last message, so that it is not repeated.
     said: Option<String>,
+    /// Nodes that have lost memory of this program, as far as that was said.
+    lost: BTreeSet<String>,
     stop: Arc<AtomicBool>,
 }
 
@@ -163,7 +177,7 @@ impl Agent {
         let started = Instant::now();
         let mut missing = bytes;
         while missing > 0 {
-            missing = missing.saturating_sub(self.ask_for(missing)?);
+            missing = missing.saturating_sub(self.ask_first(missing, started)?);
             if !self.may_ask_more() {
                 break;
             }
@@ -188,6 +202,20 @@ impl Agent {
         asked.is_ok() && self.placements.wanted_bytes(0, true, u64::MAX).is_some()
     }
 
+    /// Asks for a segment of up to `bytes`, and again while memory of the rack is on its way back: a
+    /// node that was restarted is part of the rack again within seconds. Returns the bytes granted.
+    fn ask_first(&mut self, bytes: u64, started: Instant) -> Result<u64, RackError> {
+        loop {
+            let error = match self.ask_for(bytes) {
+                Err(RackError::Api(error)) if started.elapsed() < FIRST_WAIT => error,
+                other => return other,
+            };
+            let Some(pause) = retry_after(&error) else { return Err(error.into()) };
+            self.say(&format!("no far memory yet: {error}"));
+            std::thread::sleep(pause.min(FIRST_WAIT));
+        }
+    }
+
     /// Asks for a segment of up to `bytes`. Returns the bytes granted.
     fn ask_for(&mut self, bytes: u64) -> Result<u64, RackError> {
         let wish = Wish { bytes, rate_bytes_per_s: self.rate_bytes_per_s, avoid: &[] };
@@ -201,6 +229,8 @@ impl Agent {
             match self.exchange(wait) {
                 Ok(()) => self.said = None,
                 Err(error) => {
+                    // More memory of that kind could not be used either.
+                    self.may_grow &= !matches!(error, RackError::RemoteTcp { .. });
                     self.say(&format!("{error}; the program goes on with the far memory it has"));
                     std::thread::sleep(RETRY);
                 }
@@ -225,14 +255,19 @@ impl Agent {
             }
             return Ok(());
         };
+        // One place that cannot be used must not keep others from being used, or left.
+        let mut refused = Ok(());
         for action in self.placements.hear(segments) {
-            self.carry_out(action)?;
+            refused = refused.and(self.carry_out(action));
         }
-        let lost = self.placements.lost().next().map(|lost| lost.place.node.clone());
-        if let Some(node) = lost {
-            self.say(&format!("node {node} has lost memory of this program"));
+        let lost: BTreeSet<String> =
+            self.placements.lost().map(|lost| lost.place.node.clone()).collect();
+        // Once for each node: the loss stays, and so do its reports.
+        for node in lost.difference(&self.lost) {
+            say!("farpool: node {} has lost memory of this program", plain(node));
         }
-        Ok(())
+        self.lost = lost;
+        refused
     }
 
     fn carry_out(&mut self, action: Action) -> Result<(), RackError> {
@@ -262,7 +297,7 @@ impl Agent {
     fn grow(&mut self) {
         let is_full = self.board.header().full_reported.load(Relaxed) != 0;
         let wanted = self.placements.wanted_bytes(self.far_bytes(), is_full, self.quota_bytes);
-        let Some(bytes) = wanted else { return };
+        let Some(bytes) = wanted.filter(|_| self.may_grow) else { return };
         if self.grow_after.is_some_and(|after| Instant::now() < after) {
             return;
         }
@@ -324,10 +359,22 @@ impl Agent {
 
     fn say(&mut self, message: &str) {
         if self.said.as_deref() != Some(message) {
-            say!("farpool: {message}");
+            say!("farpool: {}", plain(message));
             self.said = Some(message.to_owned());
         }
     }
+}
+
+/// Returns the name under which a program is known to a rack, which takes no name that a terminal
+/// would obey, and none above [`NAME_LIMIT_BYTES`]: the end of a path says more than its beginning.
+fn client_name(program: &Path) -> String {
+    let text = program.to_string_lossy();
+    let name = plain(&text);
+    let mut from = name.len().saturating_sub(NAME_LIMIT_BYTES);
+    while !name.is_char_boundary(from) {
+        from += 1;
+    }
+    name[from..].to_owned()
 }
 
 /// The place of a segment as a board entry.
@@ -353,4 +400,18 @@ fn random() -> Result<u128, RackError> {
     let mut bits = [0; 16];
     fill_random(&mut bits).map_err(|error| RackError::Random(error.into()))?;
     Ok(u128::from_le_bytes(bits))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_programs_name_is_one_that_a_rack_takes() {
+        assert_eq!(client_name(Path::new("/usr/bin/redis")), "/usr/bin/redis");
+        assert_eq!(client_name(Path::new("a\u{1b}[2Jb")), "a\\u{1b}[2Jb");
+        let long = "\u{fc}".repeat(NAME_LIMIT_BYTES);
+        let name = client_name(Path::new(&format!("x{long}")));
+        assert!(name.len() <= NAME_LIMIT_BYTES && name.ends_with('\u{fc}'));
+    }
 }
