@@ -70,6 +70,8 @@ pub enum Command {
     Segment(SegmentArgs),
     /// Show the circuits that are set up
     Circuit(CircuitArgs),
+    /// Set and show what tenants of the rack are promised
+    Tenant(TenantArgs),
     /// Draw the rack, or generate a topology file
     Rack(RackArgs),
     /// Print the rack's events
@@ -157,6 +159,9 @@ pub struct RunSettings {
     /// With --pool: name of this machine's compute brick [default: the host's name]
     #[arg(long, value_name = "NAME", env = "FARPOOL_RUN_HOST", hide_env_values = true)]
     pub host: Option<String>,
+    /// With --pool: tenant whose promise and quota the program counts towards [default: default]
+    #[arg(long, value_name = "NAME", env = "FARPOOL_RUN_TENANT", hide_env_values = true)]
+    pub tenant: Option<String>,
     /// With --pool: bandwidth to ask for, per second in each direction [default: 125 MB]
     #[arg(long, value_name = "SIZE", env = "FARPOOL_RUN_RATE", hide_env_values = true)]
     pub rate: Option<Size>,

@@ -59,7 +59,7 @@ fn fill_list<T>(strong: &mut Vec<T>, weak: Vec<T>) {
 impl RunSettings {
     /// Fills the unset fields from `weak`.
     pub fn fill_from(&mut self, weak: RunSettings) {
-        fill_options!(self, weak: local, pool, token_file, host, rate, spill, quota, policy, prefetch, when_full, pager_threads,
+        fill_options!(self, weak: local, pool, token_file, host, tenant, rate, spill, quota, policy, prefetch, when_full, pager_threads,
             threshold, stats, allow_remote_tcp, no_check, door, when_outside, quiet);
         fill_list(&mut self.blade, weak.blade);
     }
@@ -93,7 +93,7 @@ impl NodeSettings {
     /// Fills the unset fields from `weak`.
     pub fn fill_from(&mut self, weak: NodeSettings) {
         fill_options!(self, weak: control, donate, name, compute_brick, memory_brick, token_file,
-            allow_remote_tcp, drain_timeout, busy_rate);
+            bandwidth, allow_remote_tcp, drain_timeout, busy_rate);
         fill_list(&mut self.listen, weak.listen);
         fill_list(&mut self.advertise, weak.advertise);
     }

@@ -21,7 +21,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use args::{Cli, Command};
+use args::{Cli, Command, ControlArgs};
 use config::{Config, UsageError};
 use farpool_api::ApiError;
 
@@ -78,6 +78,9 @@ fn dispatch(cli: Cli) -> anyhow::Result<u8> {
             commands::blade::main(&args)
         }
         Command::Kv(args) => commands::kv::main(&args),
+        Command::Control(ControlArgs { action: Some(action), .. }) => {
+            commands::rack::control(&action)
+        }
         Command::Control(mut args) => {
             args.settings.fill_from(files()?.control);
             commands::control::main(args)
@@ -90,6 +93,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<u8> {
             }
         },
         Command::Segment(args) => commands::rack::segment(args.action),
+        Command::Tenant(args) => commands::rack::tenant(&args.action),
         Command::Circuit(args) => commands::rack::circuit(&args.action),
         Command::Rack(args) => commands::rack::rack(&args.action),
         Command::Events(args) => commands::rack::events(&args),
@@ -118,7 +122,8 @@ fn dispatch(cli: Cli) -> anyhow::Result<u8> {
 
 /// Prints the error with its causes, each once. Returns the exit code.
 fn report(error: &anyhow::Error) -> u8 {
-    eprintln!("farpool: {}", told_once(error));
+    // It may repeat what a controller answered.
+    eprintln!("farpool: {}", farpool_units::plain_lines(&told_once(error)));
     if error.downcast_ref::<UsageError>().is_some() {
         return EXIT_USAGE;
     }

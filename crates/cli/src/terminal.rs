@@ -2,6 +2,8 @@
 
 use std::io::{self, IsTerminal, Write, stdout};
 
+use farpool_units::plain;
+
 /// True when `stream` is a terminal and the user has not asked for plain text (NO_COLOR).
 pub fn may_colour(stream: &impl IsTerminal) -> bool {
     let no_colour = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
@@ -66,10 +68,12 @@ pub fn toned(text: &str, tone: Tone, colour: bool) -> String {
 }
 
 /// Formats rows under a header, columns two spaces apart: the first left-aligned, the others
-/// right-aligned.
+/// right-aligned. Cells may hold names from elsewhere; what a terminal would obey is escaped.
 pub fn table(header: &[&str], rows: &[Vec<String>]) -> String {
     let header: Vec<String> = header.iter().map(|&name| name.to_owned()).collect();
-    let all = || std::iter::once(&header).chain(rows);
+    let plain_row = |row: &Vec<String>| row.iter().map(|cell| plain(cell).into_owned()).collect();
+    let rows: Vec<Vec<String>> = rows.iter().map(plain_row).collect();
+    let all = || std::iter::once(&header).chain(&rows);
     let widths: Vec<usize> = (0..header.len())
         .map(|at| all().filter_map(|row| row.get(at)).map(|cell| cell.chars().count()).max())
         .map(|widest| widest.unwrap_or(0))
@@ -94,5 +98,11 @@ mod tests {
         let rows = [vec!["redis".into(), "7".into()], vec!["a".into(), "12345".into()]];
         let text = table(&["program", "faults"], &rows);
         assert_eq!(text, "program  faults\nredis         7\na         12345\n");
+    }
+
+    #[test]
+    fn a_name_cannot_move_the_cursor() {
+        let text = table(&["name"], &[vec!["\u{1b}[2Jx\ny".into()]]);
+        assert_eq!(text, "name\n\\u{1b}[2Jx\\ny\n");
     }
 }

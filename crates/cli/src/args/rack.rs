@@ -12,16 +12,42 @@ use serde::{Deserialize, Serialize};
 use crate::values::{BladeAddress, BusyRate, Patience, Size, Span, StoreAt, SwitchAt, policy};
 
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 #[command(after_help = "\
 Examples:\n  \
 farpool control --topology rack.toml --store etcd://127.0.0.1:2379\n  \
 farpool control --listen 192.0.2.1:7080 --allow-remote --token-file /etc/farpool.token")]
 pub struct ControlArgs {
+    #[command(subcommand)]
+    pub action: Option<ControlAction>,
     #[command(flatten)]
     pub settings: ControlSettings,
     /// Print the ready line as one JSON object
     #[arg(long)]
     pub json: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ControlAction {
+    /// Write everything that the running controller stores to a file; it holds the keys of grants
+    Backup {
+        /// File to write; it is replaced as a whole
+        file: PathBuf,
+        #[command(flatten)]
+        remote: RemoteArgs,
+    },
+    /// Fill a store from a backup, while no controller uses the store
+    Restore {
+        /// File with the backup
+        file: PathBuf,
+        /// The store: redb:PATH, or etcd://HOST:PORT, several separated by commas [default: a redb
+        /// file in /var/lib/farpool, or below the user's state folder]
+        #[arg(long, value_name = "STORE", env = "FARPOOL_CONTROL_STORE", hide_env_values = true)]
+        store: Option<StoreAt>,
+        /// Replace what the store holds; a redb file is kept as NAME.before-restore
+        #[arg(long)]
+        replace: bool,
+    },
 }
 
 /// The flags of `control` and the table `[control]`.
@@ -114,6 +140,10 @@ pub struct NodeSettings {
     /// Its memory brick in the topology [default: the one with the node's name]
     #[arg(long, value_name = "NAME", env = "FARPOOL_NODE_MEMORY_BRICK", hide_env_values = true)]
     pub memory_brick: Option<String>,
+    /// Bytes per second that it lends in each direction, shared by the segments on it; only without
+    /// a topology [default: the speed of its slowest link]
+    #[arg(long, value_name = "SIZE", env = "FARPOOL_NODE_BANDWIDTH", hide_env_values = true)]
+    pub bandwidth: Option<Size>,
     /// File with the controller's token
     #[arg(long, value_name = "FILE", env = "FARPOOL_NODE_TOKEN_FILE", hide_env_values = true)]
     pub token_file: Option<PathBuf>,
@@ -138,7 +168,8 @@ pub struct NodeSettings {
 
 /// Arguments of a node with a controller only. Every argument of [`CollaborateArgs`] names them:
 /// clap does not enforce `requires` on an argument that conflicts with one that is given.
-const WITH_CONTROLLER: [&str; 4] = ["control", "donate", "compute_brick", "memory_brick"];
+const WITH_CONTROLLER: [&str; 5] =
+    ["control", "donate", "compute_brick", "memory_brick", "bandwidth"];
 
 /// A node without a controller; its other arguments mean the same as with one. It speaks UDP at the
 /// address of `--listen tcp://`, and its door requires the token of `--token-file`.
@@ -271,6 +302,16 @@ pub enum SegmentAction {
     },
     /// Ask a segment's client to move it to another node
     Move(SegmentMoveArgs),
+    /// Change the size of a segment where it is
+    Resize {
+        /// Id of the segment
+        id: SegmentId,
+        /// Its new size, in superpages of 16 MiB
+        #[arg(long)]
+        size: Size,
+        #[command(flatten)]
+        remote: RemoteArgs,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -307,6 +348,48 @@ pub struct SegmentMoveArgs {
     pub wait: bool,
     #[command(flatten)]
     pub remote: RemoteArgs,
+}
+
+#[derive(Debug, Args)]
+pub struct TenantArgs {
+    #[command(subcommand)]
+    pub action: TenantAction,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum TenantAction {
+    /// Show all tenants: what they are promised, and what they have
+    List(RemoteArgs),
+    /// Show one tenant
+    Show {
+        /// Name of the tenant
+        name: String,
+        #[command(flatten)]
+        remote: RemoteArgs,
+    },
+    /// Set what a tenant is promised and allowed; what is left out gets its default
+    Set {
+        /// Name of the tenant
+        name: String,
+        /// Memory that it gets back from others when the rack is full
+        #[arg(long, value_name = "SIZE", default_value = "0")]
+        promise: Size,
+        /// Most memory that it may have [default: no limit]
+        #[arg(long, value_name = "SIZE")]
+        quota: Option<Size>,
+        /// When the rack is full, tenants with a lower one give up first; 0 to 255
+        #[arg(long, value_name = "N", default_value_t = 0)]
+        priority: u8,
+        #[command(flatten)]
+        remote: RemoteArgs,
+    },
+    /// Forget what a tenant is promised and allowed; its segments stay
+    Delete {
+        /// Name of the tenant
+        name: String,
+        #[command(flatten)]
+        remote: RemoteArgs,
+    },
 }
 
 #[derive(Debug, Args)]

@@ -106,7 +106,7 @@ fn driver(at: &SwitchAt) -> NamedSwitch {
     (at.name.clone(), Box::new(EmulatedSwitchDriver::at(&at.socket, &at.name)))
 }
 
-fn usual_store() -> Result<PathBuf, UsageError> {
+pub(super) fn usual_store() -> Result<PathBuf, UsageError> {
     if rustix::process::geteuid().is_root() {
         return Ok(PathBuf::from(STORE_OF_ROOT));
     }
@@ -117,7 +117,7 @@ fn usual_store() -> Result<PathBuf, UsageError> {
     Ok(home.ok_or_else(nowhere)?.join(STORE_OF_USER))
 }
 
-fn make_folder(store: &Path) -> anyhow::Result<()> {
+pub(super) fn make_folder(store: &Path) -> anyhow::Result<()> {
     let Some(folder) = store.parent().filter(|folder| !folder.as_os_str().is_empty()) else {
         return Ok(());
     };

@@ -1,6 +1,7 @@
 //! `farpool node`: starts the node daemon and prints the ready line; the first signal drains the
 //! node, the second stops it.
 
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -72,6 +73,9 @@ fn options(settings: NodeSettings) -> anyhow::Result<NodeOptions> {
     let token = read_token(settings.token_file.as_deref())?;
     let client = Client::new(settings.control.as_deref().ok_or_else(missing)?, token.as_deref())?;
     let listen = listen(&settings)?;
+    let zero = || UsageError("--bandwidth 0 lends nothing; give what the link carries".into());
+    let bandwidth = settings.bandwidth.map(|Size(rate)| NonZeroU64::new(rate).ok_or_else(zero));
+    let bandwidth = bandwidth.transpose()?;
     let advertise = settings.advertise.into_iter().map(|BladeAddress(address)| address);
     let blade = BladeConfig {
         allow_remote_tcp: settings.allow_remote_tcp == Some(true),
@@ -86,6 +90,7 @@ fn options(settings: NodeSettings) -> anyhow::Result<NodeOptions> {
         blade,
         compute_brick: settings.compute_brick,
         memory_brick: settings.memory_brick,
+        bandwidth_bytes_per_s: bandwidth,
         thresholds: Thresholds::default(),
         memory: MemoryFiles::default(),
     })

@@ -130,6 +130,7 @@ pub fn rack(settings: &RunSettings) -> Result<Option<RackOptions>, UsageError> {
         controllers,
         token: read_token(settings.token_file.as_deref())?,
         host: settings.host.clone(),
+        tenant: settings.tenant.clone(),
         rate_bytes_per_s: settings.rate.map(|Size(bytes)| bytes),
         spill_directory: settings.spill.clone().unwrap_or_else(|| PathBuf::from(SPILL_DIRECTORY)),
     }))

@@ -5,6 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use farpool_api::{ApiError, Client, Event, EventStream};
+use farpool_units::{plain, utc_text};
 
 use super::client;
 use crate::args::EventsArgs;
@@ -44,9 +45,13 @@ impl Printer {
         let line = match self.json {
             true => serde_json::to_string(event)?,
             false => {
-                let Event { id, kind, subject, detail, uptime_ms } = event;
-                let (seconds, ms) = (uptime_ms / 1000, uptime_ms % 1000);
-                format!("{id}  {seconds:>6}.{ms:03}s  {kind}  {subject}: {detail}")
+                let Event { id, kind, subject, detail, uptime_ms, time_unix_ms } = event;
+                let time = match time_unix_ms {
+                    0 => format!("{:>6}.{:03}s", uptime_ms / 1000, uptime_ms % 1000),
+                    clock => utc_text(*clock),
+                };
+                // Names and details may come from others.
+                plain(&format!("{id}  {time}  {kind}  {subject}: {detail}")).into_owned()
             }
         };
         terminal::print(&format!("{line}\n"))?;
@@ -95,7 +100,7 @@ fn again(client: &Client, last: u64) -> anyhow::Result<EventStream> {
             }
             Err(error) => {
                 if !std::mem::replace(&mut is_said, true) {
-                    eprintln!("farpool: {error}; retrying");
+                    eprintln!("farpool: {}; retrying", plain(&error.to_string()));
                 }
             }
         }

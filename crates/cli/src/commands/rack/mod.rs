@@ -1,19 +1,24 @@
 //! Commands that ask the rack's controller: one request each, printed as a table or as the
 //! controller's JSON. The exit code tells the kind of a controller's error.
 
+mod backup;
 mod events;
 mod nodes;
 mod segments;
 mod show;
 mod tasks;
+mod tenants;
 
+pub use backup::main as control;
 pub use events::main as events;
 pub use nodes::main as node;
 pub use segments::main as segment;
 pub use show::main as rack;
 pub use tasks::main as task;
+pub use tenants::main as tenant;
 
 use farpool_api::Client;
+use farpool_units::plain;
 use serde::Serialize;
 
 use crate::args::{CircuitAction, RemoteArgs};
@@ -56,10 +61,12 @@ fn size_or_dash(bytes: Option<u64>) -> String {
     bytes.map_or("-".to_owned(), size)
 }
 
-/// `name  value` lines for one thing.
+/// `name  value` lines for one thing; what a terminal would obey is escaped.
 fn sheet(lines: &[(&str, String)]) -> String {
     let width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-    lines.iter().map(|(name, value)| format!("{name:<width$}  {value}\n")).collect()
+    let line =
+        |(name, value): &(&str, String)| format!("{:<width$}  {}\n", plain(name), plain(value));
+    lines.iter().map(line).collect()
 }
 
 /// `farpool circuit list`.

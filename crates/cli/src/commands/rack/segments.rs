@@ -25,6 +25,7 @@ pub fn main(action: SegmentAction) -> anyhow::Result<u8> {
             })
         }
         SegmentAction::Move(args) => begin_move(args),
+        SegmentAction::Resize { id, size, remote } => resize(id, size.0, &remote),
     }
 }
 
@@ -60,6 +61,18 @@ fn create(args: SegmentCreateArgs) -> anyhow::Result<u8> {
     show(&args.remote, &segment, |segment| sheet(&lines(segment)))
 }
 
+fn resize(id: SegmentId, bytes: u64, remote: &RemoteArgs) -> anyhow::Result<u8> {
+    let client = client(remote)?;
+    let now = client.segment(id)?;
+    // A request for another size is the request that the segment was created with, but for that.
+    let Some(spec) = now.spec else {
+        anyhow::bail!("this controller cannot change the size of a segment");
+    };
+    let spec = SegmentSpec { bytes, ..spec };
+    let segment = client.resize_segment(id, &spec, Some(now.revision))?;
+    show(remote, &segment, |segment| sheet(&lines(segment)))
+}
+
 fn begin_move(args: SegmentMoveArgs) -> anyhow::Result<u8> {
     let client = client(&args.remote)?;
     let wish = MoveRequest { policy: args.policy, avoid: args.avoid };
@@ -88,6 +101,17 @@ fn row(segment: &Segment) -> Vec<String> {
     ]
 }
 
+/// The size that a segment takes, and the one that was asked for if that is another.
+fn sizes(segment: &Segment) -> String {
+    let takes = size(segment.place.bytes);
+    match segment.spec.as_ref().map(|spec| spec.bytes) {
+        Some(asked) if asked != segment.place.bytes => {
+            format!("{takes} ({} asked for)", size(asked))
+        }
+        _ => takes,
+    }
+}
+
 fn lines(segment: &Segment) -> Vec<(&'static str, String)> {
     let rate = |bytes| format!("{}/s", size(bytes));
     let mut lines = vec![
@@ -97,7 +121,7 @@ fn lines(segment: &Segment) -> Vec<(&'static str, String)> {
         ("client", segment.client.map_or("-".to_owned(), |client| client.to_string())),
         ("node", segment.place.node.clone()),
         ("addresses", segment.place.addresses.join(" ")),
-        ("size", size(segment.place.bytes)),
+        ("size", sizes(segment)),
         ("used", size_or_dash(segment.used_bytes)),
         ("reads", rate(segment.place.read_bytes_per_s)),
         ("writes", rate(segment.place.write_bytes_per_s)),
