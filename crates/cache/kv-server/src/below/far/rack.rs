@@ -38,6 +38,7 @@ pub fn tenant(options: &PoolOptions) -> Result<Tenant, FarError> {
         name: "farpool kv".into(),
         pid: std::process::id(),
         lease_ms: farpool_api::DEFAULT_LEASE_MS,
+        tenant: None,
     };
     Ok(Tenant::new(client, id, spec))
 }
