@@ -14,8 +14,8 @@ fn default_rate() -> u64 {
 #[cfg_attr(feature = "schema", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct NodeSpec {
-    /// The blade's addresses, best first, such as `tcp://10.0.0.7:7070`. At most 16, and at least one
-    /// if it lends memory.
+    /// The blade's addresses, best first, such as `tcp://10.0.0.7:7070`. At most 16, and at least
+    /// one if it lends memory.
     #[cfg_attr(feature = "schema", schema(max_items = 16))]
     pub addresses: Vec<String>,
     /// Memory that it may lend, rounded down to whole superpages of 16 MiB; 0 for a node that only

@@ -1,6 +1,7 @@
 //! Who may ask: requests that a stranger's web page makes a browser send are refused.
 //!
-//! A server on loopback may have no token, and a browser on the same machine reaches it. Invariants:
+//! A server on loopback may have no token, and a browser on the same machine reaches it.
+//! Invariants:
 //! - A request whose `Origin` is not the host that it asks is refused: no page of another site.
 //! - Without a token, a `Host` that is neither an address, `localhost` nor a name of this server is
 //!   refused: a stranger's name can be made to mean 127.0.0.1 (DNS rebinding).
@@ -28,8 +29,8 @@ struct Guard {
     names: Arc<[String]>,
 }
 
-/// Refuses what a stranger's web page may have caused. `names` are hosts, or URLs with one, by which
-/// this server is known besides its addresses. Routes added afterwards are not guarded.
+/// Refuses what a stranger's web page may have caused. `names` are hosts, or URLs with one, by
+/// which this server is known besides its addresses. Routes added afterwards are not guarded.
 pub fn guard<S>(router: Router<S>, has_token: bool, names: &[String]) -> Router<S>
 where
     S: Clone + Send + Sync + 'static,

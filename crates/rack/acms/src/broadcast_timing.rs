@@ -1,9 +1,10 @@
 //! When a node broadcasts: stable offers less and less often, requests until they are served
 //! (ACMS, section 4.3).
 //!
-//! Invariants: a node broadcasts at most one offer and at most one request per [`BROADCAST_PERIOD`],
-//! however often it is served in between; the period of an offer that did not change notably doubles each
-//! time, up to [`BROADCAST_PERIOD_MAX`].
+//! Invariants: a node broadcasts at most one offer and at most one request per
+//! [`BROADCAST_PERIOD`],
+//! however often it is served in between; the period of an offer that did not change notably
+//! doubles each time, up to [`BROADCAST_PERIOD_MAX`].
 
 use std::time::Duration;
 

@@ -124,8 +124,8 @@ impl Config {
         Duration::from_millis(u64::from(self.lease_ms))
     }
 
-    /// Time between two renewals: three of them, each up to a tick late, arrive before the client has
-    /// to stop using a grant.
+    /// Time between two renewals: three of them, each up to a tick late, arrive before the client
+    /// has to stop using a grant.
     pub(crate) fn renew_every(&self) -> Duration {
         (self.lease().saturating_sub(LEASE_MARGIN) / 3).saturating_sub(TICK)
     }

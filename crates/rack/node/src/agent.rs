@@ -29,7 +29,8 @@ const REPORT_WAIT_MS: u64 = 500;
 /// How long an answer may be held while the node ends, so that it ends soon after its last grant
 /// has gone or its time is over.
 const ENDING_WAIT_MS: u64 = 100;
-/// How long a new daemon waits for its name while another one reports under it: an earlier daemon of
+/// How long a new daemon waits for its name while another one reports under it: an earlier daemon
+/// of
 /// this node that was killed counts as late after 5 s. After this it is a second daemon, and ends.
 const NAME_WAIT: Duration = Duration::from_secs(10);
 /// Attempts to sign off from the controller, with a report between two of them.

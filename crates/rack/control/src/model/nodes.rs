@@ -76,8 +76,8 @@ impl Node {
         refuse(ProblemKind::NameInUse, detail)
     }
 
-    /// Whether it has carried out an intent that has this grant with this size, and no more of it is
-    /// in use.
+    /// Whether it has carried out an intent that has this grant with this size, and no more of it
+    /// is in use.
     pub(crate) fn keeps_to(&self, segment: SegmentId, epoch: u64, size: u64, since: u64) -> bool {
         let Some(seen) = &self.seen else { return false };
         let fits = |grant: &GrantSeen| {
@@ -182,8 +182,8 @@ impl State {
         Ok(outcome)
     }
 
-    /// Without a topology: raises a node's bandwidth to what was promised of it before. A node whose
-    /// link has become slower must be able to come back; nothing more is placed on it.
+    /// Without a topology: raises a node's bandwidth to what was promised of it before. A node
+    /// whose link has become slower must be able to come back; nothing more is placed on it.
     fn with_promises(&self, name: &str, mut spec: NodeSpec) -> NodeSpec {
         if self.topology.is_none() {
             let (read, write) = self.promised_rates(name);
