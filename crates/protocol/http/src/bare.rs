@@ -85,11 +85,12 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Worded<S> {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         ready!(self.write_left(context))?;
-        if bytes.starts_with(b"HTTP/1.") && self.owed.load(Ordering::Acquire) == 0 {
-            if let Some(worded) = worded(bytes) {
-                self.left = worded;
-                return Poll::Ready(Ok(bytes.len()));
-            }
+        if bytes.starts_with(b"HTTP/1.")
+            && self.owed.load(Ordering::Acquire) == 0
+            && let Some(worded) = worded(bytes)
+        {
+            self.left = worded;
+            return Poll::Ready(Ok(bytes.len()));
         }
         let written = ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
         // Only counted; what was begun goes on.

@@ -139,6 +139,8 @@ impl Config {
 mod tests {
     use super::*;
 
+    use farpool_units::exactly;
+
     #[test]
     fn of_every_lease_two_renewals_may_be_lost() {
         let addr = ([127, 0, 0, 1], 7070).into();
@@ -146,8 +148,9 @@ mod tests {
         for lease_ms in (LEASE_MS_MIN..60_000).step_by(37) {
             config.lease_ms = lease_ms;
             // A timer is seen at the first tick after it.
-            let ticks =
-                |time: Duration| TICK * (time.as_millis().div_ceil(TICK.as_millis()) as u32);
+            let ticks = |time: Duration| {
+                TICK * exactly::<u32, _>(time.as_millis().div_ceil(TICK.as_millis()))
+            };
             let third = ticks(config.renew_every()) * 3;
             assert!(third <= config.lease() - LEASE_MARGIN, "{lease_ms} ms: {third:?}");
         }

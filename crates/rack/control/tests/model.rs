@@ -208,36 +208,16 @@ impl World {
             Step::Drain(node, draining) => {
                 self.apply(Command::Drain { name: name(node), draining });
             }
-            Step::Report(node) | Step::ReportInVain(node) => {
-                let Some(report) = self.report(node) else { return };
-                assert!(self.apply(Command::NodeReport { name: name(node), report }));
-                let answer = self.answer(node).unwrap();
-                if let (Step::Report(_), Some(agent)) = (step, self.agents.get_mut(&node)) {
-                    agent.answer = answer;
-                }
-            }
-            Step::Replay(node) => {
-                let last = self.agents.get(&node).and_then(|agent| agent.last.clone());
-                let Some(report) = last else { return };
-                let before = self.state.fingerprint();
-                self.apply(Command::NodeReport { name: name(node), report });
-                assert_eq!(before, self.state.fingerprint(), "a replayed report changed something");
-            }
+            Step::Report(node) => self.reported(node, true),
+            Step::ReportInVain(node) => self.reported(node, false),
+            Step::Replay(node) => self.replay(node),
             Step::Lend(node, lend) => {
                 if let Some(agent) = self.agents.get_mut(&node) {
                     agent.lend = lend;
                 }
             }
             Step::Twin(node) => self.twin(node),
-            Step::NewBlade(node) => {
-                if let Some(agent) = self.agents.get_mut(&node) {
-                    agent.blade_id += 1;
-                    agent.answer.grants.clear();
-                    agent.last = None;
-                    let donate = agent.donate;
-                    self.join(node, donate);
-                }
-            }
+            Step::NewBlade(node) => self.new_blade(node),
             Step::Client(id) => {
                 let spec = ClientSpec {
                     host: name(0),
@@ -288,6 +268,35 @@ impl World {
                 self.tick();
             }
             Step::Restart => self.restart(),
+        }
+    }
+
+    /// A node reports. The answer may be lost on its way.
+    fn reported(&mut self, node: u8, is_answered: bool) {
+        let Some(report) = self.report(node) else { return };
+        assert!(self.apply(Command::NodeReport { name: name(node), report }));
+        let answer = self.answer(node).unwrap();
+        if let (true, Some(agent)) = (is_answered, self.agents.get_mut(&node)) {
+            agent.answer = answer;
+        }
+    }
+
+    fn replay(&mut self, node: u8) {
+        let last = self.agents.get(&node).and_then(|agent| agent.last.clone());
+        let Some(report) = last else { return };
+        let before = self.state.fingerprint();
+        self.apply(Command::NodeReport { name: name(node), report });
+        assert_eq!(before, self.state.fingerprint(), "a replayed report changed something");
+    }
+
+    /// A node's blade starts anew, with no memory of its grants.
+    fn new_blade(&mut self, node: u8) {
+        if let Some(agent) = self.agents.get_mut(&node) {
+            agent.blade_id += 1;
+            agent.answer.grants.clear();
+            agent.last = None;
+            let donate = agent.donate;
+            self.join(node, donate);
         }
     }
 
