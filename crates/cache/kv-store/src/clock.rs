@@ -76,7 +76,13 @@ impl Clock {
     #[inline]
     #[must_use]
     pub fn expiry_s(&self, exptime: i32) -> u32 {
-        let exptime = i64::from(exptime);
+        self.expiry_of_s(exptime.into())
+    }
+
+    /// As [`Self::expiry_s`], for an expiry time of any width.
+    #[inline]
+    #[must_use]
+    pub fn expiry_of_s(&self, exptime: i64) -> u32 {
         if exptime == 0 {
             return 0;
         }

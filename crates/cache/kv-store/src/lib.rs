@@ -61,7 +61,9 @@ pub fn ttl_class(expires_s: u32, now_s: u32) -> u8 {
         return 0;
     }
     let left = expires_s.saturating_sub(now_s).max(1);
-    let log2 = left.next_power_of_two().ilog2().max(TTL_FIRST_LOG2) - TTL_FIRST_LOG2 + 1;
+    // Of the next power of two, which may be beyond u32.
+    let log2 = (left - 1).checked_ilog2().map_or(0, |log2| log2 + 1);
+    let log2 = log2.max(TTL_FIRST_LOG2) - TTL_FIRST_LOG2 + 1;
     exactly((log2 as usize).min(TTL_CLASSES - 1))
 }
 
