@@ -65,6 +65,10 @@ pub enum AdminRequest<'a> {
         level: u32,
         quiet: bool,
     },
+    /// `refresh_certs`.
+    RefreshCertificates {
+        quiet: bool,
+    },
     MemoryLimit {
         mebibytes: u32,
         quiet: bool,
@@ -408,6 +412,7 @@ fn parse_admin<'a>(line: &'a [u8], words: &Words<'a>) -> Parsed<'a> {
             (2..=3, None) => refused("ERROR", quiet),
             _ => error(),
         },
+        b"refresh_certs" => admin(AdminRequest::RefreshCertificates { quiet }),
         b"version" => admin(AdminRequest::Version),
         b"quit" => admin(AdminRequest::Quit),
         b"shutdown" => admin(AdminRequest::Shutdown { line }),

@@ -1,6 +1,7 @@
 //! Mutated streams, as many as a test has time for; fuzz/ continues from here.
 
 mod exercise;
+mod exercise_binary;
 mod exercise_keyvault;
 
 use farpool_keyvault::frame::{Header, Opcode, begin, finish};
@@ -90,6 +91,52 @@ fn frames() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(frame, 0..40).prop_map(|frames| frames.concat())
 }
 
+/// Binary requests whose lengths mostly fit, on keys that exist or not.
+fn binary_requests() -> impl Strategy<Value = Vec<u8>> {
+    let opcode = prop_oneof![9 => 0u8..0x25, 1 => any::<u8>()];
+    let extras = prop_oneof![
+        9 => Just(None),
+        1 => prop::collection::vec(any::<u8>(), 0..24).prop_map(Some),
+    ];
+    let key = prop_oneof![
+        9 => select(&["fill80", "fill81", "a", "b", ""][..]).prop_map(|key| key.as_bytes().to_vec()),
+        1 => (0usize..300).prop_map(|bytes| vec![b'k'; bytes]),
+    ];
+    let value = prop_oneof![
+        6 => Just(Vec::new()),
+        3 => select(&["7", "abc", "18446744073709551615"][..])
+            .prop_map(|value| value.as_bytes().to_vec()),
+        1 => (0usize..70_000).prop_map(|bytes| vec![b'v'; bytes]),
+    ];
+    let numbers = (0u8..4, prop_oneof![3 => Just(0u64), 1 => 0u64..99], any::<u32>());
+    let request = (opcode, extras, key, value, numbers).prop_map(
+        |(opcode, extras, key, value, (number, cas, opaque))| {
+            let usual_bytes = match opcode {
+                0x01..=0x03 | 0x11..=0x13 => 8,
+                0x05 | 0x06 | 0x15 | 0x16 => 20,
+                0x1b..=0x1e | 0x23 | 0x24 => 4,
+                _ => 0,
+            };
+            // With the last byte of each 32 bits a small number, or 2^32 - 1 in all.
+            let usual = (1..=usual_bytes).map(|at| match number {
+                3 => 0xff,
+                _ if at % 4 == 0 => number,
+                _ => 0,
+            });
+            let extras = extras.unwrap_or_else(|| usual.collect());
+            let mut bytes = vec![0x80, opcode];
+            bytes.extend_from_slice(&u16::try_from(key.len()).unwrap().to_be_bytes());
+            bytes.extend_from_slice(&[u8::try_from(extras.len()).unwrap(), 0, 0, 0]);
+            let body = u32::try_from(extras.len() + key.len() + value.len()).unwrap();
+            bytes.extend_from_slice(&body.to_be_bytes());
+            bytes.extend_from_slice(&opaque.to_be_bytes());
+            bytes.extend_from_slice(&cas.to_be_bytes());
+            [bytes, extras, key, value].concat()
+        },
+    );
+    prop::collection::vec(request, 0..40).prop_map(|requests| requests.concat())
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) })]
 
@@ -104,6 +151,31 @@ proptest! {
     #[test]
     fn streams_are_executed_within_bounds(bytes in stream(), step_s in 0u8..9, policy in any::<u8>()) {
         exercise::execute_any(&bytes, step_s, exercise::policy_of(policy));
+    }
+
+    #[test]
+    fn binary_pieces_give_the_requests_of_the_whole(
+        mut bytes in binary_requests(),
+        rules in 0u8..4,
+        cuts in prop::collection::vec(1u8..40, 1..8),
+        spoil in prop::option::of((any::<prop::sample::Index>(), any::<u8>())),
+    ) {
+        if let Some((at, byte)) = spoil.filter(|_| !bytes.is_empty()) {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        // Long values in short pieces take long.
+        bytes.truncate(4 << 10);
+        exercise_binary::scan_any(&bytes, rules, &cuts);
+    }
+
+    #[test]
+    fn binary_streams_are_executed_within_bounds(
+        bytes in binary_requests(),
+        step_s in 0u8..9,
+        policy in any::<u8>(),
+    ) {
+        exercise_binary::execute_any(&bytes, step_s, exercise::policy_of(policy));
     }
 
     #[test]
