@@ -11,6 +11,10 @@ const FRIENDS: &str = "friendfeed";
 /// memcached's answer to a read of these keys, of which some are there.
 fn reply(workload: &Workload, protocol: Protocol, keys: &[(KeyNumber, bool)]) -> Vec<u8> {
     let mut out = Vec::new();
+    if protocol == Protocol::Binary {
+        keys.iter().for_each(|key| push_binary(workload, *key, &mut out));
+        return out;
+    }
     if protocol == Protocol::Redis && keys.len() > 1 {
         out.extend_from_slice(format!("*{}\r\n", keys.len()).as_bytes());
     }
@@ -39,8 +43,22 @@ fn reply(workload: &Workload, protocol: Protocol, keys: &[(KeyNumber, bool)]) ->
     out
 }
 
+/// A reply of the binary protocol.
+fn push_binary(workload: &Workload, (key, is_there): (KeyNumber, bool), out: &mut Vec<u8>) {
+    let (status, extras, mut body) = if is_there { (0, 4, vec![0; 4]) } else { (1, 0, vec![]) };
+    if is_there {
+        push_value(&mut body, key, workload.value_bytes(key));
+    } else {
+        body.extend_from_slice(b"Not found");
+    }
+    out.extend_from_slice(&[0x81, 0, 0, 0, extras, 0, 0, status]);
+    out.extend_from_slice(&u32::try_from(body.len()).expect("a short value").to_be_bytes());
+    out.extend_from_slice(&[0; 12]);
+    out.extend_from_slice(&body);
+}
+
 fn protocols() -> impl Strategy<Value = Protocol> {
-    prop::sample::select(vec![Protocol::Text, Protocol::Meta, Protocol::Redis])
+    prop::sample::select(vec![Protocol::Text, Protocol::Meta, Protocol::Binary, Protocol::Redis])
 }
 
 fn read(

@@ -1,6 +1,7 @@
 //! The client: connections, schedule, replies, latency.
 
 pub mod asked;
+mod binary;
 pub mod echo;
 mod keyvault;
 pub mod link;

@@ -1,5 +1,6 @@
 //! Parsing replies. Pure; values are checked to the byte.
 
+use super::binary;
 use super::request::{Expected, Protocol};
 use super::value::{self, push_key};
 use crate::workload::{KeyNumber, Operation, Workload};
@@ -58,6 +59,10 @@ impl Reader<'_> {
             (_, Protocol::Echo) => {
                 said.hits = 1;
                 return Ok((bytes.len() >= self.echo_bytes).then_some((self.echo_bytes, said)));
+            }
+            (operation, Protocol::Binary) => {
+                let name = |key| self.name(key);
+                return binary::read(self.workload, bytes, operation, keys, name);
             }
             (Operation::Get, Protocol::Text) => return self.read_values(bytes, keys),
             (operation, protocol) => {

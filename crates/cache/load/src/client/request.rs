@@ -2,6 +2,7 @@
 
 use farpool_units::exactly;
 
+use super::binary;
 use super::value::{push_key, push_value};
 use crate::workload::{KeyNumber, Operation, Workload};
 
@@ -12,6 +13,8 @@ pub enum Protocol {
     Text,
     /// memcached's meta commands.
     Meta,
+    /// memcached's binary protocol.
+    Binary,
     /// Redis's, for comparisons: GET or MGET, SET, DEL.
     Redis,
     /// KeyVault, the protocol of docs/contributors/kv-protocol.md, over sockets.
@@ -35,8 +38,8 @@ pub struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Appends a request on these keys; only reads take several. Meta reads of several keys are as
-    /// many commands but one expected reply.
+    /// Appends a request on these keys; only reads take several. Meta and binary reads of several
+    /// keys are as many commands but one expected reply.
     pub fn push(&self, out: &mut Vec<u8>, operation: Operation, keys: &[KeyNumber]) {
         match (operation, self.protocol) {
             (_, Protocol::Echo) => out.extend_from_slice(&ECHO_REQUEST),
@@ -57,6 +60,7 @@ impl Writer<'_> {
                     out.extend_from_slice(b" v\r\n");
                 }
             }
+            (_, Protocol::Binary) => binary::push(out, self.workload, operation, keys),
             (_, Protocol::Redis) => self.push_redis(out, operation, keys),
             (Operation::Set, _) => keys.iter().for_each(|&key| self.push_set(out, key)),
             (Operation::Delete, protocol) => {
