@@ -3,6 +3,7 @@
 #![allow(unreachable_pub, reason = "many modules; the root says what leaves the crate")]
 
 mod below;
+mod binary;
 mod clients;
 mod duties;
 pub mod heap;
@@ -11,6 +12,7 @@ mod mail;
 mod me;
 mod settings;
 mod text;
+pub mod tls;
 mod watch;
 mod worker;
 
@@ -33,7 +35,8 @@ pub use below::far::FarError;
 pub use clients::auth;
 pub use farpool_kv_tier::flash::{Bookkeeping, FlashError, FlashFile, FlashSettings};
 pub use settings::{
-    FarSettings, FarSource, MEMCACHED_VERSION, PoolOptions, REQUESTS_PER_TURN, Settings, Shared,
+    Dialect, FarSettings, FarSource, MEMCACHED_VERSION, PoolOptions, REQUESTS_PER_TURN, Settings,
+    Shared,
 };
 pub use worker::{Worker, WorkerError};
 
@@ -98,23 +101,21 @@ impl Server {
         }
         let mut listeners = Vec::new();
         let mut addresses = Vec::new();
-        for &address in &settings.addresses {
+        let protocol = if settings.tls.is_some() { Protocol::TextOverTls } else { Protocol::Text };
+        let tcp = settings.addresses.iter().map(|it| (it, protocol));
+        let tcp = tcp.chain(settings.plain_addresses.iter().map(|it| (it, Protocol::Text)));
+        let tcp = tcp.chain(settings.keyvault_addresses.iter().map(|it| (it, Protocol::KeyVault)));
+        for (&address, protocol) in tcp {
             let (socket, bound) = listen_tcp(address, settings.backlog)
                 .map_err(|source| ServerError::Listen { address: address.to_string(), source })?;
             addresses.push(bound);
-            listeners.push(Listener { socket, is_local: false, protocol: Protocol::Text });
+            listeners.push(Listener { socket, is_local: false, protocol });
         }
         let socket_path = settings.socket_path.clone();
         let keyvault_path = settings.keyvault_path.clone();
         if let Some(path) = &socket_path {
             let socket = listen_unix(path, &settings)?;
             listeners.push(Listener { socket, is_local: true, protocol: Protocol::Text });
-        }
-        for &address in &settings.keyvault_addresses {
-            let (socket, bound) = listen_tcp(address, settings.backlog)
-                .map_err(|source| ServerError::Listen { address: address.to_string(), source })?;
-            addresses.push(bound);
-            listeners.push(Listener { socket, is_local: false, protocol: Protocol::KeyVault });
         }
         if let Some(path) = &settings.keyvault_path {
             let socket = listen_unix(path, &settings)?;

@@ -12,6 +12,7 @@ use rustix::event::EventfdFlags;
 
 use crate::clients::auth::Credentials;
 use crate::mail::mailbox::Mailbox;
+use crate::tls::Tls;
 use crate::watch::report::ShardReport;
 use crate::watch::watchers::Watchers;
 use farpool_kv_store::observe::Observed;
@@ -44,6 +45,16 @@ pub enum FarSource {
     Pool(PoolOptions),
 }
 
+/// Which of memcached's two protocols clients speak, or one client speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Dialect {
+    /// The first byte that a client sends decides.
+    #[default]
+    Auto,
+    Text,
+    Binary,
+}
+
 /// Far memory below the server's own.
 #[derive(Debug, Clone)]
 pub struct FarSettings {
@@ -61,6 +72,8 @@ pub struct FarSettings {
 pub struct Settings {
     pub addresses: Vec<SocketAddr>,
     pub socket_path: Option<PathBuf>,
+    /// What clients of these may speak.
+    pub dialect: Dialect,
     /// Addresses that speak KeyVault.
     pub keyvault_addresses: Vec<SocketAddr>,
     pub keyvault_path: Option<PathBuf>,
@@ -99,6 +112,10 @@ pub struct Settings {
     /// How long connected clients may stay once the server drains.
     pub drain: Duration,
     pub credentials: Option<Arc<Credentials>>,
+    /// Clients of `addresses` speak TLS.
+    pub tls: Option<Arc<Tls>>,
+    /// Addresses whose clients do not, although `tls` is set.
+    pub plain_addresses: Vec<SocketAddr>,
     pub credentials_file: Option<PathBuf>,
     /// How long a thread polls for work before it sleeps, in microseconds.
     pub spin_us: u64,
@@ -111,6 +128,7 @@ impl Default for Settings {
         Self {
             addresses: Vec::new(),
             socket_path: None,
+            dialect: Dialect::Auto,
             keyvault_addresses: Vec::new(),
             keyvault_path: None,
             keyvault_leases: false,
@@ -136,6 +154,8 @@ impl Default for Settings {
             counts_prefixes: false,
             drain: Duration::ZERO,
             credentials: None,
+            tls: None,
+            plain_addresses: Vec::new(),
             credentials_file: None,
             spin_us: 0,
             requests_per_turn: REQUESTS_PER_TURN,

@@ -166,6 +166,11 @@ impl Worker {
                 }
                 self.answer_gathering(gathering, own);
             }
+            Parked::Binary { .. } => {
+                self.reply(request.origin, own, |worker, out| {
+                    worker.answer_binary_from_record(&request.bytes, (item, cas), out);
+                });
+            }
             Parked::Request | Parked::KeyVault { .. } => {
                 debug_assert!(false, "only plain reads are answered so");
             }
@@ -217,6 +222,9 @@ impl Worker {
             self.reply(request.origin, own, |worker, out| match request.what {
                 Parked::GetKey(read) => get_key(&mut worker.shard, key, read, out),
                 Parked::Request => worker.answer_forwarded(&request.bytes, out),
+                Parked::Binary { .. } => {
+                    worker.answer_binary_passed_on(&request.bytes, key.hash, out);
+                }
                 Parked::KeyVault { checked } => {
                     worker.answer_passed_on(&request.bytes, checked, out)
                 }

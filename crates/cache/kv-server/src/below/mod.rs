@@ -45,6 +45,8 @@ pub(crate) enum Parked {
     GetKey(GetKey),
     /// Any other request: its bytes.
     Request,
+    /// A request of the binary protocol: its bytes.
+    Binary { is_plain_read: bool },
     /// A KeyVault frame.
     KeyVault { checked: bool },
     /// One key of a MULTIGET.
@@ -358,6 +360,7 @@ const fn is_plain(request: &ParkedRequest) -> bool {
     match request.what {
         Parked::GetKey(read) => read.flags.touch.is_none(),
         Parked::Part { .. } => true,
+        Parked::Binary { is_plain_read } => is_plain_read,
         Parked::Request | Parked::KeyVault { .. } => false,
     }
 }

@@ -1,8 +1,10 @@
 //! One client: its unprocessed input, and what it waits for. No I/O here.
 
+use farpool_kv_protocol::binary;
 use farpool_kv_store::observe::journal::Kinds;
 
 use super::replies::{AWAITED_MAX, READY_BYTES_MAX, Replies};
+use crate::settings::Dialect;
 use crate::watch::dump::Dump;
 
 /// The lowest limit on awaited replies of one connection; the highest is [`AWAITED_MAX`]. At the
@@ -66,6 +68,8 @@ pub struct Client {
     /// `input` begins with a complete request that waits for the next turn.
     pub has_turn_left: bool,
     pub phase: Phase,
+    /// Which protocol it speaks, once it has sent something.
+    pub dialect: Dialect,
     pub resume: Option<Resume>,
     /// A long list that is not complete yet; its request stays at the start of `input`.
     pub dump: Option<Dump>,
@@ -81,6 +85,8 @@ pub struct Client {
     pub sent_bytes: usize,
     /// False until a client that has to authenticate has done so.
     pub is_authenticated: bool,
+    /// It has begun to authenticate, and is to send its name and password next (binary protocol).
+    pub sasl_has_begun: bool,
     /// The connection is closed because of what the client sent.
     pub is_refused: bool,
     pub last_active_s: u32,
@@ -99,6 +105,7 @@ impl Client {
             want_bytes: 0,
             has_turn_left: false,
             phase: Phase::Requests,
+            dialect: Dialect::Auto,
             resume: None,
             dump: None,
             replies: Replies::default(),
@@ -108,10 +115,28 @@ impl Client {
             unsent: Vec::new(),
             sent_bytes: 0,
             is_authenticated,
+            sasl_has_begun: false,
             is_refused: false,
             last_active_s: now_s,
             requests: 0,
         }
+    }
+
+    /// The protocol that it speaks: if both are allowed, the first byte that it sends decides.
+    pub fn decide_dialect(&mut self, input: &[u8]) -> Dialect {
+        if let (Dialect::Auto, Some(&first)) = (self.dialect, input.first()) {
+            self.dialect = if first == binary::MAGIC { Dialect::Binary } else { Dialect::Text };
+        }
+        self.dialect
+    }
+
+    /// Discards up to `available` bytes of the data that is to be skipped. Returns how many.
+    pub fn skip(&mut self, available: usize) -> usize {
+        let Phase::Skipping { bytes } = self.phase else { return 0 };
+        let skipped = bytes.min(available);
+        let left = bytes - skipped;
+        self.phase = if left == 0 { Phase::Requests } else { Phase::Skipping { bytes: left } };
+        skipped
     }
 
     /// Whether so much is awaited from other shards, or not read by the client, that no further

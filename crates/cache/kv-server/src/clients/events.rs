@@ -6,10 +6,13 @@ use std::sync::atomic::Ordering;
 use rustix::event::epoll;
 use rustix::io::Errno;
 
+use super::Clients;
 use super::connection::{Client, CloseReason, Phase};
 use super::sockets::{Connection, READ_BYTES};
 use crate::keyvault::state::{KeyVaultState, Source};
 use crate::mail::mailbox::{Answer, Batch, ConnectionId, Message, Protocol, Told};
+use crate::settings::Dialect;
+use crate::tls::session::Session;
 use crate::watch::journal;
 use crate::worker::Worker;
 
@@ -44,16 +47,41 @@ impl Worker {
         self.me.counts.connections += 1;
         let is_known = self.me.shared.settings.credentials.is_none();
         let (now_s, item_bytes_max) = (self.shard.clock.now_s(), self.me.limits.item_bytes_max);
-        let client = Client::new(is_known, now_s, item_bytes_max);
+        let mut client = Client::new(is_known, now_s, item_bytes_max);
+        client.dialect = self.me.shared.settings.dialect;
         let keyvault = (protocol == Protocol::KeyVault).then(KeyVaultState::default);
-        let mut connection =
-            Connection { socket, client, generation, interest, is_local, keyvault, moves_to: None };
+        let tls = match self.session_for(protocol) {
+            Ok(tls) => tls,
+            Err(error) => {
+                tracing::warn!(%error, "a client cannot begin TLS and is sent away");
+                client.phase = Phase::Closing;
+                None
+            }
+        };
+        let mut connection = Connection {
+            socket,
+            client,
+            generation,
+            interest,
+            is_local,
+            tls,
+            keyvault,
+            moves_to: None,
+        };
         journal::note_opened(&mut self.shard.store, &connection);
         let mut is_open = true;
         if !input.is_empty() {
             is_open = self.process(&mut connection, ConnectionId { number, generation }, input);
         }
         self.put_back(number as usize, connection, is_open);
+    }
+
+    /// The TLS session of a new client, if it is to speak TLS.
+    fn session_for(&self, protocol: Protocol) -> Result<Option<Box<Session>>, rustls::Error> {
+        match &self.me.shared.settings.tls {
+            Some(tls) if protocol == Protocol::TextOverTls => tls.begin().map(Box::new).map(Some),
+            _ => Ok(None),
+        }
     }
 
     /// Hands a connection to another thread, with the input that this thread has not answered.
@@ -71,6 +99,7 @@ impl Worker {
     /// Closes a connection; replies still owed to it are lost.
     pub(crate) fn close(&mut self, number: usize, reason: CloseReason) {
         let Some(mut connection) = self.clients.take(number) else { return };
+        Clients::end_session(&mut connection);
         if let Some(keyvault) = &mut connection.keyvault {
             keyvault.end_leases(&mut self.shard);
         }
@@ -127,14 +156,19 @@ impl Worker {
     fn serve_any(&mut self, connection: &mut Connection, id: ConnectionId, input: &[u8]) -> usize {
         journal::note_client(&mut self.shard.store, Some(connection));
         if connection.keyvault.is_some() {
-            self.serve_keyvault(connection, id, (input, Source::Socket))
-        } else {
-            self.serve(connection, id, input)
+            return self.serve_keyvault(connection, id, (input, Source::Socket));
+        }
+        match connection.client.decide_dialect(input) {
+            Dialect::Binary => self.serve_binary(connection, id, input),
+            Dialect::Text | Dialect::Auto => self.serve(connection, id, input),
         }
     }
 
     /// Reads once and serves the input. False if the connection is over.
     fn receive(&mut self, connection: &mut Connection, id: ConnectionId) -> bool {
+        if connection.tls.is_some() {
+            return self.receive_sealed(connection, id);
+        }
         let client = &mut connection.client;
         if client.input.is_empty() {
             let mut buffer = std::mem::take(&mut self.clients.read_buffer);
@@ -186,7 +220,7 @@ impl Worker {
     }
 
     /// Serves kept input. False if the connection is over.
-    fn process(
+    pub(crate) fn process(
         &mut self,
         connection: &mut Connection,
         id: ConnectionId,

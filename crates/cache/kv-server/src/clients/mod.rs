@@ -93,6 +93,15 @@ impl Clients {
         self.connections.iter().flatten()
     }
 
+    /// Takes the buffer of reads, to be returned after use.
+    pub(crate) fn take_read_buffer(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.read_buffer)
+    }
+
+    pub(crate) fn return_read_buffer(&mut self, buffer: Vec<u8>) {
+        self.read_buffer = buffer;
+    }
+
     /// Whether no client is owed anything.
     pub(crate) fn are_quiet(&self) -> bool {
         let owes_nothing = |client: &Client| client.is_quiet() && !client.has_turn_left;

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use super::Clients;
 use super::connection::Client;
 use crate::keyvault::state::KeyVaultState;
+use crate::tls::session::Session;
 use crate::watch::report::ThreadCounts;
 
 /// The most that one read takes. It also bounds what one connection can request before others have
@@ -27,6 +28,8 @@ pub(crate) struct Connection {
     pub(crate) generation: u32,
     pub(crate) interest: epoll::EventFlags,
     pub(crate) is_local: bool,
+    /// Its TLS session, if it is to speak TLS.
+    pub(crate) tls: Option<Box<Session>>,
     /// State of a connection that speaks KeyVault.
     pub(crate) keyvault: Option<KeyVaultState>,
     /// The thread that is to serve it from now on.
@@ -70,6 +73,16 @@ impl Clients {
         }
     }
 
+    /// Ends a TLS session in order, as far as the socket takes it now.
+    pub(crate) fn end_session(connection: &mut Connection) {
+        if let Some(session) = &mut connection.tls
+            && connection.client.unsent.is_empty()
+        {
+            // The client may be gone already.
+            let _ = send_bytes(&connection.socket, &session.end());
+        }
+    }
+
     /// Sends what is ready at the end of a turn. False if the connection is over.
     pub(crate) fn finish(
         &mut self,
@@ -83,6 +96,9 @@ impl Clients {
 
     /// Sends the replies made so far, after those still unsent. False if the connection is over.
     pub(crate) fn send(&mut self, connection: &mut Connection, counts: &mut ThreadCounts) -> bool {
+        if let Some(session) = &mut connection.tls {
+            session.seal(&mut self.out);
+        }
         let client = &mut connection.client;
         if !client.unsent.is_empty() {
             client.unsent.extend_from_slice(&self.out);

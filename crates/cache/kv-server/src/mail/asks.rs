@@ -65,6 +65,10 @@ impl Worker {
             Ask::KeyVault { checked } => {
                 return self.park_keyvault_ask(origin, bytes, checked, answers);
             }
+            Ask::Binary { hash } => match self.binary_below(bytes, hash) {
+                Some((key, what)) => (what, key.key.to_vec(), hash),
+                None => return false,
+            },
             Ask::Request => match self.forwarded_below(bytes) {
                 Some((key, hash)) => (Parked::Request, key, hash),
                 None => return false,
@@ -124,6 +128,12 @@ impl Worker {
             }
             Ask::Request => {
                 answers.push(entry.address, Answer::Bytes, |out| self.answer_forwarded(bytes, out));
+                return;
+            }
+            Ask::Binary { hash } => {
+                answers.push(entry.address, Answer::Bytes, |out| {
+                    self.answer_binary_passed_on(bytes, hash, out);
+                });
                 return;
             }
             Ask::KeyVault { checked } => {
@@ -191,6 +201,7 @@ impl Worker {
             | Ask::GetKeys { .. }
             | Ask::Store { .. }
             | Ask::Request
+            | Ask::Binary { .. }
             | Ask::KeyVault { .. }
             | Ask::List { .. }
             | Ask::Drop => {}
@@ -255,7 +266,9 @@ impl Ask {
     /// The hash of its key, if it was sent along.
     const fn hash(&self) -> Option<u64> {
         match *self {
-            Self::GetKey { hash, .. } | Self::Store { hash, .. } => Some(hash),
+            Self::GetKey { hash, .. } | Self::Store { hash, .. } | Self::Binary { hash } => {
+                Some(hash)
+            }
             _ => None,
         }
     }

@@ -86,6 +86,8 @@ pub enum Ask {
     Store { hash: u64, store: StoreHead },
     /// Any other request on one key: its bytes are the request, data included.
     Request,
+    /// A request on one key in the binary protocol: its bytes are the request, value included.
+    Binary { hash: u64 },
     /// A KeyVault frame: its bytes are the frame.
     KeyVault { checked: bool },
     /// Remove the key's item: its bytes are the key. There is no reply.
@@ -175,7 +177,10 @@ impl<T> Batch<T> {
 /// The protocol that a client speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Protocol {
+    /// memcached's protocols.
     Text,
+    /// The same, over TLS.
+    TextOverTls,
     KeyVault,
 }
 

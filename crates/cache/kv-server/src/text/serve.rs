@@ -60,12 +60,8 @@ impl Worker {
             match client.phase {
                 Phase::Closing => return input.len(),
                 _ if client.watch.is_some() => return input.len(),
-                Phase::Skipping { bytes } => {
-                    let skipped = bytes.min(input.len() - at);
-                    at += skipped;
-                    let left = bytes - skipped;
-                    client.phase =
-                        if left == 0 { Phase::Requests } else { Phase::Skipping { bytes: left } };
+                Phase::Skipping { .. } => {
+                    at += client.skip(input.len() - at);
                     continue;
                 }
                 Phase::Requests if !client.is_authenticated => {
@@ -93,21 +89,36 @@ impl Worker {
                     break;
                 }
             }
-            self.clients.settle(&mut connection.client);
-            if self.clients.out.len() >= OUT_BYTES_MAX
-                && !self.clients.send(connection, &mut self.me.counts)
-            {
-                connection.client.phase = Phase::Closing;
-                return input.len();
-            }
-            let client = &mut connection.client;
-            if budget == 0 || !client.unsent.is_empty() || client.is_held_up() {
-                self.me.counts.yields += u64::from(budget == 0);
-                client.has_turn_left = at < input.len();
+            if !self.end_batch(connection, budget, at < input.len()) {
                 break;
             }
         }
-        at
+        if connection.client.phase == Phase::Closing { input.len() } else { at }
+    }
+
+    /// Queues or sends the replies to a batch. False if the client's turn is over: its `budget` of
+    /// requests is used up, it does not read, or too much is awaited. Whether `has_more` input is
+    /// there decides whether it waits for another turn.
+    pub(crate) fn end_batch(
+        &mut self,
+        connection: &mut Connection,
+        budget: usize,
+        has_more: bool,
+    ) -> bool {
+        self.clients.settle(&mut connection.client);
+        if self.clients.out.len() >= OUT_BYTES_MAX
+            && !self.clients.send(connection, &mut self.me.counts)
+        {
+            connection.client.phase = Phase::Closing;
+            return false;
+        }
+        let client = &mut connection.client;
+        let is_over = budget == 0 || !client.unsent.is_empty() || client.is_held_up();
+        if is_over {
+            self.me.counts.yields += u64::from(budget == 0);
+            client.has_turn_left = has_more;
+        }
+        !is_over
     }
 
     fn authenticate(&mut self, client: &mut Client, input: &[u8]) -> Option<usize> {
@@ -176,7 +187,7 @@ impl Worker {
     }
 
     #[inline]
-    pub(super) fn prefetch_own_item(&mut self, hash: u64) {
+    pub(crate) fn prefetch_own_item(&mut self, hash: u64) {
         if self.me.owns(hash) {
             self.shard.store.prefetch_item(hash);
         }
@@ -259,12 +270,12 @@ impl Worker {
     }
 
     /// Reserves a place for a reply that may take long.
-    pub(super) fn await_slow(&mut self, client: &mut Client, id: ConnectionId) -> Origin {
+    pub(crate) fn await_slow(&mut self, client: &mut Client, id: ConnectionId) -> Origin {
         Origin { thread: self.me.number, address: self.clients.await_slow(client, id) }
     }
 
     /// Asks another shard and reserves a place for its answer.
-    pub(super) fn forward(
+    pub(crate) fn forward(
         &mut self,
         client: &mut Client,
         id: ConnectionId,
@@ -281,7 +292,8 @@ impl Worker {
         self.me.counts.forwarded += 1;
     }
 
-    fn drop_key(&mut self, client: &mut Client, id: ConnectionId, key: KeyWord<'_>) {
+    /// Removes a key's item, wherever it is.
+    pub(crate) fn drop_key(&mut self, client: &mut Client, id: ConnectionId, key: KeyWord<'_>) {
         let decoded;
         let key = if key.is_base64 {
             decoded = meta::decode_key(key.word).unwrap_or_default();

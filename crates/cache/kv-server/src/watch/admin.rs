@@ -4,9 +4,10 @@ use std::sync::atomic::Ordering;
 
 use super::dump::{Dump, List};
 use super::journal;
-use super::report::{Gather, GatherFor};
+use super::report::{Gather, GatherFor, ShardReport};
 use super::stats;
 use super::watchers::Watcher;
+use crate::binary;
 use crate::clients::connection::{Client, Phase, Watch};
 use crate::mail::mailbox::{Ask, ConnectionId};
 use crate::settings::{MEMCACHED_VERSION, Shared};
@@ -19,7 +20,7 @@ use farpool_kv_store::clock::Clock;
 use farpool_kv_store::observe::journal::Kinds;
 
 /// The highest verbosity.
-const VERBOSITY_MAX: u32 = 3;
+pub(crate) const VERBOSITY_MAX: u32 = 3;
 /// The smallest limit that `cache_memlimit` accepts, in MiB.
 const MEMORY_LIMIT_MIN_MIB: u32 = 8;
 /// A number of MiB above this is taken as bytes.
@@ -46,6 +47,7 @@ pub(crate) fn answer(
         AdminRequest::MemoryLimit { mebibytes, quiet } => {
             memory_limit(worker, client, id, mebibytes, quiet)
         }
+        AdminRequest::RefreshCertificates { quiet } => refresh_certificates(worker, quiet),
         AdminRequest::Stats { line } => answer_stats(worker, client, id, &Words::of(line)),
         AdminRequest::Shutdown { line } => shutdown(worker, client, &Words::of(line)),
         AdminRequest::Watch { line } => watch(worker, client, id, &Words::of(line)),
@@ -60,7 +62,13 @@ pub(crate) fn answer(
 }
 
 /// Has every shard carry out `ask`, and reserves a place for the reply.
-fn gather(worker: &mut Worker, client: &mut Client, id: ConnectionId, what: GatherFor, ask: Ask) {
+pub(crate) fn gather(
+    worker: &mut Worker,
+    client: &mut Client,
+    id: ConnectionId,
+    what: GatherFor,
+    ask: Ask,
+) {
     worker.clients.push_ready(client);
     let shards = worker.me.shared.shards();
     let mut gather = Gather::new(what, shards);
@@ -77,18 +85,25 @@ fn gather(worker: &mut Worker, client: &mut Client, id: ConnectionId, what: Gath
 
 /// The reply once all shards have contributed.
 pub(crate) fn gathered(shared: &Shared, clock: &Clock, gather: &Gather) -> Vec<u8> {
+    reply_to(shared, clock, &gather.what, &gather.sum)
+}
+
+fn reply_to(shared: &Shared, clock: &Clock, what: &GatherFor, sum: &ShardReport) -> Vec<u8> {
     let mut reply = Vec::new();
-    match &gather.what {
+    match what {
         GatherFor::Line { line, quiet } => push_unless(&mut reply, *quiet, line),
         GatherFor::MemoryLimit { quiet } => {
             let failed = "MEMLIMIT_ADJUST_FAILED out of bounds or unable to adjust";
-            push_unless(&mut reply, *quiet, if gather.sum.limit_was_set { "OK" } else { failed });
+            push_unless(&mut reply, *quiet, if sum.limit_was_set { "OK" } else { failed });
         }
-        GatherFor::Stats => stats::push_general(shared, clock, &gather.sum, &mut reply),
-        GatherFor::Items => stats::push_items(&gather.sum, &mut reply),
-        GatherFor::Slabs => stats::push_slabs(&gather.sum, &mut reply),
+        GatherFor::Stats => stats::push_general(shared, clock, sum, &mut reply),
+        GatherFor::Items => stats::push_items(sum, &mut reply),
+        GatherFor::Slabs => stats::push_slabs(sum, &mut reply),
         GatherFor::Prefixes => stats::push_prefixes(shared, &mut reply),
         GatherFor::Quotas => stats::push_quotas(shared, &mut reply),
+        GatherFor::Binary { head, what } => {
+            return binary::encode(*head, what, &reply_to(shared, clock, what, sum));
+        }
     }
     reply
 }
@@ -257,6 +272,24 @@ fn shutdown(worker: &mut Worker, client: &mut Client, words: &Words<'_>) {
             worker.me.shared.ask_to_stop();
         }
         _ => push_line(&mut worker.clients.out, "CLIENT_ERROR invalid shutdown mode"),
+    }
+}
+
+/// `refresh_certs`: an error is told even to who asks for no reply, as in memcached.
+fn refresh_certificates(worker: &mut Worker, quiet: bool) {
+    let refreshed = match &worker.me.shared.settings.tls {
+        Some(tls) => tls.refresh().map_err(|error| error.to_string()),
+        None => Err("Error TLS not enabled".into()),
+    };
+    match refreshed {
+        Ok(()) => {
+            tracing::info!("certificates were loaded anew");
+            push_unless(&mut worker.clients.out, quiet, "OK");
+        }
+        Err(error) => {
+            tracing::warn!(error, "certificates were not loaded anew; those in use stay");
+            push_line(&mut worker.clients.out, &error);
+        }
     }
 }
 

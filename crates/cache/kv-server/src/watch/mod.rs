@@ -6,5 +6,5 @@ pub(crate) mod dump;
 pub(crate) mod journal;
 pub(crate) mod metrics;
 pub(crate) mod report;
-mod stats;
+pub(crate) mod stats;
 pub(crate) mod watchers;

@@ -1,6 +1,7 @@
 //! The shards' reports, and the replies made from the reports of all shards.
 
 use farpool_kv_protocol::CommandCounts;
+use farpool_kv_protocol::binary::Head;
 use farpool_kv_store::StoreCounts;
 use farpool_kv_tier::log::{Log, LogCounts, Medium};
 
@@ -203,6 +204,8 @@ pub enum GatherFor {
     Prefixes,
     /// `stats quotas`.
     Quotas,
+    /// Any of these, for a client of the binary protocol.
+    Binary { head: Head, what: Box<GatherFor> },
 }
 
 /// A reply to which all shards contribute.

@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 
 use farpool_kernel::process_cpu_time;
 
-use crate::settings::{MEMCACHED_VERSION, Shared};
+use crate::settings::{Dialect, MEMCACHED_VERSION, Settings, Shared};
+use crate::tls::{ClientCertificates, TlsSettings};
 use crate::watch::report::{ShardReport, TierReport};
 use farpool_kv_store::clock::Clock;
 use farpool_kv_store::observe::prefix::{self, PrefixCounts};
@@ -71,6 +72,10 @@ pub(crate) fn push_general(shared: &Shared, clock: &Clock, sum: &ShardReport, ou
                 ("leased_bytes", sum.leased_bytes),
             ],
         );
+    }
+    if let Some(tls) = &shared.settings.tls {
+        push(out, "ssl_handshake_errors", tls.handshake_errors());
+        push(out, "time_since_server_cert_refresh", tls.age_s());
     }
     push_far(shared, sum, out);
     push_tier("far", sum.lower_items - sum.flash_items, &sum.far, out);
@@ -260,6 +265,35 @@ pub(crate) fn push_quotas(shared: &Shared, out: &mut Vec<u8>) {
     out.extend_from_slice(b"END\r\n");
 }
 
+/// The part of `stats settings` about TLS.
+fn push_tls_settings(settings: &Settings, out: &mut Vec<u8>) {
+    push(out, "ssl_enabled", yes_or_no(settings.tls.is_some()));
+    let Some(tls) = &settings.tls else { return };
+    let TlsSettings { chain, key, client_roots, .. } = &tls.settings;
+    let mode = match tls.settings.client_certificates {
+        ClientCertificates::Unasked => 0,
+        ClientCertificates::Asked => 1,
+        ClientCertificates::Required => 2,
+    };
+    let roots = client_roots.as_ref().map_or_else(|| "NULL".into(), |it| it.display().to_string());
+    push(out, "ssl_chain_cert", chain.display());
+    push(out, "ssl_key", key.display());
+    push(out, "ssl_verify_mode", mode);
+    push(out, "ssl_ca_cert", roots);
+    push(out, "ssl_session_cache", yes_or_no(tls.settings.keeps_sessions));
+    let oldest = if tls.settings.only_newest { "tlsv1.3" } else { "tlsv1.2" };
+    push(out, "ssl_min_version", oldest);
+}
+
+/// memcached's name for a protocol.
+const fn protocol_name(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::Auto => "auto-negotiate",
+        Dialect::Text => "ascii",
+        Dialect::Binary => "binary",
+    }
+}
+
 const fn yes_or_no(is: bool) -> &'static str {
     if is { "yes" } else { "no" }
 }
@@ -293,8 +327,8 @@ pub(crate) fn push_settings(shared: &Shared, out: &mut Vec<u8>) {
     push(out, "reqs_per_event", settings.requests_per_turn);
     push(out, "cas_enabled", "yes");
     push(out, "tcp_backlog", settings.backlog);
-    push(out, "binding_protocol", "ascii");
-    push(out, "auth_enabled_sasl", "no");
+    push(out, "binding_protocol", protocol_name(settings.dialect));
+    push(out, "auth_enabled_sasl", yes_or_no(settings.credentials.is_some()));
     push(
         out,
         "auth_enabled_ascii",
@@ -306,5 +340,6 @@ pub(crate) fn push_settings(shared: &Shared, out: &mut Vec<u8>) {
     push(out, "dump_enabled", yes_or_no(settings.allows_dump));
     push(out, "hash_algorithm", "xxh3");
     push(out, "idle_timeout", settings.idle_timeout_s);
+    push_tls_settings(settings, out);
     out.extend_from_slice(b"END\r\n");
 }

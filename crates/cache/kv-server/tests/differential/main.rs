@@ -8,6 +8,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod binary;
 mod commands;
 mod fixed;
 mod threads;
