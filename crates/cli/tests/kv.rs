@@ -305,7 +305,6 @@ fn what_is_not_served_is_refused_with_what_to_write_instead() {
     let home = tempfile::tempdir().expect("a home");
     for (flags, hint) in [
         (["-U", "11211"], "use -U 0"),
-        (["-B", "binary"], "use -B ascii"),
         (["-I", "10g"], "write -I 4m"),
         // 2^44 + 1 MiB: without an overflow check this would become 1 MiB.
         (["-m", "17592186044417"], "no machine has that much memory"),

@@ -148,12 +148,19 @@ pub struct KvArgs {
     /// Number of connections that may wait to be accepted
     #[arg(short = 'b', long, value_name = "N", default_value_t = 1024)]
     pub backlog: i32,
-    /// Protocol: ascii or auto, which mean the same
+    /// Protocols of memcached to serve: ascii, binary, or auto for both [default: auto]
     #[arg(short = 'B', value_name = "PROTOCOL")]
     pub protocol: Option<String>,
-    /// File of NAME:PASSWORD lines; each client must authenticate with one of them
+    /// File of NAME:PASSWORD lines; each client must authenticate with one of them: by `set`, or in
+    /// the binary protocol by SASL (PLAIN)
     #[arg(short = 'Y', long, value_name = "FILE")]
     pub credentials: Option<PathBuf>,
+    /// As in memcached: serve the binary protocol only, and authenticate by SASL; needs -Y
+    #[arg(short = 'S', long = "enable-sasl")]
+    pub sasl: bool,
+    /// Speak TLS on TCP, except at addresses given as `-l notls:ADDR`; needs -o ssl_chain_cert=FILE
+    #[arg(short = 'Z', long = "enable-ssl")]
+    pub tls: bool,
     /// Let clients stop the server with `shutdown`
     #[arg(short = 'A', long)]
     pub allow_shutdown: bool,
@@ -196,8 +203,9 @@ pub struct KvArgs {
     /// How long an idle thread polls for work before it sleeps, in microseconds
     #[arg(long, value_name = "US", default_value_t = 0)]
     pub spin_us: u64,
-    /// More options of memcached, separated by commas: idle_timeout=SECONDS, ext_path=PATH:SIZE (as
-    /// --flash); options about memcached's internals are accepted without effect
+    /// More options of memcached, separated by commas: idle_timeout=SECONDS; ext_path=PATH:SIZE (as
+    /// --flash); for TLS ssl_chain_cert=FILE, ssl_key=FILE, ssl_ca_cert=FILE, ssl_verify_mode=0..3,
+    /// ssl_min_version=2..3, ssl_session_cache; options about memcached's internals are accepted without effect
     #[arg(short = 'o', long, value_name = "OPTIONS", value_delimiter = ',')]
     pub option: Vec<String>,
     /// Log more; may be repeated

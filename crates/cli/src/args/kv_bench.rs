@@ -118,6 +118,8 @@ pub enum BenchProtocol {
     Text,
     /// memcached's meta commands
     Meta,
+    /// memcached's binary protocol
+    Binary,
     /// Redis's GET, MGET, SET, DEL
     Redis,
     /// The KeyVault protocol of docs/contributors/kv-protocol.md over a socket; --server is then an

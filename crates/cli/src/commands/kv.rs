@@ -17,6 +17,7 @@ use signal_hook::consts::{SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::iterator::Signals;
 
 use crate::args::{KvArgs, KvCommand};
+use crate::commands::kv_access::{TlsOptions, dialect, warn_of_open_doors};
 use crate::commands::{kv_bench, kv_top, refuse_remote, service};
 use crate::config::UsageError;
 use crate::logging;
@@ -85,6 +86,7 @@ pub fn main(args: &KvArgs) -> anyhow::Result<u8> {
         [&settings.socket_path, &settings.keyvault_path].into_iter().flatten().cloned().collect();
     let (memory_bytes, threads) = (settings.memory_bytes as u64, settings.threads);
     raise_limits(args, settings.connections_max)?;
+    warn_of_open_doors(&settings);
     let server = Server::bind(settings, at_most(unix_s))?;
     let mut listen: Vec<String> = server.addresses().iter().map(ToString::to_string).collect();
     listen.extend(socket_paths.iter().map(|path| path.display().to_string()));
@@ -192,6 +194,7 @@ fn settings(args: &KvArgs) -> Result<Settings, UsageError> {
     refuse_what_is_not_built(args)?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let mut settings = Settings {
+        dialect: dialect(args)?,
         threads: args.threads.map_or(processors, usize::from),
         evicts: !args.no_evict,
         policy: args.policy,
@@ -226,7 +229,10 @@ fn settings(args: &KvArgs) -> Result<Settings, UsageError> {
     if let Some(path) = &args.socket {
         settings.socket_path = Some(path.clone());
     } else if args.port != 0 {
-        settings.addresses = addresses(&args.listen, args.port)?;
+        let (plain, rest): (Vec<_>, Vec<_>) =
+            args.listen.iter().cloned().partition(|it| args.tls && it.starts_with(NO_TLS));
+        settings.addresses = addresses(&rest, args.port)?;
+        settings.plain_addresses = addresses(&plain, args.port)?;
     }
     if let Some(path) = &args.credentials {
         let credentials = Credentials::read(path).map_err(|error| UsageError(error.to_string()))?;
@@ -238,9 +244,13 @@ fn settings(args: &KvArgs) -> Result<Settings, UsageError> {
     if let Some(part) = &args.flash {
         settings.flash = Some(flash(part));
     }
+    let mut tls = TlsOptions::default();
     for option in &args.option {
-        take_option(&mut settings, option)?;
+        if !tls.take(option)? {
+            take_option(&mut settings, option)?;
+        }
     }
+    settings.tls = tls.load(args.tls)?;
     if let Some(flash) = &mut settings.flash {
         flash.reset = args.flash_reset;
         #[expect(clippy::cast_precision_loss, reason = "no device writes 2^53 bytes a second")]
@@ -306,13 +316,7 @@ fn refuse_what_is_not_built(args: &KvArgs) -> Result<(), UsageError> {
             "UDP is not served: answers to forged addresses flooded others; use -U 0".into(),
         ));
     }
-    match args.protocol.as_deref() {
-        None | Some("ascii" | "auto") => Ok(()),
-        Some(other) => Err(UsageError(format!(
-            "the {other} protocol is not served, only the text protocol with meta commands; use \
-             -B ascii"
-        ))),
-    }
+    Ok(())
 }
 
 /// Returns `--memory` or `-m`, if one is given.
@@ -338,11 +342,14 @@ fn item_bytes(text: &str) -> Result<usize, UsageError> {
     usize::try_from(bytes).map_err(|_| wrong())
 }
 
+/// In front of an address of `-l`: no TLS there.
+const NO_TLS: &str = "notls:";
+
 /// Parses `-l`: names or numbers, with or without a port and the prefix `notls:`.
 fn addresses(listen: &[String], port: u16) -> Result<Vec<SocketAddr>, UsageError> {
     let mut addresses = Vec::new();
     for text in listen {
-        let text = text.strip_prefix("notls:").unwrap_or(text);
+        let text = text.strip_prefix(NO_TLS).unwrap_or(text);
         let found = if let Ok(ip) = text.trim_matches(['[', ']']).parse::<IpAddr>() {
             vec![SocketAddr::new(ip, port)]
         } else {

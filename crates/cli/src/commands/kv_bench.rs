@@ -41,6 +41,7 @@ pub fn main(args: &KvBenchArgs) -> anyhow::Result<u8> {
         _ if args.echo => Protocol::Echo,
         BenchProtocol::Text => Protocol::Text,
         BenchProtocol::Meta => Protocol::Meta,
+        BenchProtocol::Binary => Protocol::Binary,
         BenchProtocol::Redis => Protocol::Redis,
         BenchProtocol::KeyVault => Protocol::KeyVault { checked: !args.no_checksums },
     };

@@ -15,6 +15,7 @@ pub mod doctor;
 pub mod donor_protection;
 pub mod generate;
 pub mod kv;
+mod kv_access;
 pub mod kv_bench;
 pub mod kv_top;
 pub mod lending;
