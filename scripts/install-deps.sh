@@ -72,8 +72,13 @@ find_missing() {
 find_wanted() {
     wanted=()
     want() { command -v "$2" >/dev/null 2>&1 || wanted+=("$1"); }
+    want_php() { php -m 2>/dev/null | grep -qx "$1" || wanted+=("$2"); }
+    want_ruby() { ruby -e "require '$1'" 2>/dev/null || wanted+=("$2"); }
     want_library() { [ -e "$(cc -print-file-name="$2")" ] || wanted+=("$1"); }
     want php-cli php
+    want_php memcached php-memcached
+    want ruby ruby
+    want_ruby dalli ruby-dalli
     want nodejs node
     want prometheus prometheus
     want chromium chromium
@@ -213,9 +218,9 @@ install_libcachesim() {
 # skipped.
 install_kv_clients() {
     local venv=${CARGO_TARGET_DIR:-target}/kv-clients
-    "$venv/bin/python" -c 'import pymemcache' 2>/dev/null && return
+    "$venv/bin/python" -c 'import pymemcache, bmemcached' 2>/dev/null && return
     echo "install-deps: installing memcached's client libraries into $venv"
-    if ! { python3 -m venv "$venv" && "$venv/bin/pip" -q install pymemcache python-memcached emcache meta-memcache; }; then
+    if ! { python3 -m venv "$venv" && "$venv/bin/pip" -q install pymemcache python-memcached python-binary-memcached emcache meta-memcache; }; then
         echo "install-deps: memcached's client libraries could not be installed; their test will be skipped" >&2
         rm -rf "$venv"
         return

@@ -13,11 +13,14 @@ reply, deletes, counts, and meets its errors. Exits with 1 if a library fails.
 
 import argparse
 import asyncio
+import atexit
 import importlib
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 
 PATIENCE_S = 10
@@ -25,6 +28,10 @@ KEYS = 1000
 BIG = "b" * (1 << 20)
 TOO_LARGE = "t" * (3 << 20)
 RANDOM_TOO_LARGE = os.urandom(3 << 20)  # for those who compress
+
+
+class Skip(Exception):
+    """The library cannot do this."""
 
 
 def until(what, condition):
@@ -57,11 +64,11 @@ def text(value):
     return value.decode() if isinstance(value, bytes) else value
 
 
-def run_pymemcache(host, port):
+def run_pymemcache(host, port, _folder, **options):
     from pymemcache.client.base import Client
     from pymemcache.exceptions import MemcacheError
 
-    client = Client((host, port), default_noreply=False, timeout=PATIENCE_S)
+    client = Client((host, port), default_noreply=False, timeout=PATIENCE_S, **options)
     same(client.set("key", "value"), True, "set")
     same(client.get("key"), "value", "get")
     many = {f"many{number}": f"value{number}" for number in range(KEYS)}
@@ -95,7 +102,7 @@ def run_pymemcache(host, port):
     client.close()
 
 
-def run_memcache(host, port):
+def run_memcache(host, port, _folder):
     import memcache
 
     client = memcache.Client([f"{host}:{port}"], cache_cas=True, server_max_value_length=4 << 20)
@@ -127,11 +134,12 @@ def run_memcache(host, port):
     client.disconnect_all()
 
 
-def run_pylibmc(host, port):
+def run_pylibmc(host, port, _folder, **options):
     import pylibmc
 
-    client = pylibmc.Client([f"{host}:{port}"], behaviors={"cas": True, "tcp_nodelay": True})
-    quiet = pylibmc.Client([f"{host}:{port}"], behaviors={"_noreply": True})
+    server = [f"{host}:{port}"]
+    client = pylibmc.Client(server, behaviors={"cas": True, "tcp_nodelay": True}, **options)
+    quiet = pylibmc.Client(server, behaviors={"_noreply": True}, **options)
     same(client.set("key", "value"), True, "set")
     same(client.get("key"), "value", "get")
     many = {f"many{number}": f"value{number}" for number in range(KEYS)}
@@ -159,7 +167,7 @@ def run_pylibmc(host, port):
     same(client.get("number"), None, "flush_all")
 
 
-def run_libmc(host, port):
+def run_libmc(host, port, _folder):
     import libmc
 
     client = libmc.Client([f"{host}:{port}"], do_split=False)
@@ -248,11 +256,11 @@ async def emcache_steps(host, port):
     await client.close()
 
 
-def run_emcache(host, port):
+def run_emcache(host, port, _folder):
     asyncio.run(asyncio.wait_for(emcache_steps(host, port), 6 * PATIENCE_S))
 
 
-def run_meta_memcache(host, port):
+def run_meta_memcache(host, port, _folder):
     from meta_memcache import CacheClient, Key, ServerAddress, connection_pool_factory_builder
 
     client = CacheClient.cache_client_from_servers(
@@ -285,23 +293,121 @@ def run_meta_memcache(host, port):
     refuses("a value of 3 MiB", lambda: client.set(Key("large"), RANDOM_TOO_LARGE, ttl=100))
 
 
+def run_pylibmc_binary(host, port, folder):
+    run_pylibmc(host, port, folder, binary=True)
+
+
+def run_pylibmc_sasl(host, port, folder):
+    import pylibmc
+
+    stranger = pylibmc.Client([f"{host}:{port}"], binary=True, username="foo", password="wrong")
+    refuses("a wrong password", lambda: stranger.set("key", "value"), pylibmc.Error)
+    member = {"binary": True, "username": "foo", "password": "bar"}
+    try:
+        pylibmc.Client([f"{host}:{port}"], **member).set("key", "value")
+    except pylibmc.Error as error:
+        if "FAILED TO SEND AUTHENTICATION" in str(error):
+            raise Skip("this build of pylibmc has no SASL mechanism; Debian's python3-pylibmc has")
+        raise
+    run_pylibmc(host, port, folder, **member)
+
+
+def run_bmemcached(host, port, _folder, **options):
+    import bmemcached
+
+    client = bmemcached.Client((f"{host}:{port}",), socket_timeout=PATIENCE_S, **options)
+    same(client.set("key", "value"), True, "set")
+    same(client.get("key"), "value", "get")
+    many = {f"many{number}": f"value{number}" for number in range(KEYS)}
+    same(client.set_multi(many), [], "set_multi")
+    same(client.get_multi(list(many)), many, "get_multi")
+    client.set("big", BIG, compress_level=0)
+    same(client.get("big"), BIG, "1 MiB")
+    value, cas = client.gets("key")
+    same(value, "value", "gets")
+    same(client.cas("key", "newer", cas), True, "cas")
+    same(client.cas("key", "late", cas), False, "an old cas")
+    same(client.add("key", "x"), False, "add of what is there")
+    same(client.replace("nobody", "x"), False, "replace of nothing")
+    client.set("short", "x", time=1)
+    until("the value expires", lambda: client.get("short") is None)
+    same(client.delete("key"), True, "delete")
+    same(client.get("key"), None, "get of nothing")
+    same(client.incr("number", 1, default=41), 41, "incr makes it")
+    same(client.incr("number", 1), 42, "incr")
+    same(client.decr("number", 50), 0, "decr")
+    refuses("a value of 3 MiB", lambda: client.set("large", RANDOM_TOO_LARGE))
+    # A number that got shorter is padded, as in memcached.
+    same(client.get("number").strip(), "0", "what follows a refused value")
+    if len(client.stats()) != 1:
+        raise AssertionError("stats")
+    client.flush_all()
+    same(client.get("number"), None, "flush_all")
+    client.disconnect_all()
+
+
+def run_bmemcached_sasl(host, port, folder):
+    import bmemcached
+
+    refuses(
+        "a wrong password",
+        lambda: bmemcached.Client((f"{host}:{port}",), "foo", "wrong").set("key", "value"),
+    )
+    run_bmemcached(host, port, folder, username="foo", password="bar")
+
+
+def tls_context(folder):
+    import ssl
+
+    return ssl.create_default_context(cafile=os.path.join(folder, "server.pem"))
+
+
+def run_pymemcache_tls(host, port, folder):
+    run_pymemcache(host, port, folder, tls_context=tls_context(folder))
+
+
+def run_bmemcached_tls(host, port, folder):
+    run_bmemcached(host, port, folder, tls_context=tls_context(folder))
+
+
+# Name: module, steps, flags of the server; {} is a folder with a password file and a certificate.
+SASL = ["-Y", "{}/passwords"]
+TLS = ["-Z", "-o", "ssl_chain_cert={0}/server.pem,ssl_key={0}/server.key"]
 LIBRARIES = {
-    "pymemcache": ("pymemcache", run_pymemcache),
-    "python-memcached": ("memcache", run_memcache),
-    "pylibmc": ("pylibmc", run_pylibmc),
-    "libmc": ("libmc", run_libmc),
-    "emcache": ("emcache", run_emcache),
-    "meta-memcache": ("meta_memcache", run_meta_memcache),
+    "pymemcache": ("pymemcache", run_pymemcache, []),
+    "pymemcache-tls": ("pymemcache", run_pymemcache_tls, TLS),
+    "python-memcached": ("memcache", run_memcache, []),
+    "pylibmc": ("pylibmc", run_pylibmc, []),
+    "pylibmc-binary": ("pylibmc", run_pylibmc_binary, []),
+    "pylibmc-sasl": ("pylibmc", run_pylibmc_sasl, SASL),
+    "python-binary-memcached": ("bmemcached", run_bmemcached, []),
+    "python-binary-memcached-sasl": ("bmemcached", run_bmemcached_sasl, SASL),
+    "python-binary-memcached-tls": ("bmemcached", run_bmemcached_tls, TLS),
+    "libmc": ("libmc", run_libmc, []),
+    "emcache": ("emcache", run_emcache, []),
+    "meta-memcache": ("meta_memcache", run_meta_memcache, []),
 }
 
 
-def start(farpool):
+def prepare(folder):
+    """Makes a password file and a certificate."""
+    with open(os.path.join(folder, "passwords"), "w") as file:
+        file.write("foo:bar\n")
+    command = ["openssl", "req", "-x509", "-nodes", "-days", "2", "-newkey", "ec"]
+    command += ["-pkeyopt", "ec_paramgen_curve:P-256", "-subj", "/CN=localhost"]
+    command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    command += ["-out", os.path.join(folder, "server.pem")]
+    command += ["-keyout", os.path.join(folder, "server.key")]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def start(farpool, flags):
     import socket
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [farpool, "kv", "--json", "-p", str(port), "-I", "2m", "-t", "2"]
+    command = [farpool, "kv", "--json", "-p", str(port), "-I", "2m", "-t", "2", *flags]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     line = server.stdout.readline()
     if not line:
@@ -316,7 +422,10 @@ def main():
     parser.add_argument("libraries", nargs="*", choices=[*LIBRARIES, []], help="only these")
     wanted = parser.parse_args()
     failed = False
-    for name, (module, run) in LIBRARIES.items():
+    folder = tempfile.mkdtemp(prefix="kv-clients-")
+    atexit.register(shutil.rmtree, folder)
+    prepare(folder)
+    for name, (module, run, flags) in LIBRARIES.items():
         if wanted.libraries and name not in wanted.libraries:
             continue
         try:
@@ -324,10 +433,13 @@ def main():
         except ImportError as error:
             print(f"{name}: SKIPPED: {error}")
             continue
-        server, host, port = start(wanted.farpool)
+        flags = [flag.format(folder) for flag in flags]
+        server, host, port = start(wanted.farpool, flags)
         try:
-            run(host, port)
+            run(host, port, folder)
             print(f"{name}: passed")
+        except Skip as reason:
+            print(f"{name}: SKIPPED: {reason}")
         except Exception as error:
             failed = True
             print(f"{name}: FAILED: {type(error).__name__}: {error}")

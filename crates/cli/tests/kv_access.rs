@@ -49,7 +49,7 @@ function same($given, $expected, $what) {
 }
 $client = new Memcached();
 $client->setOption(Memcached::OPT_BINARY_PROTOCOL, true);
-$client->setOption(Memcached::OPT_TCP_NODELAY, true);
+$client->setOption(Memcached::OPT_COMPRESSION, false);
 $client->addServer("127.0.0.1", (int) $argv[1]);
 same($client->set("key", "value"), true, "set");
 same($client->get("key"), "value", "get");
