@@ -131,10 +131,8 @@ impl Worker {
                 return;
             }
             Ask::Binary { hash } => {
-                answers.push(entry.address, Answer::Bytes, |out| {
-                    self.answer_binary_passed_on(bytes, hash, out);
-                });
-                return;
+                let answer = |out: &mut Vec<u8>| self.answer_binary_passed_on(bytes, hash, out);
+                return answers.push(entry.address, Answer::Bytes, answer);
             }
             Ask::KeyVault { checked } => {
                 answers.push(entry.address, Answer::Bytes, |out| {
