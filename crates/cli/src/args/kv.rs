@@ -205,7 +205,8 @@ pub struct KvArgs {
     pub spin_us: u64,
     /// More options of memcached, separated by commas: idle_timeout=SECONDS; ext_path=PATH:SIZE (as
     /// --flash); for TLS ssl_chain_cert=FILE, ssl_key=FILE, ssl_ca_cert=FILE, ssl_verify_mode=0..3,
-    /// ssl_min_version=2..3, ssl_session_cache; options about memcached's internals are accepted without effect
+    /// ssl_min_version=2..3, ssl_session_cache; options about memcached's internals are accepted
+    /// without effect
     #[arg(short = 'o', long, value_name = "OPTIONS", value_delimiter = ',')]
     pub option: Vec<String>,
     /// Log more; may be repeated
