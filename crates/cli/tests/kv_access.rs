@@ -3,16 +3,19 @@
 
 #[allow(dead_code)]
 mod common;
+#[allow(dead_code)]
+#[path = "common/kv.rs"]
+mod server;
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use common::kv::{Kv, PATIENCE};
 use common::{ended, farpool};
 use farpool_testkit::ports::free_address;
 use farpool_testkit::skip;
+use server::{Kv, PATIENCE};
 
 /// What `memccapable -b` tries.
 const BINARY_CAPABILITIES: usize = 27;
