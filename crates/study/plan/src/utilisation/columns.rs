@@ -5,7 +5,7 @@
 //! | meaning | names, with their unit |
 //! |---|---|
 //! | machine | `vm`, `vm_id`, `id`, `machine`, `machine_id`, `host`, `hostname`, `instance` |
-//! | time | `t` (steps), `time_s`, `time_ms`, `time_us`, `time_ns`; `timestamp`, `time`, `datetime`, `date`, `ts` (by their type, see [`super::times`]) |
+//! | time | `t` (steps), `time_s`, `time_ms`, `time_us`, `time_ns`; `timestamp`, `time`, `datetime`, `date`, `ts` (by their type, see `times`) |
 //! | processors | `cpu`, `cpu_cores` (cores), `cpu_mhz`, `cpu_usage` (MHz), `cpu_percent`, `cpu_util_percent`, `cpu_c` (hundredths of a percent of a machine), `avg_cpu` (shares) |
 //! | memory | `memory_bytes`, `memory_kib`, `memory_mib`, `memory_gib`, `mem_mib`, `memory_percent`, `mem_util_percent`, `mem_c` (hundredths of a percent), `avg_mem` (shares) |
 //! | promised processors | `cpu_cap_mhz`, `cpu_capacity` (MHz) |
