@@ -18,7 +18,7 @@ use crate::limits::{LEASE_MARGIN, TICK};
 /// soon lent again.
 pub const LEASE_MS: u32 = 10_000;
 /// Shortest lease: three renewals must fit, each true to a tick only, so that two may be lost
-/// ([`Config::renew_every`]).
+/// (`Config::renew_every`).
 pub const LEASE_MS_MIN: u32 = 1_000;
 /// Time from RECLAIM to revocation, milliseconds: the paper's client took 10 s to move 1 Gbit/s
 /// worth of data back (section 6.1, Figure 6).

@@ -1,5 +1,5 @@
-//! memcached's binary protocol: bytes to requests ([`scan`]), requests to replies ([`execute`],
-//! [`reply`]). No I/O, no clock. Status codes and texts are those of memcached 1.6.
+//! memcached's binary protocol: bytes to requests (`scan`), requests to replies (`execute`,
+//! `reply`). No I/O, no clock. Status codes and texts are those of memcached 1.6.
 //!
 //! A request is a header of 24 bytes, then extras, key and value; numbers are big-endian. A reply
 //! repeats the request's opcode and opaque number. Quiet requests are answered only if they have
