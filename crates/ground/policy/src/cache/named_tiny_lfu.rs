@@ -3,7 +3,6 @@
 
 use super::sketch::NameSketch;
 use super::slru::Segments;
-use super::tiny_lfu::next_sample;
 use super::{TINY_LFU_PROBATION_PERCENT, TINY_LFU_SAMPLE_PER_PAGE, TINY_LFU_WINDOW_PERCENT};
 use super::{part, percent};
 use crate::list::IndexList;
@@ -17,8 +16,8 @@ pub struct NamedTinyLfu {
     main: Segments<2>,
     names: Vec<u32>,
     sketch: NameSketch,
-    /// References until the sketch ages.
-    until_halved: u64,
+    /// References in the sketch's counts: halved with them.
+    counted: u64,
     window_max: u32,
     capacity: u32,
     /// Pages were evicted. From then on the main part is not filled unconditionally, as the
@@ -33,7 +32,7 @@ impl Default for NamedTinyLfu {
             main: Segments::new(0, 0, [u32::MAX; 2]),
             names: Vec::new(),
             sketch: NameSketch::default(),
-            until_halved: 1,
+            counted: 0,
             window_max: 0,
             capacity: 0,
             has_evicted: false,
@@ -71,10 +70,12 @@ impl NamedTinyLfu {
     /// Counts a reference, as [`super::Ageing::Additions`].
     fn count(&mut self, name: u32) {
         self.sketch.add(name);
-        self.until_halved -= 1;
-        if self.until_halved == 0 {
+        self.counted += 1;
+        // The capacity may have changed since: a small one while filling must not age the counts
+        // of a large one.
+        if self.counted >= u64::from(self.capacity) * TINY_LFU_SAMPLE_PER_PAGE {
             self.sketch.halve();
-            self.until_halved = next_sample(u64::from(self.capacity) * TINY_LFU_SAMPLE_PER_PAGE);
+            self.counted /= 2;
         }
     }
 }

@@ -4,9 +4,8 @@
 //!
 //! As in the paper every reference is added to the sketch, in the lowest of its counters (minimal
 //! increment), and the sketch ages after a sample of additions. libCacheSim ages by hits in the
-//! main part: where few are left, as when the working set
-//! has moved on, its sketch keeps the old counts and admits nothing new. That way is kept for
-//! comparison ([`Ageing::MainHits`]).
+//! main part: where few are left, as when the working set has moved on, its sketch keeps the old
+//! counts and admits nothing new. That way is kept for comparison ([`Ageing::MainHits`]).
 
 use super::sketch::Sketch;
 use super::slru::Segments;
@@ -78,9 +77,13 @@ impl TinyLfu {
         let main = Self::main_capacity(capacity);
         let probation = part(main, TINY_LFU_PROBATION_PERCENT);
         // If probation has room for no page, none can be promoted, and the main part is one queue.
-        let rooms = match probation {
-            0 => [main, 0],
-            _ => [probation, part(main, 100 - TINY_LFU_PROBATION_PERCENT)],
+        let rooms = match (probation, ageing) {
+            (0, _) => [main, 0],
+            // All of the main part: a room less would evict a page at each promotion, and the next
+            // one would be admitted unseen.
+            (_, Ageing::Additions) => [probation, main - probation],
+            // libCacheSim rounds both down.
+            (_, Ageing::MainHits) => [probation, part(main, 100 - TINY_LFU_PROBATION_PERCENT)],
         };
         Self {
             window: IndexList::new(page_count),
