@@ -25,7 +25,7 @@ use common::{ended, farpool};
 use disk::{Disk, Fault, Loop};
 use home::Home;
 use rustix::process::Signal;
-use server::{Client, Known, Kv};
+use server::{Client, EVEN_FROM, Known, Kv};
 
 const DISK_BYTES: u64 = 96 << 20;
 /// Where zones begin; in front of them is the server's bookkeeping.
@@ -182,6 +182,28 @@ fn what_a_disk_garbles_is_a_miss_and_never_a_wrong_value() {
         eprintln!("{fault:?}: {there} after a kill, {healed} then, {again} stored anew");
         assert!(again > ON_FLASH.len() / 2, "{again} when all is well again");
     }
+}
+
+/// A disk that answers a read from another block of the same zone gives whole records of other keys.
+/// A delete that meets one must not leave the deleted item where it is.
+#[test]
+fn a_delete_holds_though_the_disk_answers_with_another_keys_record() {
+    let Some(disk) = Disk::start(DISK_BYTES) else { return };
+    let home = Home::new();
+    let mut kv = start(home.path(), &disk, &["--flash-reset"]);
+    let keys = EVEN_FROM..EVEN_FROM + KEYS;
+    let mut known = Known::new(keys.end);
+    known.store(&mut kv.client, keys.clone());
+    disk.faults.set_from(Fault::Elsewhere, ZONES_AT);
+    known.delete(&mut kv.client, keys.clone().step_by(7));
+    assert!(disk.faults.done() > 10, "deletes met records from elsewhere");
+    disk.faults.set(Fault::None);
+    let there = known.check(&mut kv.client, keys.clone());
+    assert!(there > KEYS / 2, "{there} are there when all is well again");
+    drop(kv);
+    let mut kv = start(home.path(), &disk, &[]);
+    let there = known.check(&mut kv.client, keys);
+    assert!(there > KEYS / 2, "{there} are there after a kill");
 }
 
 #[test]

@@ -2,7 +2,8 @@
 //! checksum.
 //!
 //! ```text
-//!      0   u32  CRC-32C of the seal of the zone's use and of everything behind this field
+//!      0   u32  CRC-32C of the seal of the zone's use, of the record's offset in the zone (u32),
+//!               and of everything behind this field
 //!      4   u32  bytes of the item
 //!      8   u64  hash of the key
 //!     16   u64  number of the store that made it
@@ -10,7 +11,9 @@
 //! ```
 //!
 //! The seal distinguishes one use of a zone from every other. It is not stored: the reader knows
-//! it, and a record left by an earlier use has a different checksum.
+//! it, and a record left by an earlier use has a different checksum. So has one that a medium
+//! returns from elsewhere in the same zone: it must not be taken for the record of another key whose
+//! hash is equal, because that one may be deleted next.
 
 use farpool_units::exactly;
 
@@ -31,11 +34,13 @@ pub struct Record<'a> {
     pub bytes: &'a [u8],
 }
 
-fn checksum(seal: u32, bytes: &[u8]) -> u32 {
-    crc32c::crc32c_append(crc32c::crc32c(&seal.to_le_bytes()), &bytes[4..])
+fn checksum(seal: u32, offset: usize, bytes: &[u8]) -> u32 {
+    let offset: u32 = exactly(offset);
+    let sum = crc32c::crc32c(&seal.to_le_bytes());
+    crc32c::crc32c_append(crc32c::crc32c_append(sum, &offset.to_le_bytes()), &bytes[4..])
 }
 
-/// Appends a record without its checksum; [`seal`] adds it when the seal is known.
+/// Appends a record without its checksum; [`seal`] adds it when seal and place are known.
 pub fn push(out: &mut Vec<u8>, hash: u64, stored_as: u64, item: &[u8]) {
     out.extend_from_slice(&[0; 4]);
     out.extend_from_slice(&exactly::<u32, _>(item.len()).to_le_bytes());
@@ -44,9 +49,9 @@ pub fn push(out: &mut Vec<u8>, hash: u64, stored_as: u64, item: &[u8]) {
     out.extend_from_slice(item);
 }
 
-/// Writes a record's checksum.
-pub fn seal(bytes: &mut [u8], seal: u32) {
-    let sum = checksum(seal, bytes);
+/// Writes the checksum of a record that begins `offset` bytes into its zone.
+pub fn seal(bytes: &mut [u8], seal: u32, offset: usize) {
+    let sum = checksum(seal, offset, bytes);
     bytes[..4].copy_from_slice(&sum.to_le_bytes());
 }
 
@@ -64,12 +69,13 @@ pub fn key_of(bytes: &[u8]) -> Option<&[u8]> {
     read_unchecked(bytes).map(|record| record.item.key())
 }
 
-/// The record at the start of `bytes`, if it is valid in every respect.
+/// The record at the start of `bytes`, if it is valid in every respect, and belongs `offset` bytes
+/// into its zone.
 #[must_use]
-pub fn read(bytes: &[u8], seal: u32) -> Option<Record<'_>> {
+pub fn read(bytes: &[u8], seal: u32, offset: usize) -> Option<Record<'_>> {
     let bytes = bytes.get(..length(bytes)?)?;
     let sum = u32::from_le_bytes(bytes[..4].try_into().ok()?);
-    if sum != checksum(seal, bytes) {
+    if sum != checksum(seal, offset, bytes) {
         return None;
     }
     read_unchecked(bytes)
@@ -98,7 +104,8 @@ mod tests {
         #[test]
         fn what_was_written_is_read_and_nothing_else(
             key in prop::collection::vec(any::<u8>(), 1..60), value in prop::collection::vec(any::<u8>(), 0..200),
-            hash: u64, stored_as: u64, zone: u32, flip: (prop::sample::Index, u8),
+            hash: u64, stored_as: u64, zone: u32, offset in 0usize..1 << 21,
+            flip: (prop::sample::Index, u8),
         ) {
             let parts = ItemParts { key: &key, value: [&value, b""], ..ItemParts::default() };
             let header = parts.header(AccessTime(0), 0);
@@ -106,15 +113,16 @@ mod tests {
             parts.write(header, &mut item);
             let mut out = Vec::new();
             push(&mut out, hash, stored_as, &item);
-            seal(&mut out, zone);
+            seal(&mut out, zone, offset);
             let bytes = out.len();
             out.extend_from_slice(b"what follows");
-            let record = read(&out, zone).unwrap();
+            let record = read(&out, zone, offset).unwrap();
             prop_assert_eq!((record.hash, record.stored_as, record.bytes.len()), (hash, stored_as, bytes));
             prop_assert_eq!((record.item.key(), record.item.value()), (&key[..], &value[..]));
-            prop_assert!(read(&out, zone.wrapping_add(1)).is_none(), "another use of the zone");
+            prop_assert!(read(&out, zone.wrapping_add(1), offset).is_none(), "another use of the zone");
+            prop_assert!(read(&out, zone, offset ^ 4096).is_none(), "another place in the zone");
             out[flip.0.index(bytes)] ^= 1 << (flip.1 % 8);
-            prop_assert!(read(&out, zone).is_none(), "a flipped bit");
+            prop_assert!(read(&out, zone, offset).is_none(), "a flipped bit");
         }
     }
 }

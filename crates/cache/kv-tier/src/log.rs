@@ -11,8 +11,9 @@
 //! forgotten its items.
 //!
 //! Invariants: zones are used in the order of their numbers; a record's checksum includes the seal
-//! of its zone's use, so that data of an earlier use is never taken for a record; nothing is under
-//! way in a zone that is absent, and no request starts in one that is gone.
+//! of its zone's use and its offset there, so that neither data of an earlier use nor data from
+//! elsewhere is ever taken for the record of a place; nothing is under way in a zone that is absent,
+//! and no request starts in one that is gone.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
@@ -340,7 +341,7 @@ impl<M: Medium> Log<M> {
         let (record, gap) = buffer.split_at_mut(bytes.len());
         record.copy_from_slice(bytes);
         gap.fill(0);
-        record::seal(record, seal);
+        record::seal(record, seal, offset);
         zone.used_bytes += footprint;
         zone.records += 1;
         self.counts.records_written += 1;
@@ -537,7 +538,9 @@ impl<M: Medium> Log<M> {
             Some(Operation::Read { place, seal, token, skip_bytes }) => {
                 assert!(self.reading > 0, "a read that ends was counted");
                 self.reading -= 1;
-                let record = record::read(&pages.bytes()[skip_bytes..], seal).filter(|_| is_ok);
+                let (_, offset, _) = Self::parts_of(place);
+                let record = record::read(&pages.bytes()[skip_bytes..], seal, offset);
+                let record = record.filter(|_| is_ok);
                 let otherwise = if is_ok { Outcome::Gone } else { Outcome::Failed };
                 self.counts.reads_failed += u64::from(!is_ok);
                 self.counts.reads_gone += u64::from(is_ok && record.is_none());
@@ -593,7 +596,7 @@ impl<M: Medium> Log<M> {
             }),
             _ => None,
         };
-        let record = memory.and_then(|bytes| record::read(bytes.get(offset..)?, seal));
+        let record = memory.and_then(|bytes| record::read(bytes.get(offset..)?, seal, offset));
         if let Some(record) = record {
             outcomes.push(token, place, Some(record.bytes), Outcome::Gone);
         } else if self.zones.get(zone).is_some_and(|zone| zone.state == ZoneState::Sealed) {

@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use farpool_keyvault::message::Item;
 
-use super::{Parked, ParkedRequest, Waiting, is_plain};
+use super::Parked;
+use super::waiting::{ParkedRequest, Waiting, is_plain};
 use crate::keyvault::gather::GatheringId;
 use crate::mail::mailbox::{Answer, Batch, Origin};
 use crate::text::get::{GET_END, get_key};
@@ -22,7 +23,7 @@ impl Worker {
         journal::note_client(&mut self.shard.store, None);
         let Some(below) = &mut self.below else { return };
         let outcomes = below.poll(&mut self.shard.store, now);
-        let late = now.map(|now| below.take_late(now)).unwrap_or_default();
+        let late = now.map(|now| below.waiting.take_late(now)).unwrap_or_default();
         let mut own = Batch::default();
         for (tier, outcomes) in outcomes {
             let Some(outcomes) = outcomes else { continue };
@@ -62,12 +63,7 @@ impl Worker {
         own: &mut Batch<Answer>,
     ) {
         let Some(below) = &mut self.below else { return };
-        // A record from an abandoned read may be out of date; its requests were answered long ago.
-        let is_asked = |it: &Waiting| it.reading == Some(at);
-        if !below.waiting.get(&hash).is_some_and(is_asked) {
-            return;
-        }
-        let Some(mut waiting) = below.waiting.remove(&hash) else { return };
+        let Some(mut waiting) = below.waiting.take_reading(hash, at) else { return };
         match found {
             Some(record) if record.hash == hash && record.item.key() == waiting.key => {
                 self.take_record(at, &record, waiting, own);
@@ -82,9 +78,18 @@ impl Worker {
             (Some(entry), Some(below)) if !self.shard.store.is_in_memory(&waiting.key, hash) => {
                 waiting.reading = Some(entry.item_at());
                 below.read(entry.item_at(), hash);
-                below.waiting.insert(hash, waiting);
+                below.waiting.put_back(hash, waiting);
             }
-            _ => self.execute_parked(HashedKey { key: &waiting.key, hash }, waiting.requests, own),
+            _ => {
+                // What a request changes must stay so even if another key's item was only what the
+                // tier took for it.
+                if !waiting.tried.is_empty() && !waiting.requests.iter().all(is_plain) {
+                    self.shard.store.forget_lower(hash);
+                    self.settle_victims();
+                }
+                let key = HashedKey { key: &waiting.key, hash };
+                self.execute_parked(key, waiting.requests, own);
+            }
         }
     }
 

@@ -9,10 +9,10 @@ mod answers;
 mod falling;
 pub(crate) mod far;
 pub(crate) mod flash;
+mod waiting;
 
-use std::collections::HashMap;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use farpool_keyvault::message::Keys;
 use rustix::event::epoll;
@@ -20,6 +20,7 @@ use rustix::event::epoll;
 use self::falling::{Falling, StoreJudge, give};
 use self::far::order::FarOrder;
 use self::far::shard::Reclaim;
+use self::waiting::{ParkedRequest, WaitingKeys};
 use crate::keyvault::gather::{Gathering, GatheringId, Gatherings};
 use crate::mail::mailbox::{GetKey, Origin};
 use crate::me::TOKEN_LOWER;
@@ -34,10 +35,6 @@ use farpool_kv_tier::far::Far;
 use farpool_kv_tier::flash::{self as flash_tier, Flash};
 use farpool_kv_tier::log::{Log, Outcomes};
 
-/// A request that has waited this long for a lower tier is answered as a miss. A medium that fails
-/// reports it earlier.
-const PATIENCE: Duration = Duration::from_secs(1);
-
 /// What a parked request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Parked {
@@ -51,25 +48,6 @@ pub(crate) enum Parked {
     KeyVault { checked: bool },
     /// One key of a MULTIGET.
     Part { gathering: GatheringId, index: u16 },
-}
-
-#[derive(Debug)]
-struct ParkedRequest {
-    origin: Origin,
-    what: Parked,
-    bytes: Vec<u8>,
-}
-
-#[derive(Debug)]
-struct Waiting {
-    key: Vec<u8>,
-    /// Where its item is being read. The result of an earlier, abandoned read is ignored.
-    reading: Option<ItemAt>,
-    /// Places whose items turned out to belong to another key.
-    tried: Vec<ItemAt>,
-    requests: Vec<ParkedRequest>,
-    /// When it was first seen waiting.
-    since: Option<Instant>,
 }
 
 /// Whether a MULTIGET has to wait.
@@ -87,8 +65,7 @@ pub(crate) enum Gathered {
 pub(crate) struct Below {
     pub(crate) far: Option<Far>,
     pub(crate) flash: Option<Flash>,
-    /// By the hash of their key.
-    waiting: HashMap<u64, Waiting>,
+    waiting: WaitingKeys,
     /// MULTIGETs with keys among those.
     pub(crate) gatherings: Gatherings,
     watched: Vec<RawFd>,
@@ -171,12 +148,6 @@ impl Below {
         if matches!(tier, Tier::Flash) { &mut self.from_flash } else { &mut self.from_far }
     }
 
-    /// Takes the requests that have waited too long.
-    fn take_late(&mut self, now: Instant) -> Vec<(u64, Waiting)> {
-        let is_late = |_: &u64, it: &mut Waiting| now - *it.since.get_or_insert(now) > PATIENCE;
-        self.waiting.extract_if(is_late).collect()
-    }
-
     /// Whether a request on this key has to wait for a lower tier. A request that `replaces` the
     /// value whatever it is waits only behind others parked on the key.
     #[inline]
@@ -186,13 +157,14 @@ impl Below {
         HashedKey { key, hash }: HashedKey<'_>,
         replaces: bool,
     ) -> bool {
+        let key_and_hash = HashedKey { key, hash };
         if replaces {
-            return self.waiting.contains_key(&hash);
+            return self.waiting.contains(key_and_hash);
         }
         if store.lower_items() == 0 && self.waiting.is_empty() {
             return false;
         }
-        self.waiting.contains_key(&hash)
+        self.waiting.contains(key_and_hash)
             || !store.is_in_memory(key, hash) && store.lower_entry(hash, |_| true).is_some()
     }
 
@@ -200,18 +172,13 @@ impl Below {
     pub(crate) fn park(
         &mut self,
         store: &Store,
-        HashedKey { key, hash }: HashedKey<'_>,
+        key: HashedKey<'_>,
         origin: Origin,
         what: Parked,
         bytes: &[u8],
     ) {
-        let waiting = self.waiting.entry(hash).or_insert_with(|| Waiting {
-            key: key.to_vec(),
-            reading: None,
-            tried: Vec::new(),
-            requests: Vec::new(),
-            since: None,
-        });
+        let hash = key.hash;
+        let waiting = self.waiting.get_or_insert(key);
         waiting.requests.push(ParkedRequest { origin, what, bytes: bytes.to_vec() });
         if waiting.requests.len() == 1
             && let Some(entry) = store.lower_entry(hash, |_| true)
@@ -352,15 +319,5 @@ impl Below {
         let found = keyvault::read(shard, key.key, key.hash);
         let item = found.map(|found| keyvault::item_of(shard, found));
         self.gatherings.take(id, index, item);
-    }
-}
-
-/// Whether a request reads and changes nothing.
-const fn is_plain(request: &ParkedRequest) -> bool {
-    match request.what {
-        Parked::GetKey(read) => read.flags.touch.is_none(),
-        Parked::Part { .. } => true,
-        Parked::Binary { is_plain_read } => is_plain_read,
-        Parked::Request | Parked::KeyVault { .. } => false,
     }
 }

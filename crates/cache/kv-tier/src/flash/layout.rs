@@ -14,7 +14,7 @@
 use farpool_units::PAGE_BYTES;
 
 /// The format's version; others are refused.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 const MAGIC: [u8; 8] = *b"FPKVFLSH";
 const FOOTER_MAGIC: u32 = 0x4b5a_4f4e;
 

@@ -318,7 +318,7 @@ impl<M: Medium> Log<M> {
             let whole = pages
                 .bytes()
                 .get(offset..offset + length)
-                .and_then(|bytes| record::read(bytes, seal));
+                .and_then(|bytes| record::read(bytes, seal, offset));
             if let (Some(record), Some(place)) = (whole, Self::place_of(zone, offset, length)) {
                 self.judge_record(&record, place, round, judge);
             }
