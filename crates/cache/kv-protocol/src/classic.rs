@@ -100,7 +100,7 @@ pub fn get_many(
     loop {
         let mut count = 0;
         for (slot, key) in ahead.iter_mut().zip(words.by_ref()) {
-            *slot = HashedKey::of(key);
+            *slot = HashedKey::of(key, shard.store.hash_seed());
             shard.store.prefetch_entry(slot.hash);
             count += 1;
         }

@@ -6,7 +6,7 @@ use farpool_keyvault::frame::{
 use farpool_keyvault::message::{
     FOUND_BYTES, ITEM_HEAD_BYTES, Item, Keys, Request, SetMode, begin_found, finish_found,
 };
-use farpool_keyvault::owner::hash_key;
+use farpool_keyvault::owner::{hash_key, shard_of};
 
 use super::Shard;
 use super::classic::{self, Change, ChangeError, Outcome, Wish};
@@ -170,7 +170,7 @@ pub fn item_of(shard: &Shard, found: Found) -> Item<'_> {
 
 /// Looks keys up until the answer is as long as a frame can be; the client then requests the rest.
 fn read_many(shard: &mut Shard, keys: Keys<'_>, out: &mut Vec<u8>) -> Status {
-    let hashes: Vec<u64> = keys.iter().map(hash_key).collect();
+    let hashes: Vec<u64> = keys.iter().map(|key| shard.store.hash_of(key)).collect();
     hashes.iter().for_each(|&hash| shard.store.prefetch_entry(hash));
     hashes.iter().for_each(|&hash| shard.store.prefetch_item(hash));
     let start = out.len();
@@ -295,9 +295,7 @@ fn change(
 /// shard only.
 #[must_use]
 pub fn foreign_key_owner(keys: Keys<'_>, shard: usize, shards: usize) -> Option<usize> {
-    keys.iter()
-        .map(|key| farpool_keyvault::owner::shard_of(hash_key(key), shards))
-        .find(|&owner| owner != shard)
+    keys.iter().map(|key| shard_of(hash_key(key), shards)).find(|&owner| owner != shard)
 }
 
 /// Whether a request is answered by the shard of its key.

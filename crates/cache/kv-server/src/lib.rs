@@ -33,6 +33,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 pub use below::far::FarError;
 pub use clients::auth;
+use farpool_kv_store::key::HashSeed;
 pub use farpool_kv_tier::flash::{Bookkeeping, FlashError, FlashFile, FlashSettings};
 pub use settings::{
     Dialect, FarSettings, FarSource, MEMCACHED_VERSION, PoolOptions, REQUESTS_PER_TURN, Settings,
@@ -67,6 +68,8 @@ pub enum ServerError {
     Far(#[from] FarError),
     #[error(transparent)]
     Flash(#[from] FlashError),
+    #[error("random numbers are not to be had: {0}")]
+    Random(#[source] Errno),
     #[error("a server thread panicked")]
     Panicked,
     #[error("waiting for clients: {0}")]
@@ -137,8 +140,9 @@ impl Server {
         let told = listeners.iter().map(|it| conns::describe_listener(&it.socket)).collect();
         // Set here for the first and only time.
         let _ = shared.listeners.set(told);
+        let seed = HashSeed::random().map_err(ServerError::Random)?;
         let mut workers = (0..shared.shards())
-            .map(|number| Worker::new(Arc::clone(&shared), number))
+            .map(|number| Worker::new(Arc::clone(&shared), number, seed))
             .collect::<Result<Vec<_>, _>>()?;
         let far = shared.settings.far.as_ref();
         let far = far.map(|settings| Keeper::start(&shared, settings)).transpose()?;

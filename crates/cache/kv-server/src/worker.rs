@@ -28,7 +28,7 @@ use farpool_kv_protocol::keyvault::AnswerHead;
 use farpool_kv_protocol::{CommandCounts, Shard};
 use farpool_kv_store::clock::Clock;
 use farpool_kv_store::index::Tier;
-use farpool_kv_store::key::HashedKey;
+use farpool_kv_store::key::{HashSeed, HashedKey};
 use farpool_kv_store::observe::{Observed, Observer};
 use farpool_kv_store::{Store, StoreError, StoreSettings};
 use farpool_kv_tier::far::{Far, FarMemory};
@@ -58,7 +58,7 @@ pub struct Worker {
 }
 
 /// The empty shard of a thread.
-fn shard_of_its_own(shared: &Shared) -> Result<Shard, StoreError> {
+fn shard_of_its_own(shared: &Shared, seed: HashSeed) -> Result<Shard, StoreError> {
     let settings = &shared.settings;
     let shards = shared.shards();
     let store_settings = StoreSettings {
@@ -68,6 +68,7 @@ fn shard_of_its_own(shared: &Shared) -> Result<Shard, StoreError> {
     };
     let make = if settings.keyvault_leases { Store::leasing } else { Store::new };
     let mut store = make(store_settings)?;
+    store.set_hash_seed(seed);
     store.set_policy(settings.policy)?;
     let share = |(prefix, bytes): &(Vec<u8>, u64)| (prefix.clone(), bytes / shards as u64);
     store.set_quotas(settings.quotas.iter().map(share));
@@ -78,9 +79,9 @@ fn shard_of_its_own(shared: &Shared) -> Result<Shard, StoreError> {
 }
 
 impl Worker {
-    /// A thread with an empty shard.
-    pub fn new(shared: Arc<Shared>, number: usize) -> Result<Self, WorkerError> {
-        let shard = shard_of_its_own(&shared)?;
+    /// A thread with an empty shard. `seed` is that of the hashes of keys in all threads.
+    pub fn new(shared: Arc<Shared>, number: usize, seed: HashSeed) -> Result<Self, WorkerError> {
+        let shard = shard_of_its_own(&shared, seed)?;
         let mail = Mail::new(shared.shards());
         let mut worker = Self {
             me: Me::new(shared, number)?,
@@ -100,6 +101,11 @@ impl Worker {
     fn below_mut(&mut self) -> &mut Below {
         self.shard.store.keep_victims();
         self.below.get_or_insert_default()
+    }
+
+    /// Sets the seed by which keys are found; the same in all threads. Only before the first item.
+    pub fn set_hash_seed(&mut self, seed: HashSeed) {
+        self.shard.store.set_hash_seed(seed);
     }
 
     /// Adds far memory below the shard's own, to be granted piece by piece.

@@ -6,11 +6,16 @@
 //! MiB, and is measured in its second half. The policy's memory per item is measured with items of
 //! 12-byte keys and 64-byte values that fill 64 MiB.
 
-use farpool_keyvault::owner::hash_key;
 use farpool_kv_store::item::ItemParts;
+use farpool_kv_store::key::HashSeed;
 use farpool_kv_store::{Store, StoreError, StoreSettings};
 use farpool_policy::{CacheKind, Rng};
 use farpool_units::exactly;
+
+/// The hash of a key in a store whose seed was not set.
+fn hash_key(key: &[u8]) -> u64 {
+    HashSeed::default().hash_of(key)
+}
 
 const LIMIT_BYTES: usize = 16 << 20;
 const REQUESTS: usize = 2_000_000;

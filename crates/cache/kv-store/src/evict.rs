@@ -209,7 +209,7 @@ impl Store {
         while next.is_some() {
             batch.clear();
             while let (Some(place), true) = (next, batch.len() < LOOK_AHEAD) {
-                let hash = farpool_keyvault::owner::hash_key(self.arena.item(place).key());
+                let hash = self.hash_of(self.arena.item(place).key());
                 self.index.prefetch(hash);
                 batch.push((place, hash));
                 next = self.arena.next(place);

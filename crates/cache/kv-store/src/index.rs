@@ -10,6 +10,10 @@
 //! that says which of the two buckets it is give the 32 bits of the hash that the index needs. So
 //! it grows without reading the items, which may be on flash: a region grows by quarters of its
 //! first size, then splits into two. Growth by quarters keeps the tables at least about 72 % full.
+//!
+//! More keys with one hash than two buckets hold do not occur unless somebody knows the seed of the
+//! hash ([`crate::key`]). Their entries go into a list beside the regions, so that no store is
+//! refused; each look-up that finds nothing in its buckets then also looks through that list.
 
 use farpool_units::exactly;
 
@@ -131,12 +135,15 @@ impl Entry {
 /// The position of an entry; valid until the next insertion or removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct EntryAt {
+    /// The number of the region, or [`OVERFLOW`].
     region: u32,
     word: u32,
 }
 
-/// The index cannot take the item: too many keys share a hash, memory is refused, or it has its
-/// largest size.
+/// Says that an entry is not in a region but in the list beside them.
+const OVERFLOW: u32 = u32::MAX;
+
+/// The index cannot take the item: memory is refused, or it has its largest size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the index of the shard is full")]
 pub struct IndexFull;
@@ -241,6 +248,12 @@ impl Region {
         None
     }
 
+    /// Whether it is full only in one place: the two buckets of keys with one hash, say. Enlarging
+    /// it would not help.
+    const fn is_full_in_one_place(&self) -> bool {
+        self.entries < self.buckets * BUCKET_ENTRIES / 2
+    }
+
     fn for_each(&self, mut each: impl FnMut(u32, Entry)) {
         for bucket in 0..self.buckets {
             for &word in self.bucket(bucket).iter().filter(|&&word| word != 0) {
@@ -250,10 +263,56 @@ impl Region {
     }
 }
 
+/// Entries for which the buckets of their hashes have no room.
+#[derive(Debug, Default)]
+struct Overflow {
+    /// The upper half of the hash of each.
+    hashes: Vec<u32>,
+    words: Vec<u64>,
+}
+
+impl Overflow {
+    const ENTRY_BYTES: usize = 4 + 8;
+
+    /// The first entry of this hash that `is_it` accepts.
+    #[cold]
+    fn find(&self, hash: u32, mut is_it: impl FnMut(Entry) -> bool) -> Option<(EntryAt, Entry)> {
+        let mut same = (0..).zip(&self.hashes).zip(&self.words).filter(|((_, it), _)| **it == hash);
+        same.find_map(|((word, _), &entry)| {
+            let at = EntryAt { region: OVERFLOW, word };
+            is_it(Entry(entry)).then_some((at, Entry(entry)))
+        })
+    }
+
+    fn insert(&mut self, hash: u32, entry: Entry) -> Result<EntryAt, IndexFull> {
+        let word = u32::try_from(self.words.len()).map_err(|_| IndexFull)?;
+        self.hashes.push(hash);
+        self.words.push(entry.tagged(hash).0);
+        Ok(EntryAt { region: OVERFLOW, word })
+    }
+
+    fn remove(&mut self, word: usize) {
+        self.hashes.swap_remove(word);
+        self.words.swap_remove(word);
+        if self.words.is_empty() {
+            *self = Self::default();
+        }
+    }
+
+    fn retain(&mut self, mut stays: impl FnMut(Entry) -> bool) {
+        for word in (0..self.words.len()).rev() {
+            if !stays(Entry(self.words[word])) {
+                self.remove(word);
+            }
+        }
+    }
+}
+
 /// The index of one shard.
 #[derive(Debug)]
 pub struct Index {
     regions: Vec<Region>,
+    overflow: Overflow,
     /// The region of the hashes that begin with these bits.
     directory: Vec<u32>,
     depth: u32,
@@ -263,12 +322,13 @@ impl Index {
     /// An empty index of one region.
     pub fn new() -> Result<Self, IndexFull> {
         let region = Region::new(*GROWTH_QUARTERS.start(), 0, 0).ok_or(IndexFull)?;
-        Ok(Self { regions: vec![region], directory: vec![0], depth: 0 })
+        let overflow = Overflow::default();
+        Ok(Self { regions: vec![region], overflow, directory: vec![0], depth: 0 })
     }
 
     #[must_use]
     pub fn entries(&self) -> usize {
-        self.regions.iter().map(|region| region.entries).sum()
+        self.regions.iter().map(|region| region.entries).sum::<usize>() + self.overflow.words.len()
     }
 
     /// The memory of the index, in bytes.
@@ -276,6 +336,7 @@ impl Index {
     pub fn bytes(&self) -> usize {
         self.regions.iter().map(|region| region.memory.len()).sum::<usize>()
             + self.directory.len() * 4
+            + self.overflow.words.capacity() * Overflow::ENTRY_BYTES
     }
 
     #[inline]
@@ -319,13 +380,14 @@ impl Index {
             }
             bucket = region.other_of(bucket, tag);
         }
-        None
+        if self.overflow.words.is_empty() { None } else { self.overflow.find(hash, is_it) }
     }
 
     /// The entry at a position that may have changed, if it has this hash's tag.
     #[inline]
     #[must_use]
     pub fn entry_with_tag(&self, at: EntryAt, hash: u64) -> Option<Entry> {
+        // An entry of the list beside the regions is looked up.
         let region = self.regions.get(at.region as usize)?;
         let entry = Entry(*region.memory.words().get(at.word as usize)?);
         (entry.0 != 0 && entry.tag() == Self::upper(hash) & TAG_MASK).then_some(entry)
@@ -333,13 +395,20 @@ impl Index {
 
     #[must_use]
     pub fn entry(&self, at: EntryAt) -> Entry {
+        if at.region == OVERFLOW {
+            return Entry(self.overflow.words[at.word as usize]);
+        }
         Entry(self.regions[at.region as usize].memory.words()[at.word as usize])
     }
 
     /// Changes tier, place and hits of an entry, for the same key.
     #[inline]
     pub fn set(&mut self, at: EntryAt, entry: Entry) {
-        let word = &mut self.regions[at.region as usize].memory.words_mut()[at.word as usize];
+        let word = if at.region == OVERFLOW {
+            &mut self.overflow.words[at.word as usize]
+        } else {
+            &mut self.regions[at.region as usize].memory.words_mut()[at.word as usize]
+        };
         assert!(*word != 0, "an entry that changes is there");
         *word = *word & OURS | entry.0 & !OURS;
     }
@@ -352,11 +421,17 @@ impl Index {
             if let Some(word) = self.regions[region as usize].insert(hash, entry) {
                 return Ok(EntryAt { region, word });
             }
+            if self.regions[region as usize].is_full_in_one_place() {
+                return self.overflow.insert(hash, entry);
+            }
             self.grow(region)?;
         }
     }
 
     pub fn remove(&mut self, at: EntryAt) {
+        if at.region == OVERFLOW {
+            return self.overflow.remove(at.word as usize);
+        }
         let region = &mut self.regions[at.region as usize];
         let word = std::mem::take(&mut region.memory.words_mut()[at.word as usize]);
         assert!(word != 0, "an entry is removed once");
@@ -364,13 +439,18 @@ impl Index {
     }
 
     /// Removes the entries of one region that `goes` selects. Returns how many, or None if there is
-    /// no such region. An entry never moves to a region with a lower number than its own, so a walk
-    /// over all numbers meets every entry.
+    /// no such region. The list beside the regions counts as the last. An entry never moves to a
+    /// region with a lower number than its own, so a walk over all numbers meets every entry.
     pub fn remove_in(
         &mut self,
         number: usize,
         mut goes: impl FnMut(Entry) -> bool,
     ) -> Option<usize> {
+        if number == self.regions.len() {
+            let before = self.overflow.words.len();
+            self.overflow.retain(|entry| !goes(entry));
+            return Some(before - self.overflow.words.len());
+        }
         let region = self.regions.get_mut(number)?;
         let mut removed = 0;
         for word in region.memory.words_mut() {
@@ -383,21 +463,21 @@ impl Index {
         Some(removed)
     }
 
-    /// Shows the entries of one region. False if there is no such region.
+    /// Shows the entries of one region, as [`Self::remove_in`] counts them. False if there is no
+    /// such region.
     pub fn see_in(&self, number: usize, mut see: impl FnMut(Entry)) -> bool {
-        let Some(region) = self.regions.get(number) else { return false };
-        region.memory.words().iter().filter(|&&word| word != 0).for_each(|&word| see(Entry(word)));
+        let words = match self.regions.get(number) {
+            Some(region) => region.memory.words(),
+            None if number == self.regions.len() => &self.overflow.words,
+            None => return false,
+        };
+        words.iter().filter(|&&word| word != 0).for_each(|&word| see(Entry(word)));
         true
     }
 
     /// Enlarges region `number` by a quarter, or splits it.
     fn grow(&mut self, number: u32) -> Result<(), IndexFull> {
         let old = &self.regions[number as usize];
-        // A table that is full in one place and empty elsewhere holds keys with one hash: enlarging
-        // it would not help.
-        if old.entries < old.buckets * BUCKET_ENTRIES / 2 {
-            return Err(IndexFull);
-        }
         for quarters in old.buckets * 4 / REGION_BUCKETS + 1..=*GROWTH_QUARTERS.end() {
             let mut new = Region::new(quarters, old.depth, old.prefix).ok_or(IndexFull)?;
             let mut fits = true;
@@ -421,18 +501,21 @@ impl Index {
         let quarters = *GROWTH_QUARTERS.start();
         let mut lower = Region::new(quarters, depth, old.prefix).ok_or(IndexFull)?;
         let mut upper = Region::new(quarters, depth, old.prefix | bit).ok_or(IndexFull)?;
-        let mut fits = true;
+        // Groups of keys with one hash may need the same buckets.
+        let mut homeless = Vec::new();
         old.for_each(|hash, entry| {
             let half = if hash & bit == 0 { &mut lower } else { &mut upper };
-            fits = fits && half.insert(hash, entry).is_some();
+            if half.insert(hash, entry).is_none() {
+                homeless.push((hash, entry));
+            }
         });
-        if !fits {
-            return Err(IndexFull);
-        }
         assert!(
-            lower.entries + upper.entries == old.entries,
+            lower.entries + upper.entries + homeless.len() == old.entries,
             "a region that splits keeps its entries"
         );
+        for (hash, entry) in homeless {
+            self.overflow.insert(hash, entry)?;
+        }
         if depth > self.depth {
             self.directory = self.directory.iter().flat_map(|&region| [region, region]).collect();
             self.depth = depth;
@@ -496,14 +579,35 @@ mod tests {
     }
 
     #[test]
-    fn keys_with_one_hash_are_refused_and_nobody_else_is() {
+    fn keys_with_one_hash_are_all_taken_and_found_and_removed() {
         let mut index = Index::new().unwrap();
         let same = 0x1234_5678_9abc_def0;
-        let taken =
-            (0..100).take_while(|&number| index.insert(same, entry(number)).is_ok()).count();
-        assert_eq!(taken, BUCKET_ENTRIES * 2);
+        let find = |index: &Index, number| {
+            index.find(same, |entry| entry.place().bits() == number).map(|it| it.0)
+        };
+        for number in 0..1000 {
+            index.insert(same, entry(number)).unwrap();
+        }
         index.insert(spread(1), entry(1000)).unwrap();
-        assert_eq!(index.entries(), taken + 1);
+        assert_eq!(index.entries(), 1001);
+        let mut seen = 0;
+        assert!((0..2).all(|part| index.see_in(part, |_| seen += 1)) && !index.see_in(2, |_| ()));
+        assert_eq!(seen, 1001);
+        for number in 0..1000 {
+            let at = find(&index, number).unwrap();
+            index.set(at, index.entry(at).hit());
+            assert_eq!(index.entry(at).hits(), 1, "{number}");
+        }
+        let even = |entry: Entry| entry.place().bits().is_multiple_of(2);
+        let removed: usize = (0..2).map(|part| index.remove_in(part, even).unwrap()).sum();
+        assert_eq!((removed, index.remove_in(2, even)), (501, None));
+        for number in 0..1000 {
+            assert_eq!(find(&index, number).is_some(), number % 2 == 1, "{number}");
+        }
+        for number in (1..1000).step_by(2) {
+            index.remove(find(&index, number).unwrap());
+        }
+        assert_eq!((index.entries(), index.overflow.words.capacity()), (0, 0));
     }
 
     proptest! {

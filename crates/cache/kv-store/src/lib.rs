@@ -39,6 +39,7 @@ use arena::{Arena, SegmentId};
 use ghost::Ghost;
 use index::{Entry, EntryAt, Index, Place, Tier};
 use item::{AccessTime, ItemParts, ItemView, mark};
+use key::HashSeed;
 use queue::SegmentQueue;
 
 /// How many entries loaded ahead are remembered: a few batches.
@@ -135,6 +136,7 @@ pub struct Found {
 #[derive(Debug)]
 pub struct Store {
     settings: StoreSettings,
+    hash_seed: HashSeed,
     index: Index,
     arena: Arena,
     ghost: Ghost,
@@ -192,6 +194,7 @@ impl Store {
             index_bytes: index.bytes(),
             index,
             settings,
+            hash_seed: HashSeed::default(),
             ghost: Ghost::default(),
             queues: [SegmentQueue::default(); 2],
             queue_bytes: [0; 2],
@@ -217,6 +220,27 @@ impl Store {
             ranked_bytes: 0,
             journal: None,
         })
+    }
+
+    /// Sets the seed of all hashes that the store is given. Only for an empty store. A server draws
+    /// one at random; without a call it is zero.
+    pub fn set_hash_seed(&mut self, seed: HashSeed) {
+        assert!(self.items == 0 && self.lower_items == 0, "no item has a hash by another seed");
+        self.hash_seed = seed;
+    }
+
+    /// The seed of all hashes that the store is given.
+    #[inline]
+    #[must_use]
+    pub const fn hash_seed(&self) -> HashSeed {
+        self.hash_seed
+    }
+
+    /// The hash of a key, as the store has to be given it.
+    #[inline]
+    #[must_use]
+    pub fn hash_of(&self, key: &[u8]) -> u64 {
+        self.hash_seed.hash_of(key)
     }
 
     /// Sets the time, in seconds of the server's clock (never 0). Time does not go back.

@@ -154,10 +154,10 @@ impl Store {
     /// Evicts the item of this hash, if there is one. True if it was read and is kept for another
     /// round.
     fn let_go(&mut self, number: usize, hash: u64, may_go_on: bool) -> bool {
-        let (quotas, arena) = (&self.quotas, &self.arena);
+        let (quotas, arena, seed) = (&self.quotas, &self.arena, self.hash_seed);
         let is_ours = |place: Place| {
             let key = arena.item(place).key();
-            farpool_keyvault::owner::hash_key(key) == hash && quotas.number_of(key) == Some(number)
+            seed.hash_of(key) == hash && quotas.number_of(key) == Some(number)
         };
         let found =
             self.index.find(hash, |entry| entry.tier() == Tier::Memory && is_ours(entry.place()));
@@ -185,10 +185,9 @@ impl Store {
         let order = std::mem::take(&mut self.quotas.0[number].order);
         let newest = order.back().copied();
         let mut seen = HashSet::new();
-        let (index, arena) = (&self.index, &self.arena);
+        let (index, arena, seed) = (&self.index, &self.arena, self.hash_seed);
         let is_there = |hash: u64| {
-            let same =
-                |place: Place| farpool_keyvault::owner::hash_key(arena.item(place).key()) == hash;
+            let same = |place: Place| seed.hash_of(arena.item(place).key()) == hash;
             index.find(hash, |it| it.tier() == Tier::Memory && same(it.place())).is_some()
         };
         // The newest is the one being stored.

@@ -5,7 +5,6 @@
 //! one piece again. The fewer holes are allowed, the more items fit and the more are moved for each
 //! one stored.
 
-use farpool_keyvault::owner::hash_key;
 use farpool_policy::CacheKind;
 
 use super::arena::SegmentId;
@@ -74,7 +73,7 @@ impl Store {
         if entry.hits() + 1 < HITS_MAX {
             self.index.set(found.at, entry.hit());
         }
-        let hash = hash_key(self.view(found).key());
+        let hash = self.hash_of(self.view(found).key());
         if let Some(ranked) = &mut self.ranked {
             ranked.touch(hash);
         }
@@ -110,7 +109,7 @@ impl Store {
         if self.ranked.is_none() {
             return;
         }
-        let hash = hash_key(self.arena.item(place).key());
+        let hash = self.hash_of(self.arena.item(place).key());
         if self.item_of(hash).is_some() {
             // Another key has the same hash.
             return;
@@ -124,7 +123,8 @@ impl Store {
     /// An item in memory whose key has this hash.
     fn item_of(&self, hash: u64) -> Option<Found> {
         let is_it = |entry: Entry| {
-            entry.tier() == Tier::Memory && hash_key(self.arena.item(entry.place()).key()) == hash
+            entry.tier() == Tier::Memory
+                && self.hash_of(self.arena.item(entry.place()).key()) == hash
         };
         self.index.find(hash, is_it).map(|(at, entry)| Found { at, place: entry.place() })
     }

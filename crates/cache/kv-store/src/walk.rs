@@ -29,7 +29,7 @@ impl Store {
         let mut next = self.arena.first(id);
         while let Some(place) = next {
             let view = self.arena.item(place);
-            let hash = farpool_keyvault::owner::hash_key(view.key());
+            let hash = self.hash_of(view.key());
             let entry =
                 self.index.find(hash, |it| it.tier() == Tier::Memory && it.place() == place);
             let expires_s = view.expires_s();

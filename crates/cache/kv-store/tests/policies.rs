@@ -2,12 +2,17 @@
 
 use std::collections::HashSet;
 
-use farpool_keyvault::owner::hash_key;
 use farpool_kv_store::item::ItemParts;
+use farpool_kv_store::key::HashSeed;
 use farpool_kv_store::record;
 use farpool_kv_store::{Store, StoreError, StoreSettings};
 use farpool_policy::Rng;
 use farpool_policy::cache::{CacheKind, CacheVisitor, PageCache};
+
+/// The hash of a key in a store whose seed was not set.
+fn hash_key(key: &[u8]) -> u64 {
+    HashSeed::default().hash_of(key)
+}
 
 const KEYS: u32 = 60_000;
 

@@ -6,15 +6,20 @@ use std::collections::HashMap;
 use std::os::fd::AsFd;
 
 use farpool_keyvault::items::ItemMemory;
-use farpool_keyvault::owner::hash_key;
 use farpool_kv_store::arena::{Arena, Queue, Segment};
 use farpool_kv_store::item::{AccessTime, ItemParts};
+use farpool_kv_store::key::HashSeed;
 use farpool_kv_store::lease::{LEASED_PERCENT_MAX, LeasedValue, LeasesHeld};
 use farpool_kv_store::{SHARD_BYTES_MIN, Store, StoreError, StoreSettings};
 use farpool_policy::CacheKind;
 use proptest::prelude::*;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap, mprotect, munmap};
+
+/// The hash of a key in a store whose seed was not set.
+fn hash_key(key: &[u8]) -> u64 {
+    HashSeed::default().hash_of(key)
+}
 
 const LIMIT_BYTES: usize = 6 << 20;
 

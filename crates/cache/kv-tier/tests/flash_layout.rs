@@ -1,5 +1,6 @@
 //! The layout of a flash file: what was written can be read, and any other bytes are refused.
 
+use farpool_kv_store::key::HashSeed;
 use farpool_kv_tier::flash::layout::{
     self, ClosingSum, Geometry, Nonce, Promises, SummaryEntry, Superblock, TableEntry, Use,
 };
@@ -10,15 +11,18 @@ mod exercise_flash;
 
 fn superblock() -> impl Strategy<Value = Superblock> {
     let state = prop::sample::select(vec![Use::Clean, Use::InUse, Use::InMemory, Use::GivenUp]);
-    (any::<(u32, u32, u64, i64, [u8; 16], u128)>(), state).prop_map(
-        |((shards, zones_per_shard, format_id, zero_unix_s, boot_id, nonce), state)| Superblock {
-            shards,
-            zones_per_shard,
-            format_id,
-            zero_unix_s,
-            boot_id,
-            state,
-            nonce: Nonce(nonce),
+    (any::<(u32, u32, u64, i64, [u8; 16], u128, [u8; 16])>(), state).prop_map(
+        |((shards, zones_per_shard, format_id, zero_unix_s, boot_id, nonce, seed), state)| {
+            Superblock {
+                shards,
+                zones_per_shard,
+                format_id,
+                zero_unix_s,
+                boot_id,
+                state,
+                nonce: Nonce(nonce),
+                hash_seed: HashSeed::new(seed),
+            }
         },
     )
 }

@@ -1,5 +1,5 @@
-//! Which shard owns a key: servers and clients must agree, and items on flash are found by it after
-//! a restart, so neither function may ever change.
+//! Which shard owns a key: servers and clients must agree, and items on flash lie in their shard's
+//! part of the file, so neither function may ever change.
 
 use twox_hash::XxHash3_64;
 

@@ -5,7 +5,6 @@ use crate::CommandCounts;
 use crate::Shard;
 use crate::command::StoreMode;
 use crate::request::ParseLimits;
-use farpool_keyvault::owner::hash_key;
 use farpool_kv_store::clock::Clock;
 use farpool_kv_store::{SHARD_BYTES_MIN, Store as Items, StoreSettings};
 
@@ -55,7 +54,8 @@ fn ask(shard: &mut Shard, bytes: &[u8]) -> Vec<u8> {
     };
     assert_eq!(length, bytes.len());
     let mut out = Vec::new();
-    execute(shard, head, &request, hash_key(request.key()), &mut out);
+    let hash = shard.store.hash_of(request.key());
+    execute(shard, head, &request, hash, &mut out);
     out
 }
 

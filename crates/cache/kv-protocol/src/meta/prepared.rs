@@ -5,11 +5,11 @@ use std::borrow::Cow;
 use base64::Engine;
 use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
-use farpool_keyvault::owner::hash_key;
 
 use crate::command::{MetaKind, MetaRequest, StoreMode};
 use crate::reply::BAD_FORMAT;
 use crate::token::{Words, signed_32, unsigned_32, unsigned_64};
+use farpool_kv_store::key::HashSeed;
 
 /// The most words of a meta command, including command and key.
 pub const WORDS_MAX: usize = 19;
@@ -162,13 +162,16 @@ pub(super) fn opaque_is_too_long(words: &Words<'_>) -> bool {
     words.from(2).iter().any(|word| word[0] == b'O' && word.len() > OPAQUE_BYTES_MAX)
 }
 
-/// Parses flags and key, or returns the error to answer with.
-pub fn prepare<'a>(request: &MetaRequest<'a>) -> Result<Prepared<'a>, &'static str> {
+/// Parses flags and key, or returns the error to answer with. `seed` is that of the store's hashes.
+pub fn prepare<'a>(
+    request: &MetaRequest<'a>,
+    seed: HashSeed,
+) -> Result<Prepared<'a>, &'static str> {
     let words = Words::of(request.line);
     let MetaRequest { kind, data, .. } = *request;
     let key = words.get(1);
     let prepared = |flags: Flags, key: Cow<'a, [u8]>| {
-        let hash = hash_key(&key);
+        let hash = seed.hash_of(&key);
         Prepared { kind, words, flags, key, hash, data }
     };
     if kind == MetaKind::Debug {

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use farpool_keyvault::owner::hash_key;
 use farpool_kv_protocol::classic::{self, Change, GetProgress};
 use farpool_kv_protocol::request::{
     AdminRequest, KeyRequest, LINE_BYTES_MAX, ParseLimits, Request, Scan, scan,
@@ -114,7 +113,8 @@ pub(crate) fn full_shard(leases: bool, policy: CacheKind) -> Shard {
     for number in 0..=SHARD_BYTES_MIN / value.len() {
         let key = format!("fill{number}");
         let parts = ItemParts { key: key.as_bytes(), value: [&value, b""], ..ItemParts::default() };
-        shard.store.insert(&parts, hash_key(key.as_bytes())).expect("old items make room");
+        let hash = shard.store.hash_of(key.as_bytes());
+        shard.store.insert(&parts, hash).expect("old items make room");
     }
     shard
 }
@@ -158,20 +158,24 @@ fn execute(shard: &mut Shard, request: &Request<'_>, out: &mut Vec<u8>) {
             panic!("a get without end");
         }
         Request::Keys(KeyRequest::Store(store)) => {
-            classic::execute_store(shard, &store, hash_key(store.key), out);
+            let hash = shard.store.hash_of(store.key);
+            classic::execute_store(shard, &store, hash, out);
         }
         Request::Keys(KeyRequest::Delete { key, quiet }) => {
-            classic::execute_delete(shard, key, hash_key(key), quiet, out);
+            let hash = shard.store.hash_of(key);
+            classic::execute_delete(shard, key, hash, quiet, out);
         }
         Request::Keys(KeyRequest::Arithmetic { key, delta, increments, quiet }) => {
             let change = Change { delta, increments, cas: 0 };
-            classic::execute_change(shard, key, hash_key(key), change, quiet, out);
+            let hash = shard.store.hash_of(key);
+            classic::execute_change(shard, key, hash, change, quiet, out);
         }
         Request::Keys(KeyRequest::Touch { key, exptime, quiet }) => {
-            classic::execute_touch(shard, key, hash_key(key), (exptime, quiet), out);
+            let hash = shard.store.hash_of(key);
+            classic::execute_touch(shard, key, hash, (exptime, quiet), out);
         }
         Request::Keys(KeyRequest::Meta(request)) => {
-            if let Ok(prepared) = meta::prepare(&request) {
+            if let Ok(prepared) = meta::prepare(&request, shard.store.hash_seed()) {
                 meta::execute(shard, &prepared, out);
             }
         }

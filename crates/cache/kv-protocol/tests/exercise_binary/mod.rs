@@ -1,7 +1,6 @@
 //! Properties that must hold for any bytes of the binary protocol: used by the mutation test and by
 //! fuzz/.
 
-use farpool_keyvault::owner::hash_key;
 use farpool_kv_protocol::binary::{
     self, HEADER_BYTES, Head, Request, Rules, Scan, ServerRequest, push_refusal, scan,
 };
@@ -105,7 +104,7 @@ pub(crate) fn execute_any(bytes: &[u8], step_s: u8, policy: CacheKind) {
         out.clear();
         match request {
             Request::Key(request) => {
-                let hash = hash_key(request.key());
+                let hash = shard.store.hash_of(request.key());
                 binary::execute(&mut shard, head, request, hash, &mut out);
                 check_reply(head, &out);
             }

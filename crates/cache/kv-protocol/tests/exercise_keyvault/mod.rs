@@ -9,7 +9,6 @@ use farpool_keyvault::items::ItemMemory;
 use farpool_keyvault::message::{
     Hello, Item, LeasedItem, LeasesGranted, MaybeLeased, Request, read_found, read_numbers,
 };
-use farpool_keyvault::owner::hash_key;
 use farpool_kv_protocol::Shard;
 use farpool_kv_protocol::keyvault::{self, AnswerHead};
 use farpool_kv_protocol::lease::{self, LeaseTable};
@@ -30,7 +29,7 @@ impl Leasing {
     fn answer(&mut self, shard: &mut Shard, header: &Header, request: &Request<'_>) -> Vec<u8> {
         let (table, mut out) = (&mut self.table, Vec::new());
         let head = AnswerHead { header, checked: true };
-        let hash = request.key().map_or(0, hash_key);
+        let hash = request.key().map_or(0, |key| shard.store.hash_of(key));
         match *request {
             Request::GetLease { key } => {
                 lease::answer_get(shard, table, head, HashedKey { key, hash }, &mut out);

@@ -14,6 +14,8 @@ pub(crate) fn attach(
     now_unix_s: i64,
 ) -> Result<FlashFile, FlashError> {
     let mut file = FlashFile::open(settings, workers.len(), now_unix_s)?;
+    // The file's items are found by their hashes of then.
+    workers.iter_mut().for_each(|worker| worker.set_hash_seed(file.hash_seed()));
     let path = file.path().to_owned();
     let path = path.display();
     if let Some(reason) = file.dropped() {

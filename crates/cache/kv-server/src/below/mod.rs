@@ -287,12 +287,13 @@ impl Below {
         head: AnswerHead<'_>,
         origin: Origin,
     ) -> Gathered {
-        if !keys.iter().any(|key| self.holds(&shard.store, HashedKey::of(key), false)) {
+        let seed = shard.store.hash_seed();
+        if !keys.iter().any(|key| self.holds(&shard.store, HashedKey::of(key, seed), false)) {
             return Gathered::AllInMemory;
         }
         let id = self.gatherings.begin(head, origin, usize::from(keys.count()));
         for (index, key) in (0u16..).zip(keys.iter()) {
-            let key = HashedKey::of(key);
+            let key = HashedKey::of(key, seed);
             if !self.gatherings.wants(id, index) {
                 break;
             }

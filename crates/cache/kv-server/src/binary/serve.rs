@@ -8,7 +8,6 @@ use crate::clients::sockets::{Connection, OUT_BYTES_MAX};
 use crate::mail::mailbox::{Ask, ConnectionId};
 use crate::text::BATCH;
 use crate::worker::Worker;
-use farpool_keyvault::owner::hash_key;
 use farpool_kv_protocol::binary::{
     self, Head, KeyRequest, Request, Rules, Scan, push_refusal, scan,
 };
@@ -84,8 +83,12 @@ impl Worker {
     }
 
     #[inline]
-    fn hash_of(request: &Request<'_>) -> u64 {
-        if let Request::Key(request) = request { hash_key(request.key()) } else { 0 }
+    fn hash_of(&self, request: &Request<'_>) -> u64 {
+        if let Request::Key(request) = request {
+            self.shard.store.hash_of(request.key())
+        } else {
+            0
+        }
     }
 
     /// Parses requests and begins to load the items they name.
@@ -105,7 +108,7 @@ impl Worker {
                     break;
                 }
                 Scan::Request { bytes, head, request } => {
-                    let hash = Self::hash_of(&request);
+                    let hash = self.hash_of(&request);
                     let is_on_key = matches!(request, Request::Key(_));
                     if is_on_key && self.me.owns(hash) {
                         self.shard.store.prefetch_entry(hash);

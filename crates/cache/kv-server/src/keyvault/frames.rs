@@ -9,7 +9,6 @@ use farpool_keyvault::frame::{
     frame_length,
 };
 use farpool_keyvault::message::{Hello, Request, SetMode};
-use farpool_keyvault::owner::hash_key;
 use farpool_keyvault::share::RingSizes;
 use farpool_units::exactly;
 use smallvec::SmallVec;
@@ -22,7 +21,7 @@ use crate::mail::mailbox::{Answer, Ask, Batch, ConnectionId, Entry, Origin, Tick
 use crate::worker::Worker;
 use farpool_kv_protocol::keyvault::{self, AnswerHead};
 use farpool_kv_protocol::lease;
-use farpool_kv_store::key::HashedKey;
+use farpool_kv_store::key::{HashSeed, HashedKey};
 
 /// The most requests that one connection may have unanswered.
 const CREDITS_MAX: u32 = 1024;
@@ -60,18 +59,22 @@ struct Asked<'a> {
     hash: u64,
 }
 
-/// Reads a frame.
-fn read_frame(frame: &[u8], checked: bool) -> Result<Asked<'_>, FrameError> {
-    read_body(Header::read(frame, checked)?, frame, 0)
+/// Reads a frame; `seed` is that of the store's hashes.
+fn read_frame(frame: &[u8], checked: bool, seed: HashSeed) -> Result<Asked<'_>, FrameError> {
+    read_body(Header::read(frame, checked)?, frame, (0, seed))
 }
 
 /// Reads what follows a header. `hash` is that of its one key, or 0 if not known yet.
-fn read_body(header: Header, frame: &[u8], hash: u64) -> Result<Asked<'_>, FrameError> {
+fn read_body(
+    header: Header,
+    frame: &[u8],
+    (hash, seed): (u64, HashSeed),
+) -> Result<Asked<'_>, FrameError> {
     if header.status.is_some() {
         return Err(FrameError::Body { opcode: header.opcode });
     }
     let request = Request::read(header.opcode, &frame[HEADER_BYTES..])?;
-    let hash = if hash == 0 { request.key().map_or(0, hash_key) } else { hash };
+    let hash = if hash == 0 { request.key().map_or(0, |key| seed.hash_of(key)) } else { hash };
     Ok(Asked { header, request, frame, hash })
 }
 
@@ -145,7 +148,7 @@ impl Worker {
                     );
                     continue;
                 }
-                Ok(header) => read_body(header, frame, hash),
+                Ok(header) => read_body(header, frame, (hash, self.shard.store.hash_seed())),
                 Err(error) => Err(error),
             };
             match read {
@@ -194,7 +197,7 @@ impl Worker {
                 Next::Broken => return (planned, true),
             };
             at += frame.len();
-            let hash = Request::key_ahead(frame).map_or(0, hash_key);
+            let hash = Request::key_ahead(frame).map_or(0, |key| self.shard.store.hash_of(key));
             if self.me.owns(hash) {
                 self.shard.store.prefetch_entry(hash);
             }
@@ -372,7 +375,9 @@ impl Worker {
         checked: bool,
         answers: &mut Batch<Answer>,
     ) -> bool {
-        let Ok(Asked { header, request, hash, .. }) = read_frame(frame, false) else {
+        let Ok(Asked { header, request, hash, .. }) =
+            read_frame(frame, false, self.shard.store.hash_seed())
+        else {
             return false;
         };
         if let Request::MultiGet(keys) = request {
@@ -457,7 +462,7 @@ impl Worker {
 
     /// Answers a frame that another thread passed on.
     pub(crate) fn answer_passed_on(&mut self, frame: &[u8], checked: bool, out: &mut Vec<u8>) {
-        match read_frame(frame, false) {
+        match read_frame(frame, false, self.shard.store.hash_seed()) {
             Ok(it) if keyvault::is_on_keys(it.header.opcode) => {
                 let head = AnswerHead { header: &it.header, checked };
                 keyvault::answer(&mut self.shard, head, &it.request, it.hash, out);

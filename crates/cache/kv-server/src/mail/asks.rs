@@ -12,7 +12,6 @@ use crate::watch::dump::{self, List, Listed};
 use crate::watch::journal;
 use crate::watch::report::{ShardReport, ThreadCounts};
 use crate::worker::Worker;
-use farpool_keyvault::owner::hash_key;
 use farpool_kv_protocol::Shard;
 use farpool_kv_protocol::classic;
 use farpool_kv_protocol::command::{ReadFlags, StoreRequest};
@@ -95,11 +94,12 @@ impl Worker {
         else {
             return None;
         };
+        let seed = self.shard.store.hash_seed();
         let key = match &request {
-            KeyRequest::Meta(meta) => meta::prepare(meta).ok()?.key.into_owned(),
+            KeyRequest::Meta(meta) => meta::prepare(meta, seed).ok()?.key.into_owned(),
             _ => first_key(&Request::Keys(request))?.to_vec(),
         };
-        let hash = hash_key(&key);
+        let hash = seed.hash_of(&key);
         let is_below = self.is_below(HashedKey { key: &key, hash }, is_plain_set(&request));
         is_below.then_some((key, hash))
     }
@@ -141,7 +141,8 @@ impl Worker {
                 return;
             }
             Ask::Drop => {
-                drop_item(&mut self.shard, bytes, hash_key(bytes));
+                let hash = self.shard.store.hash_of(bytes);
+                drop_item(&mut self.shard, bytes, hash);
                 answers.push(entry.address, Answer::Bytes, |_| {});
                 return;
             }
@@ -215,12 +216,13 @@ impl Worker {
             return push_line(out, "SERVER_ERROR request lost between threads");
         };
         match request {
-            KeyRequest::Meta(meta) => match meta::prepare(&meta) {
+            KeyRequest::Meta(meta) => match meta::prepare(&meta, self.shard.store.hash_seed()) {
                 Ok(prepared) => meta::execute(&mut self.shard, &prepared, out),
                 Err(reply) => push_line(out, reply),
             },
             _ => {
-                let hash = first_key(&Request::Keys(request)).map_or(0, hash_key);
+                let key = first_key(&Request::Keys(request));
+                let hash = key.map_or(0, |key| self.shard.store.hash_of(key));
                 execute(&mut self.shard, &request, hash, out);
             }
         }

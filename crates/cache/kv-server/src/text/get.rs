@@ -50,7 +50,7 @@ impl Worker {
         while words.peek().is_some() {
             let mut count = 0;
             for (slot, key) in ahead.iter_mut().zip(std::iter::from_fn(|| words.next())) {
-                *slot = HashedKey::of(key);
+                *slot = HashedKey::of(key, self.shard.store.hash_seed());
                 if self.me.owns(slot.hash) {
                     self.shard.store.prefetch_entry(slot.hash);
                 }

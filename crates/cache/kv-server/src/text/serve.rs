@@ -13,7 +13,6 @@ use crate::clients::sockets::{Connection, OUT_BYTES_MAX};
 use crate::mail::mailbox::{Ask, ConnectionId, Origin, StoreHead};
 use crate::watch::admin;
 use crate::worker::Worker;
-use farpool_keyvault::owner::hash_key;
 use farpool_kv_protocol::Shard;
 use farpool_kv_protocol::classic::{self, Change};
 use farpool_kv_protocol::command::StoreMode;
@@ -167,7 +166,7 @@ impl Worker {
                     break;
                 }
                 Scan::Request { bytes, request } => {
-                    let hash = first_key(&request).map_or(0, hash_key);
+                    let hash = first_key(&request).map_or(0, |key| self.shard.store.hash_of(key));
                     if self.me.owns(hash) {
                         self.shard.store.prefetch_entry(hash);
                     }
@@ -237,7 +236,7 @@ impl Worker {
         planned: &Planned<'_>,
     ) {
         let prepared = match request {
-            KeyRequest::Meta(meta) => match meta::prepare(meta) {
+            KeyRequest::Meta(meta) => match meta::prepare(meta, self.shard.store.hash_seed()) {
                 Ok(prepared) => Some(prepared),
                 Err(reply) => return push_line(&mut self.clients.out, reply),
             },
@@ -301,7 +300,7 @@ impl Worker {
         } else {
             key.word
         };
-        let hash = hash_key(key);
+        let hash = self.shard.store.hash_of(key);
         let owner = self.me.owner_of(hash);
         if owner == self.me.number {
             drop_item(&mut self.shard, key, hash);

@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use farpool_kv_store::key::HashSeed;
 use farpool_units::{PAGE_BYTES, exactly};
 
 use super::control::Control;
@@ -145,6 +146,9 @@ impl FlashFile {
         let direct = device::open_direct(path);
         let direct = direct.map_err(failed("it cannot be opened for direct I/O"))?;
         let superblock = known.filter(|_| !matches!(source, Source::Nothing(_)));
+        let no_random = failed("random numbers are not to be had");
+        let hash_seed = superblock.map_or_else(HashSeed::random, |it| Ok(it.hash_seed));
+        let hash_seed = hash_seed.map_err(|errno| no_random(errno.into()))?;
         let superblock = superblock.unwrap_or(Superblock {
             shards: exactly(shards),
             zones_per_shard: exactly(geometry.zones_per_shard),
@@ -153,6 +157,7 @@ impl FlashFile {
             boot_id,
             state: Use::InUse,
             nonce: Nonce(0),
+            hash_seed,
         });
         let dropped = if let Source::Nothing(why) = source { why } else { None };
         let (path, emptied) = (path.clone(), vec![false; shards]);
@@ -238,6 +243,12 @@ impl FlashFile {
     #[must_use]
     pub const fn zero_unix_s(&self) -> i64 {
         self.superblock.zero_unix_s
+    }
+
+    /// The seed of the hashes of the file's items: a server that uses the file uses its seed.
+    #[must_use]
+    pub const fn hash_seed(&self) -> HashSeed {
+        self.superblock.hash_seed
     }
 
     /// Why the earlier content of the file was dropped, if it was.

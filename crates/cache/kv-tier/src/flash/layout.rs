@@ -11,6 +11,7 @@
 //! A zone holds records from its start, and its summary at its end: for each record 16 bytes, then
 //! a footer. docs/contributors/kv-flash.md describes the whole format.
 
+use farpool_kv_store::key::HashSeed;
 use farpool_units::PAGE_BYTES;
 
 /// The format's version; others are refused.
@@ -81,6 +82,8 @@ pub struct Superblock {
     pub boot_id: [u8; 16],
     pub state: Use,
     pub nonce: Nonce,
+    /// The seed of the hashes in records and summaries.
+    pub hash_seed: HashSeed,
 }
 
 /// Why a superblock is refused.
@@ -95,7 +98,7 @@ pub enum NotOurs {
 }
 
 impl Superblock {
-    pub const BYTES: usize = 80;
+    pub const BYTES: usize = 96;
 
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
@@ -110,6 +113,7 @@ impl Superblock {
         out[40..56].copy_from_slice(&self.boot_id);
         out[56..60].copy_from_slice(&(self.state as u32).to_le_bytes());
         out[60..76].copy_from_slice(&self.nonce.0.to_le_bytes());
+        out[76..92].copy_from_slice(&self.hash_seed.bytes());
         let sum = crc32c::crc32c(&out[..Self::BYTES - 4]);
         out[Self::BYTES - 4..].copy_from_slice(&sum.to_le_bytes());
         out
@@ -132,6 +136,8 @@ impl Superblock {
         let mut boot_id = [0; 16];
         boot_id.copy_from_slice(&bytes[40..56]);
         let nonce = Nonce(wide(bytes, 60));
+        let mut hash_seed = [0; HashSeed::BYTES];
+        hash_seed.copy_from_slice(&bytes[76..92]);
         Ok(Self {
             shards: word(bytes, 16),
             zones_per_shard: word(bytes, 20),
@@ -140,6 +146,7 @@ impl Superblock {
             boot_id,
             state,
             nonce,
+            hash_seed: HashSeed::new(hash_seed),
         })
     }
 }
