@@ -2,7 +2,7 @@
 
 use farpool_kv_tier::flash::control::Control;
 use farpool_kv_tier::flash::layout::{Geometry, Promises, TableEntry, UNIT_BYTES, Use, ZONE_BYTES};
-use farpool_kv_tier::flash::opening::{Dropped, Held, Said, Side, Source, decide};
+use farpool_kv_tier::flash::opening::{Dropped, Held, Said, Side, Source, Testimony, decide};
 use proptest::prelude::*;
 
 const GEOMETRY: Geometry = Geometry { shards: 1, zones_per_shard: 16 };
@@ -28,8 +28,26 @@ fn nothing_is_believed_that_could_be_older_than_the_zones() {
                 (_, _, Side::Held) => Err(Held),
                 (_, _, Side::Whole) => Ok(Source::Memory),
             };
-            let said = Said { state, is_same_boot };
+            let testimony = Testimony::Last;
+            let said = Said { state, testimony, is_same_boot };
             assert_eq!(decide(Some(said), side), wanted, "{said:?} {side:?}");
+        }
+    }
+}
+
+#[test]
+fn an_older_copy_is_believed_only_with_its_own_book_keeping_in_memory() {
+    let kinds = [(Testimony::Older, Dropped::OlderCopy), (Testimony::Gone, Dropped::WitnessGone)];
+    for ((testimony, why), side) in kinds.into_iter().flat_map(|it| SIDES.map(|side| (it, side))) {
+        for (state, is_same_boot) in STATES.into_iter().flat_map(|it| [(it, false), (it, true)]) {
+            let decided = decide(Some(Said { state, testimony, is_same_boot }), side);
+            match state {
+                Use::Clean | Use::InUse => assert_eq!(decided, Ok(Source::Nothing(Some(why)))),
+                Use::InMemory | Use::GivenUp => {
+                    let said = Said { state, testimony: Testimony::Last, is_same_boot };
+                    assert_eq!(decided, decide(Some(said), side));
+                }
+            }
         }
     }
 }

@@ -11,8 +11,11 @@ mod exercise_flash;
 
 fn superblock() -> impl Strategy<Value = Superblock> {
     let state = prop::sample::select(vec![Use::Clean, Use::InUse, Use::InMemory, Use::GivenUp]);
-    (any::<(u32, u32, u64, i64, [u8; 16], u128, [u8; 16])>(), state).prop_map(
-        |((shards, zones_per_shard, format_id, zero_unix_s, boot_id, nonce, seed), state)| {
+    (any::<(u32, u32, u64, i64, [u8; 16], u128, [u8; 16], bool)>(), state).prop_map(
+        |(
+            (shards, zones_per_shard, format_id, zero_unix_s, boot_id, nonce, seed, is_witnessed),
+            state,
+        )| {
             Superblock {
                 shards,
                 zones_per_shard,
@@ -22,6 +25,7 @@ fn superblock() -> impl Strategy<Value = Superblock> {
                 state,
                 nonce: Nonce(nonce),
                 hash_seed: HashSeed::new(seed),
+                is_witnessed,
             }
         },
     )

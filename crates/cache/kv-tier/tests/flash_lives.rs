@@ -153,6 +153,10 @@ impl World {
         world
     }
 
+    fn witness(&self) -> PathBuf {
+        self.disk.path().join("flash.witness")
+    }
+
     fn files(&self) -> usize {
         std::fs::read_dir(self.memory.path()).unwrap().count()
     }
@@ -189,8 +193,9 @@ impl World {
     }
 }
 
-const OPENING: [Step; 4] = [Step::Chosen, Step::Prepared, Step::Named, Step::InUse];
-const CLOSING: [Step; 2] = [Step::BookWritten, Step::Closed];
+const OPENING: [Step; 5] =
+    [Step::Chosen, Step::Prepared, Step::Named, Step::Witnessed, Step::InUse];
+const CLOSING: [Step; 3] = [Step::BookWritten, Step::Witnessed, Step::Closed];
 
 fn set(hashes: std::ops::Range<u64>) -> BTreeSet<u64> {
     hashes.collect()
@@ -255,7 +260,7 @@ fn a_kill_while_it_runs_or_is_closed_forgets_and_loses_nothing() {
 fn when_the_machine_goes_down_nothing_forgotten_comes_back() {
     for (is_in_memory, end) in [true, false]
         .into_iter()
-        .flat_map(|it| [(it, None), (it, Some(Step::BookWritten)), (it, Some(Step::Closed))])
+        .flat_map(|it| [None].into_iter().chain(CLOSING.map(Some)).map(move |end| (it, end)))
     {
         let world = World::filled(is_in_memory);
         second_life(&world, end);
@@ -407,6 +412,61 @@ fn an_earlier_flash_that_was_brought_back_does_not_meet_later_book_keeping() {
     assert_eq!(world.files(), 1, "what no flash names any more is gone");
     life.finish().close().unwrap();
     assert_eq!(world.files(), 0);
+}
+
+/// After a life in which items were forgotten, ended in every way, its successor is killed at every
+/// step; then the file as it was before that life is put back in place.
+#[test]
+fn an_older_copy_of_a_closed_flash_is_begun_empty() {
+    let ends: Vec<_> = [None].into_iter().chain(CLOSING.map(Some)).collect();
+    for (is_in_memory, end) in ends.into_iter().flat_map(|it| [(true, it), (false, it)]) {
+        for step in [None].into_iter().chain(OPENING.map(Some)) {
+            let world = World::filled(is_in_memory);
+            let older = std::fs::read(world.path()).unwrap();
+            second_life(&world, end);
+            if let Some(step) = step {
+                world.open_until(step);
+            }
+            std::fs::write(world.path(), &older).unwrap();
+            let life = world.open();
+            let why = format!("ended at {end:?}, killed at {step:?}");
+            assert_eq!(life.hashes(), BTreeSet::new(), "{why}");
+            assert_eq!(life.file.dropped(), Some(Dropped::OlderCopy), "{why}");
+            life.finish().close().unwrap();
+            world.expect(&BTreeSet::new(), &why);
+        }
+    }
+}
+
+#[test]
+fn a_flash_without_its_witness_is_begun_empty_unless_none_could_be_kept() {
+    for is_in_memory in [true, false] {
+        let world = World::filled(is_in_memory);
+        std::fs::remove_file(world.witness()).unwrap();
+        let life = world.open();
+        assert_eq!((life.file.dropped(), life.found.len()), (Some(Dropped::WitnessGone), 0));
+        life.finish().close().unwrap();
+        // Both together may go elsewhere.
+        let world = World::filled(is_in_memory);
+        let other = world.disk.path().join("other");
+        std::fs::rename(world.path(), &other).unwrap();
+        std::fs::rename(world.witness(), other.with_file_name("other.witness")).unwrap();
+        let life = world.open_path(&other).unwrap();
+        assert_eq!((life.file.dropped(), life.hashes()), (None, set(11..41)));
+    }
+    // A name that leaves no room for the witness's.
+    let world = World::new(true);
+    let long = world.disk.path().join("f".repeat(250));
+    let mut life = world.open_path(&long).unwrap();
+    life.append(1..41);
+    life.finish().close().unwrap();
+    assert_eq!(world.open_path(&long).unwrap().hashes(), set(1..41));
+    // Something is in the way of a witness.
+    let world = World::new(true);
+    std::os::unix::fs::symlink("nowhere", world.witness()).unwrap();
+    let refused = world.open_path(&world.path()).map(|_| ()).unwrap_err();
+    assert!(matches!(refused, FlashError::Io { .. }), "{refused}");
+    assert!(!world.path().exists(), "a refused start leaves nothing behind");
 }
 
 #[test]

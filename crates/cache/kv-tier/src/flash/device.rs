@@ -17,9 +17,9 @@ use crate::log::ZONES_MIN;
 /// Where the kernel gives an id for each boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Opens the file through the page cache, and creates it if it does not exist. A device is opened
-/// exclusively.
-pub(super) fn open_for_us(path: &Path) -> Result<File, FlashError> {
+/// Opens the file through the page cache, and creates it if it does not exist: then also true. A
+/// device is opened exclusively.
+pub(super) fn open_for_us(path: &Path) -> Result<(File, bool), FlashError> {
     let is_device = std::fs::metadata(path).is_ok_and(|it| it.file_type().is_block_device());
     let mut options = File::options();
     options.read(true).write(true);
@@ -28,9 +28,14 @@ pub(super) fn open_for_us(path: &Path) -> Result<File, FlashError> {
         // elsewhere.
         options.custom_flags(libc::O_EXCL);
     } else {
-        options.create(true).truncate(false).mode(0o600);
+        options.mode(0o600);
+        // If this fails for another reason than that it exists, what follows tells why.
+        if let Ok(file) = options.clone().create_new(true).open(path) {
+            return Ok((file, true));
+        }
+        options.create(true).truncate(false);
     }
-    options.open(path).map_err(|source| {
+    options.open(path).map(|file| (file, false)).map_err(|source| {
         let path = path.to_owned();
         if is_device && source.raw_os_error() == Some(libc::EBUSY) {
             return FlashError::Busy { path };

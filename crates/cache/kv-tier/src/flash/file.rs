@@ -8,7 +8,7 @@
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 
 use farpool_kv_store::key::HashSeed;
@@ -20,9 +20,10 @@ use super::layout::{
     self, CLOSING_SUM_AT, ClosingSum, Geometry, Nonce, Superblock, Use, ZONE_BYTES,
 };
 use super::live::{Identity, LiveFile, LiveHeader, remove_stale};
-use super::opening::{Dropped, Held, Said, Side, Source, decide};
+use super::opening::{Dropped, Held, Said, Side, Source, Testimony, decide};
 use super::settings::{Bookkeeping, FlashError, FlashSettings};
 use super::shared_map::SharedMap;
+use super::witness::{LastUse, Witness};
 
 use crate::pages::Pages;
 
@@ -35,6 +36,8 @@ pub enum Step {
     Prepared,
     /// The memory file has its name.
     Named,
+    /// The witness names the use that begins, or the closing, beside the one before.
+    Witnessed,
     /// The superblock says that the flash is in use.
     InUse,
     /// The device has all of the bookkeeping.
@@ -55,6 +58,8 @@ pub struct FlashFile {
     geometry: Geometry,
     /// The bookkeeping in memory; None if it is in the flash file.
     live: Option<LiveFile>,
+    /// None for a device.
+    witness: Option<Witness>,
     /// Why the earlier content was dropped, if it was.
     dropped: Option<Dropped>,
     /// Shards that begin empty because their bookkeeping could not be trusted.
@@ -96,6 +101,7 @@ struct Found {
     source: Source,
     /// The memory file, if it holds the valid bookkeeping.
     live: Option<LiveFile>,
+    witness: Option<Witness>,
     identity: Identity,
     boot_id: [u8; 16],
 }
@@ -118,15 +124,32 @@ impl FlashFile {
         told: &mut dyn FnMut(Step),
     ) -> Result<Self, FlashError> {
         let path = &settings.path;
+        let (file, is_new) = device::open_for_us(path)?;
+        device::lock(&file, path)?;
+        let opened = Self::open_locked(file, settings, (shards, now_unix_s), told);
+        if opened.is_err() && is_new {
+            // A refused start leaves nothing behind; nobody else uses what we locked when it was
+            // new.
+            let _ = std::fs::remove_file(path);
+        }
+        opened
+    }
+
+    fn open_locked(
+        file: File,
+        settings: &FlashSettings,
+        (shards, now_unix_s): (usize, i64),
+        told: &mut dyn FnMut(Step),
+    ) -> Result<Self, FlashError> {
+        let path = &settings.path;
         let failed = |action| {
             let path = path.clone();
             move |source| FlashError::Io { path, action, source }
         };
-        let file = device::open_for_us(path)?;
-        device::lock(&file, path)?;
         let geometry = device::geometry(settings, shards)?;
         device::check_device(&file, geometry, path)?;
-        let Found { known, source, live, identity, boot_id } = look(&file, geometry, settings)?;
+        let Found { known, source, live, witness, identity, boot_id } =
+            look(&file, geometry, settings)?;
         if matches!(source, Source::Nothing(_)) {
             let room = device::check_room(&file, geometry);
             room.map_err(failed("room for it cannot be made"))?;
@@ -158,10 +181,12 @@ impl FlashFile {
             state: Use::InUse,
             nonce: Nonce(0),
             hash_seed,
+            is_witnessed: false,
         });
         let dropped = if let Source::Nothing(why) = source { why } else { None };
         let (path, emptied) = (path.clone(), vec![false; shards]);
-        let mut opened = Self { path, file, direct, superblock, geometry, live, dropped, emptied };
+        let mut opened =
+            Self { path, file, direct, superblock, geometry, live, witness, dropped, emptied };
         told(Step::Chosen);
         opened.prepare(source)?;
         told(Step::Prepared);
@@ -176,9 +201,47 @@ impl FlashFile {
             }
         }
         told(Step::Named);
+        opened.superblock.is_witnessed = opened.announce(known);
+        told(Step::Witnessed);
         opened.write_superblock().map_err(failed("it cannot be written"))?;
         told(Step::InUse);
+        opened.settle_witness();
         Ok(opened)
+    }
+
+    fn last_use(superblock: &Superblock) -> LastUse {
+        LastUse { format_id: superblock.format_id, nonce: superblock.nonce }
+    }
+
+    /// Has the witness name the use that begins, beside that of `known`, the superblock on the
+    /// device. False if there is no witness.
+    fn announce(&mut self, known: Option<Superblock>) -> bool {
+        let (present, next) =
+            (known.as_ref().map(Self::last_use), Self::last_use(&self.superblock));
+        let Some(witness) = &mut self.witness else { return false };
+        if present == Some(next) && witness.names(next) {
+            return true;
+        }
+        let announced = witness.announce(present, next);
+        if let Err(error) = &announced {
+            tracing::warn!(
+                path = %self.path.display(), %error,
+                "no file can be kept beside flash: an older copy of it will not be recognized"
+            );
+        }
+        announced.is_ok()
+    }
+
+    /// Has the witness name the superblock's use only. If that fails, it names an earlier one as
+    /// well, until the next start or closing.
+    fn settle_witness(&mut self) {
+        let present = Self::last_use(&self.superblock);
+        let Some(witness) = self.witness.as_mut().filter(|_| self.superblock.is_witnessed) else {
+            return;
+        };
+        if let Err(error) = witness.settle(present) {
+            tracing::warn!(path = %self.path.display(), %error, "the file beside flash is not written");
+        }
     }
 
     /// Puts each shard's bookkeeping where it will be used, and checks it as far as its source is
@@ -321,10 +384,16 @@ impl FlashFile {
         // The device may have failed earlier and work again now.
         self.write_book(nonce).or_else(|_| self.write_book(nonce))?;
         told(Step::BookWritten);
+        let present = self.superblock;
         self.superblock.state = Use::Clean;
         self.superblock.nonce = nonce;
+        if let Some(witness) = self.witness.as_mut().filter(|_| present.is_witnessed) {
+            witness.announce(Some(Self::last_use(&present)), Self::last_use(&self.superblock))?;
+        }
+        told(Step::Witnessed);
         self.write_superblock()?;
         told(Step::Closed);
+        self.settle_witness();
         Ok(())
     }
 
@@ -397,10 +466,29 @@ fn look(file: &File, geometry: Geometry, settings: &FlashSettings) -> Result<Fou
         }
         _ => (Side::Absent, None),
     };
-    let said = known.map(|it| Said { state: it.state, is_same_boot: it.boot_id == boot_id });
+    let is_device = file.metadata().is_ok_and(|it| it.file_type().is_block_device());
+    let witness = if is_device { None } else { Some(Witness::beside(path)) };
+    let witness = witness.transpose().map_err(failed("the file beside it cannot be read"))?;
+    let said = known.map(|it| Said {
+        state: it.state,
+        testimony: testimony(witness.as_ref(), &it),
+        is_same_boot: it.boot_id == boot_id,
+    });
     let source = decide(said, side).map_err(|Held| FlashError::InUse { path: path.clone() })?;
     let live = live.filter(|_| source == Source::Memory);
-    Ok(Found { known, source, live, identity, boot_id })
+    Ok(Found { known, source, live, witness, identity, boot_id })
+}
+
+/// What the witness says of the use that the superblock names.
+fn testimony(witness: Option<&Witness>, superblock: &Superblock) -> Testimony {
+    match witness {
+        None => Testimony::Last,
+        Some(witness) if witness.names(FlashFile::last_use(superblock)) => Testimony::Last,
+        Some(witness) if witness.exists() => Testimony::Older,
+        Some(_) if superblock.is_witnessed => Testimony::Gone,
+        // None could be kept.
+        Some(_) => Testimony::Last,
+    }
 }
 
 fn live_header(superblock: &Superblock, identity: Identity) -> LiveHeader {

@@ -84,6 +84,8 @@ pub struct Superblock {
     pub nonce: Nonce,
     /// The seed of the hashes in records and summaries.
     pub hash_seed: HashSeed,
+    /// A file beside this one names its nonce; otherwise an older copy cannot be recognized.
+    pub is_witnessed: bool,
 }
 
 /// Why a superblock is refused.
@@ -98,7 +100,7 @@ pub enum NotOurs {
 }
 
 impl Superblock {
-    pub const BYTES: usize = 96;
+    pub const BYTES: usize = 100;
 
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
@@ -114,6 +116,7 @@ impl Superblock {
         out[56..60].copy_from_slice(&(self.state as u32).to_le_bytes());
         out[60..76].copy_from_slice(&self.nonce.0.to_le_bytes());
         out[76..92].copy_from_slice(&self.hash_seed.bytes());
+        out[92..96].copy_from_slice(&u32::from(self.is_witnessed).to_le_bytes());
         let sum = crc32c::crc32c(&out[..Self::BYTES - 4]);
         out[Self::BYTES - 4..].copy_from_slice(&sum.to_le_bytes());
         out
@@ -136,6 +139,11 @@ impl Superblock {
         let mut boot_id = [0; 16];
         boot_id.copy_from_slice(&bytes[40..56]);
         let nonce = Nonce(wide(bytes, 60));
+        let is_witnessed = match word(bytes, 92) {
+            0 => false,
+            1 => true,
+            _ => return Err(NotOurs::Damaged),
+        };
         let mut hash_seed = [0; HashSeed::BYTES];
         hash_seed.copy_from_slice(&bytes[76..92]);
         Ok(Self {
@@ -147,6 +155,7 @@ impl Superblock {
             state,
             nonce,
             hash_seed: HashSeed::new(hash_seed),
+            is_witnessed,
         })
     }
 }

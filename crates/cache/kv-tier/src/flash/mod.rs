@@ -16,6 +16,7 @@ pub mod opening;
 mod ring;
 mod settings;
 mod shared_map;
+mod witness;
 
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};

@@ -16,10 +16,22 @@ pub enum Side {
     Whole,
 }
 
+/// What the file beside the flash says of the use that the superblock names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Testimony {
+    /// It is the last one, or nothing is known of others.
+    Last,
+    /// Another one is the last.
+    Older,
+    /// Nothing: the file is gone.
+    Gone,
+}
+
 /// What the flash's superblock says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Said {
     pub state: Use,
+    pub testimony: Testimony,
     /// Whether the machine has not been rebooted since.
     pub is_same_boot: bool,
 }
@@ -41,6 +53,16 @@ pub enum Source {
 /// Why nothing is recovered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Dropped {
+    #[error(
+        "it is an older copy: the file of the same name with .witness behind it names another use \
+         as the last"
+    )]
+    OlderCopy,
+    #[error(
+        "it may be an older copy: the file of the same name with .witness behind it, which would \
+         tell, is gone"
+    )]
+    WitnessGone,
     #[error("the machine went down while the server ran")]
     MachineDown,
     #[error("the device failed when the server ended")]
@@ -58,7 +80,15 @@ pub struct Held;
 /// Decides which bookkeeping is trusted. `said` is None for an empty file, or if all content is to
 /// be dropped.
 pub const fn decide(said: Option<Said>, side: Side) -> Result<Source, Held> {
-    let Some(Said { state, is_same_boot }) = said else { return Ok(Source::Nothing(None)) };
+    let Some(Said { state, testimony, is_same_boot }) = said else {
+        return Ok(Source::Nothing(None));
+    };
+    // A file in memory is of one use, so it needs no other witness.
+    if matches!(state, Use::Clean | Use::InUse) && !matches!(testimony, Testimony::Last) {
+        let is_gone = matches!(testimony, Testimony::Gone);
+        let dropped = if is_gone { Dropped::WitnessGone } else { Dropped::OlderCopy };
+        return Ok(Source::Nothing(Some(dropped)));
+    }
     match (state, is_same_boot, side) {
         (Use::Clean, _, _) => Ok(Source::Closed),
         (Use::GivenUp, _, _) => Ok(Source::Nothing(Some(Dropped::DeviceFailed))),
