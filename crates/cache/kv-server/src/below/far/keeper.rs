@@ -12,11 +12,12 @@ use farpool_api::Place;
 use farpool_api::placements::PlaceKey;
 use farpool_api::tenant::{Tenant, best_address};
 use farpool_pool::{
-    Address, BladeSpec, ClientLimits, Grant, GrantKey, Pool, PoolConfig, PoolError, RateLimit,
-    fresh_client,
+    Address, BladeIndex, BladeSpec, ClientLimits, Grant, GrantKey, Pool, PoolConfig, PoolError,
+    RateLimit, fresh_client,
 };
 use farpool_units::SUPERPAGE_BYTES;
 
+use super::away::Away;
 use super::news::News;
 use super::order::{FarOrder, Held};
 use super::plan::{Answer, Order, Plan, deal};
@@ -42,6 +43,9 @@ const EMPTY_MAX: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 struct Granted {
     pool: Arc<Pool>,
+    /// Its blades, in the order of their numbers, if the settings name them: what is lost is asked
+    /// for again there.
+    named: Vec<Address>,
     held: Arc<Held>,
     /// Superpages of each shard.
     dealt: Vec<u64>,
@@ -59,6 +63,8 @@ pub struct Keeper {
     granted: BTreeMap<GrantNumber, Granted>,
     next_grant: u64,
     rack: Option<(Plan, Option<Tenant>)>,
+    /// Blades named by the settings that were lost.
+    away: Vec<Away>,
     started: Instant,
 }
 
@@ -87,13 +93,13 @@ impl Keeper {
             granted: BTreeMap::new(),
             next_grant: 0,
             rack: None,
+            away: Vec::new(),
             started: Instant::now(),
         };
         shared.far.wanted_bytes.store(settings.bytes, Ordering::Relaxed);
         match &settings.source {
             FarSource::Blades(blades) => {
-                let specs = blades.iter().cloned().map(BladeSpec::from).collect();
-                keeper.connect(specs, whole_superpages(settings, shared.shards())?)?;
+                keeper.connect_named(blades, whole_superpages(settings, shared.shards())?)?;
             }
             FarSource::Pool(options) => {
                 keeper.rack = Some((Plan::new(settings.bytes), Some(rack::tenant(options)?)));
@@ -146,6 +152,7 @@ impl Keeper {
             }
             self.take_back();
             self.look_for_losses();
+            self.ask_away();
             if renewed.elapsed() >= pause {
                 renewed = Instant::now();
                 self.granted.values().for_each(|it| it.pool.keep_alive());
@@ -212,6 +219,10 @@ impl Keeper {
 
     fn drop_lost(&mut self, grant: GrantNumber) {
         tracing::warn!(grant = grant.0, "far memory is gone: its items are misses now");
+        self.give_up(grant);
+    }
+
+    fn give_up(&mut self, grant: GrantNumber) {
         self.shared.far.lost_grants.fetch_add(1, Ordering::Relaxed);
         self.leave(grant, || FarOrder::Drop { grant, is_lost: true });
     }
@@ -261,7 +272,7 @@ impl Keeper {
         blades: Vec<BladeSpec>,
         superpages: u32,
     ) -> Result<GrantNumber, FarError> {
-        let pool = Pool::connect(PoolConfig {
+        let pool = Arc::new(Pool::connect(PoolConfig {
             blades,
             client: fresh_client()?,
             client_name: format!("kv:{}", std::process::id()),
@@ -269,10 +280,15 @@ impl Keeper {
             deadline: self.settings.deadline,
             allow_remote_tcp: self.settings.allow_remote_tcp,
             asks: None,
-        })?;
+        })?);
+        // A blade would keep what it has given so far until its lease is over.
+        self.deal_out(&pool, superpages).inspect_err(|_| pool.goodbye())
+    }
+
+    /// Takes superpages from the pool's blades and deals them out to the shards.
+    fn deal_out(&mut self, pool: &Arc<Pool>, superpages: u32) -> Result<GrantNumber, FarError> {
         let segment = pool.create_segment()?;
         (0..superpages).try_for_each(|superpage| pool.allocate_superpage(segment, superpage))?;
-        let pool = Arc::new(pool);
         let mut have = vec![0; self.shared.shards()];
         for granted in self.granted.values().filter(|it| !it.leaves) {
             have.iter_mut().zip(&granted.dealt).for_each(|(have, dealt)| *have += dealt);
@@ -285,14 +301,53 @@ impl Keeper {
         let bytes = u64::from(superpages) * SUPERPAGE_BYTES;
         let counts = dealt.iter().map(|it| it.len() as u64).collect();
         for ((mailbox, lane), superpages) in self.shared.mailboxes.iter().zip(lanes).zip(dealt) {
-            let share = Share { grant, pool: Arc::clone(&pool), lane, segment, superpages };
+            let share = Share { grant, pool: Arc::clone(pool), lane, segment, superpages };
             let (share, held) = (Box::new(share), Arc::clone(&held));
             mailbox.put(Message::Far(FarOrder::Take { share, held }));
         }
         self.shared.far.granted_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let granted = Granted { pool, held, dealt: counts, bytes, known_lost: 0, leaves: false };
-        self.granted.insert(grant, granted);
+        self.granted.insert(
+            grant,
+            Granted {
+                pool: Arc::clone(pool),
+                named: Vec::new(),
+                held,
+                dealt: counts,
+                bytes,
+                known_lost: 0,
+                leaves: false,
+            },
+        );
         Ok(grant)
+    }
+
+    /// As [`Self::connect`], for blades that the settings name.
+    fn connect_named(&mut self, blades: &[Address], superpages: u32) -> Result<(), FarError> {
+        let specs = blades.iter().cloned().map(BladeSpec::from).collect();
+        let grant = self.connect(specs, superpages)?;
+        if let Some(granted) = self.granted.get_mut(&grant) {
+            granted.named = blades.to_vec();
+        }
+        Ok(())
+    }
+
+    /// Asks the next lost blade for its memory again, if that is due.
+    fn ask_away(&mut self) {
+        let now = self.started.elapsed();
+        let Some(at) = self.away.iter().position(|it| it.is_due(now)) else { return };
+        let Away { address, superpages, since, .. } = self.away[at].clone();
+        match self.connect_named(std::slice::from_ref(&address), superpages) {
+            Ok(()) => {
+                let bytes = u64::from(superpages) * SUPERPAGE_BYTES;
+                let away = now.saturating_sub(since);
+                tracing::info!(%address, bytes, ?away, "a blade is back: its memory is used again");
+                self.away.remove(at);
+            }
+            Err(error) => {
+                tracing::debug!(%address, %error, "a lost blade was asked in vain");
+                self.away[at].asked_in_vain(self.started.elapsed());
+            }
+        }
     }
 
     /// Gives back the pieces in which no shard has anything left.
@@ -310,15 +365,16 @@ impl Keeper {
             }
             if let Some((plan, _)) = &mut self.rack {
                 plan.freed(grant);
+                tracing::info!(grant = grant.0, "far memory was given back");
             }
-            tracing::info!(grant = grant.0, "far memory was given back");
         }
     }
 
-    /// Reports each lost blade once. A grant of a pool is given up with its blade.
+    /// Reports each lost blade once. A grant of a pool is given up with its blade, and so is one of
+    /// named blades with the last of them.
     fn look_for_losses(&mut self) {
         let now = self.started.elapsed();
-        let mut orders = Vec::new();
+        let (mut orders, mut gone) = (Vec::new(), Vec::new());
         for (grant, granted) in &mut self.granted {
             let lost = granted.pool.lost();
             for blade in lost.iter().skip(granted.known_lost) {
@@ -333,10 +389,31 @@ impl Keeper {
             {
                 orders.extend(plan.lost(*grant, now));
             }
+            if !granted.named.is_empty() {
+                for blade in lost.iter().skip(granted.known_lost) {
+                    let Some(away) = away_from(granted, blade.blade, now) else { continue };
+                    let bytes = u64::from(away.superpages) * SUPERPAGE_BYTES;
+                    assert!(granted.bytes >= bytes, "a blade lent a part of its grant");
+                    granted.bytes -= bytes;
+                    self.shared.far.granted_bytes.fetch_sub(bytes, Ordering::Relaxed);
+                    self.away.push(away);
+                }
+                if lost.len() == granted.named.len() && lost.len() > granted.known_lost {
+                    gone.push(*grant);
+                }
+            }
             granted.known_lost = granted.known_lost.max(lost.len());
         }
         self.carry_out(orders);
+        gone.into_iter().for_each(|grant| self.give_up(grant));
     }
+}
+
+/// What a lost blade is to be asked for again: what it lent to this grant.
+fn away_from(granted: &Granted, blade: BladeIndex, now: Duration) -> Option<Away> {
+    let superpages = u32::try_from(granted.pool.superpages_on(blade)).ok()?;
+    let address = granted.named.get(usize::from(blade.0))?.clone();
+    (superpages > 0).then(|| Away::new(address, superpages, now))
 }
 
 /// Superpages to take from named blades, over all shards; each shard gets the same number.

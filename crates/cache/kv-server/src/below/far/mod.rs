@@ -3,6 +3,7 @@
 //! [`keeper`] is the thread that does this, [`plan`] decides how to respond to the pool, [`rack`]
 //! is the thread that talks to the pool, [`shard`] is each serving thread's part.
 
+mod away;
 mod keeper;
 mod news;
 pub(crate) mod order;
