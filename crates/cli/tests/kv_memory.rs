@@ -88,6 +88,24 @@ fn no_sizes_or_lifetimes_take_more_than_the_limit() {
     assert!(most <= RESIDENT_MAX, "{} MiB", most / MIB);
 }
 
+/// Large values that arrive faster than the threads that own their keys take them.
+#[test]
+fn nor_do_large_values_on_their_way_between_threads() {
+    const VALUE: usize = 900_000;
+    let home = tempfile::tempdir().expect("a home");
+    let mut kv = Kv::start(home.path(), &["-t", "4", "-m", "512"]);
+    let value = vec![b'v'; VALUE];
+    for key in 0..LIMIT * 8 / 5 / VALUE {
+        kv.client.send(format!("set key{key} 0 0 {VALUE} noreply\r\n").as_bytes());
+        kv.client.send(&value);
+        kv.client.send(b"\r\n");
+    }
+    assert!(kv.client.stat("evictions") > 0);
+    let most = kv.status_bytes("VmHWM");
+    println!("{most} bytes at most, with a limit of {LIMIT}");
+    assert!(most <= RESIDENT_MAX, "{} MiB", most / MIB);
+}
+
 #[test]
 fn nor_do_they_with_flash_below() {
     let home = Home::new();

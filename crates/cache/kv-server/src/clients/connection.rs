@@ -3,7 +3,7 @@
 use farpool_kv_protocol::binary;
 use farpool_kv_store::observe::journal::Kinds;
 
-use super::replies::{AWAITED_MAX, READY_BYTES_MAX, Replies};
+use super::replies::{ASKED_BYTES_MAX, AWAITED_MAX, READY_BYTES_MAX, Replies};
 use crate::settings::Dialect;
 use crate::watch::dump::Dump;
 
@@ -152,6 +152,7 @@ impl Client {
         self.is_ring_full
             || self.replies.awaited().max(self.awaited) + more >= self.awaited_max
             || self.replies.ready_bytes() >= READY_BYTES_MAX
+            || self.replies.asked_bytes() >= ASKED_BYTES_MAX
     }
 
     /// Whether kept input can be served as soon as replies can be sent. The next piece of a list is

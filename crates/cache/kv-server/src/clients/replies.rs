@@ -17,6 +17,10 @@ pub const AWAITED_MAX: usize = 4096;
 /// The most bytes of replies made behind one that is awaited; beyond it no further request is
 /// taken.
 pub const READY_BYTES_MAX: usize = 256 << 10;
+/// The most bytes of one connection's requests that other threads have and have not answered; beyond
+/// it no further request is taken. They are copies, outside the memory limit, and a thread may be
+/// slower than the client: one that sends large values must not fill memory with them.
+pub const ASKED_BYTES_MAX: usize = 1 << 20;
 /// The most bytes held back to be sent together with what other threads are about to answer. A
 /// write of that size costs little for each reply.
 const HELD_BYTES_MAX: usize = 64 << 10;
@@ -29,8 +33,8 @@ const SPARE_MAX: usize = 64;
 enum Piece {
     /// The next `bytes` bytes of the buffer.
     Ready { bytes: usize },
-    /// Another shard makes it.
-    Awaited,
+    /// Another shard makes it, from a request of this many bytes.
+    Awaited { asked_bytes: usize },
     /// It has arrived, but something before it has not.
     Arrived(Vec<u8>),
     /// All shards contribute.
@@ -73,6 +77,8 @@ pub struct Replies {
     first: u64,
     /// Number of replies that have not arrived.
     awaited: usize,
+    /// Bytes of the requests to which these are.
+    asked_bytes: usize,
     ready_from: usize,
     /// Nothing is sent before the pieces in front of this one have arrived: other threads are about
     /// to make them.
@@ -94,6 +100,12 @@ impl Replies {
     #[must_use]
     pub const fn awaited(&self) -> usize {
         self.awaited
+    }
+
+    /// Bytes of requests that other threads have and have not answered.
+    #[must_use]
+    pub const fn asked_bytes(&self) -> usize {
+        self.asked_bytes
     }
 
     /// Takes a buffer for replies that are to be awaited.
@@ -144,12 +156,14 @@ impl Replies {
     /// Reserves a place for a reply that may take long.
     pub fn push_slow(&mut self) -> Ticket {
         self.is_slow = true;
-        self.push(Piece::Awaited)
+        self.push(Piece::Awaited { asked_bytes: 0 })
     }
 
-    /// Reserves a place for a reply that another thread makes as soon as it is asked.
-    pub fn push_awaited(&mut self) -> Ticket {
-        self.push_held(Piece::Awaited)
+    /// Reserves a place for a reply that another thread makes as soon as it is asked, with this many
+    /// bytes.
+    pub fn push_awaited(&mut self, asked_bytes: usize) -> Ticket {
+        self.asked_bytes += asked_bytes;
+        self.push_held(Piece::Awaited { asked_bytes })
     }
 
     /// Reserves a place for a reply that other threads complete as soon as they are asked. Its
@@ -207,14 +221,20 @@ impl Replies {
 
     /// Takes a reply that has arrived: it goes to `out` if it is next, else it waits its turn.
     pub fn arrive(&mut self, ticket: Ticket, reply: &[u8], out: &mut Vec<u8>) {
-        if ticket.0 == self.first {
-            self.awaited -= usize::from(self.buffers.pieces.pop_front().is_some());
+        let arrived = if ticket.0 == self.first {
+            let arrived = self.buffers.pieces.pop_front();
             self.first += 1;
             out.extend_from_slice(reply);
             self.drain(out);
-        } else if let Some(piece) = self.piece_mut(ticket) {
-            *piece = Piece::Arrived(reply.to_vec());
-            self.awaited -= 1;
+            arrived
+        } else {
+            let piece = self.piece_mut(ticket);
+            piece.map(|piece| std::mem::replace(piece, Piece::Arrived(reply.to_vec())))
+        };
+        self.awaited -= usize::from(arrived.is_some());
+        if let Some(Piece::Awaited { asked_bytes }) = arrived {
+            assert!(self.asked_bytes >= asked_bytes, "what is answered was asked");
+            self.asked_bytes -= asked_bytes;
         }
     }
 
@@ -276,7 +296,7 @@ impl Replies {
                     self.ready_from = own.end;
                     merge.write(&self.buffers.ready[own], None, out);
                 }
-                Piece::Awaited | Piece::Gathered(_) | Piece::Merged(_) => break,
+                Piece::Awaited { .. } | Piece::Gathered(_) | Piece::Merged(_) => break,
             }
             self.buffers.pieces.pop_front();
             self.first += 1;
@@ -301,17 +321,17 @@ mod tests {
     fn replies_go_out_in_order() {
         let mut replies = Replies::default();
         let mut out = Vec::new();
-        let first = replies.push_awaited();
+        let first = replies.push_awaited(0);
         replies.push_ready(b"b");
         replies.push_ready(b"c");
-        let second = replies.push_awaited();
-        let third = replies.push_awaited();
+        let second = replies.push_awaited(0);
+        let third = replies.push_awaited(0);
         replies.push_ready(b"f");
         replies.arrive(third, b"e", &mut out);
         assert_eq!(out, b"");
         replies.arrive(first, b"a", &mut out);
         assert_eq!(out, b"abc");
-        let fourth = replies.push_awaited();
+        let fourth = replies.push_awaited(0);
         replies.arrive(second, b"d", &mut out);
         assert_eq!(out, b"abcdef");
         replies.arrive(fourth, b"g", &mut out);
@@ -324,8 +344,8 @@ mod tests {
         let (mut replies, mut spare) = (Replies::default(), SpareBuffers::default());
         let mut out = Vec::new();
         replies.push_ready(b"a");
-        let first = replies.push_awaited();
-        let second = replies.push_awaited();
+        let first = replies.push_awaited(0);
+        let second = replies.push_awaited(0);
         assert!(
             !replies.settle(&mut out, &mut spare) && out.is_empty(),
             "others are about to answer"
@@ -333,7 +353,7 @@ mod tests {
         replies.arrive(first, b"b", &mut out);
         assert!(!replies.settle(&mut out, &mut spare) && out.is_empty());
         // Asked for later, so it is not waited for.
-        let third = replies.push_awaited();
+        let third = replies.push_awaited(0);
         assert!(!replies.settle(&mut out, &mut spare));
         replies.arrive(second, b"c", &mut out);
         assert!(replies.settle(&mut out, &mut spare));
@@ -351,7 +371,7 @@ mod tests {
         let mut out = Vec::new();
         replies.push_ready(b"a");
         let slow = replies.push_slow();
-        let quick = replies.push_awaited();
+        let quick = replies.push_awaited(0);
         assert!(replies.settle(&mut out, &mut spare));
         assert_eq!(out, b"a");
         out.clear();
@@ -362,7 +382,7 @@ mod tests {
         // The other thread finds that it has to wait.
         out.clear();
         replies.push_ready(b"d");
-        let parked = replies.push_awaited();
+        let parked = replies.push_awaited(0);
         assert!(!replies.settle(&mut out, &mut spare));
         replies.note_slow();
         assert!(replies.settle(&mut out, &mut spare));
@@ -373,10 +393,23 @@ mod tests {
     }
 
     #[test]
+    fn what_others_were_asked_with_is_counted_until_they_answer() {
+        let (mut replies, mut out) = (Replies::default(), Vec::new());
+        let [first, second, third] = [5, 70, 900].map(|bytes| replies.push_awaited(bytes));
+        replies.push_slow();
+        assert_eq!(replies.asked_bytes(), 975);
+        replies.arrive(second, b"b", &mut out);
+        assert_eq!(replies.asked_bytes(), 905);
+        replies.arrive(first, b"a", &mut out);
+        replies.arrive(third, b"c", &mut out);
+        assert_eq!((replies.asked_bytes(), replies.awaited(), &out[..]), (0, 1, &b"abc"[..]));
+    }
+
+    #[test]
     fn a_long_wait_holds_little() {
         let (mut replies, mut spare) = (Replies::default(), SpareBuffers::default());
         let mut out = vec![b'a'; HELD_BYTES_MAX + 1];
-        replies.push_awaited();
+        replies.push_awaited(0);
         assert!(replies.settle(&mut out, &mut spare), "so much goes out at once");
         assert_eq!(out.len(), HELD_BYTES_MAX + 1);
     }

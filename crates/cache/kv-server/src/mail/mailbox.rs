@@ -20,7 +20,7 @@ use farpool_kv_store::observe::journal::Lines;
 
 /// The most that a batch keeps for its next use: entries, and bytes of requests or replies.
 const KEPT_ENTRIES: usize = 4096;
-const KEPT_BYTES: usize = 1 << 20;
+const KEPT_BYTES: usize = 256 << 10;
 
 /// A reply's number among those of its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -283,7 +283,7 @@ impl Worker {
         bytes: [&[u8]; 2],
     ) {
         self.clients.push_ready(client);
-        let address = id.address(client.replies.push_awaited());
+        let address = id.address(client.replies.push_awaited(bytes[0].len() + bytes[1].len()));
         self.mail.ask(owner, address, ask, |batch| {
             batch.extend_from_slice(bytes[0]);
             batch.extend_from_slice(bytes[1]);
