@@ -1,5 +1,5 @@
-//! A blade that the server was told by name and that was lost for a while: its memory is used again,
-//! and the figures and the log say what is the case.
+//! A blade that the server was told by name and that was lost for a while: its memory is used
+//! again, and the figures and the log say what is the case.
 
 #[allow(dead_code)]
 mod common;

@@ -184,8 +184,8 @@ fn what_a_disk_garbles_is_a_miss_and_never_a_wrong_value() {
     }
 }
 
-/// A disk that answers a read from another block of the same zone gives whole records of other keys.
-/// A delete that meets one must not leave the deleted item where it is.
+/// A disk that answers a read from another block of the same zone gives whole records of other
+/// keys. A delete that meets one must not leave the deleted item where it is.
 #[test]
 fn a_delete_holds_though_the_disk_answers_with_another_keys_record() {
     let Some(disk) = Disk::start(DISK_BYTES) else { return };

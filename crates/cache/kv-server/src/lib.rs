@@ -33,7 +33,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 pub use below::far::FarError;
 pub use clients::auth;
-use farpool_kv_store::key::HashSeed;
+use farpool_kv_tier::flash::random_seed;
 pub use farpool_kv_tier::flash::{Bookkeeping, FlashError, FlashFile, FlashSettings};
 pub use settings::{
     Dialect, FarSettings, FarSource, MEMCACHED_VERSION, PoolOptions, REQUESTS_PER_TURN, Settings,
@@ -140,7 +140,7 @@ impl Server {
         let told = listeners.iter().map(|it| conns::describe_listener(&it.socket)).collect();
         // Set here for the first and only time.
         let _ = shared.listeners.set(told);
-        let seed = HashSeed::random().map_err(ServerError::Random)?;
+        let seed = random_seed().map_err(ServerError::Random)?;
         let mut workers = (0..shared.shards())
             .map(|number| Worker::new(Arc::clone(&shared), number, seed))
             .collect::<Result<Vec<_>, _>>()?;

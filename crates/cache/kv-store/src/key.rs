@@ -1,13 +1,11 @@
 //! A key with its hash, by which requests are distributed and looked up, and the seed of that hash.
 //!
 //! The lower half of a hash decides which shard owns the key (`farpool_keyvault::owner`), which
-//! every KeyVault client has to compute, so it has no seed. The upper half, by which the index looks
-//! the key up, has one: whoever may name keys must not be able to choose many with one place in the
-//! index. Flash holds hashes, so a flash file keeps the seed.
+//! every KeyVault client has to compute, so it has no seed. The upper half, by which the index
+//! looks the key up, has one: whoever may name keys must not be able to choose many with one place
+//! in the index. Flash holds hashes, so a flash file keeps the seed.
 
-use farpool_kernel::fill_random;
 use farpool_keyvault::owner::hash_key;
-use rustix::io::Errno;
 use siphasher::sip::SipHasher13;
 
 /// The seed of the upper half of hashes: the key of SipHash-1-3. A secret, drawn at random for each
@@ -21,13 +19,6 @@ impl HashSeed {
     #[must_use]
     pub const fn new(bytes: [u8; Self::BYTES]) -> Self {
         Self(bytes)
-    }
-
-    /// A seed that nobody knows.
-    pub fn random() -> Result<Self, Errno> {
-        let mut bytes = [0; Self::BYTES];
-        fill_random(&mut bytes)?;
-        Ok(Self(bytes))
     }
 
     #[must_use]

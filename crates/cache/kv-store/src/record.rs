@@ -12,8 +12,8 @@
 //!
 //! The seal distinguishes one use of a zone from every other. It is not stored: the reader knows
 //! it, and a record left by an earlier use has a different checksum. So has one that a medium
-//! returns from elsewhere in the same zone: it must not be taken for the record of another key whose
-//! hash is equal, because that one may be deleted next.
+//! returns from elsewhere in the same zone: it must not be taken for the record of another key
+//! whose hash is equal, because the key that was asked for may be deleted next.
 
 use farpool_units::exactly;
 

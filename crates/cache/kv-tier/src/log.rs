@@ -12,8 +12,8 @@
 //!
 //! Invariants: zones are used in the order of their numbers; a record's checksum includes the seal
 //! of its zone's use and its offset there, so that neither data of an earlier use nor data from
-//! elsewhere is ever taken for the record of a place; nothing is under way in a zone that is absent,
-//! and no request starts in one that is gone.
+//! elsewhere is ever taken for the record of a place; nothing is under way in a zone that is
+//! absent, and no request starts in one that is gone.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};

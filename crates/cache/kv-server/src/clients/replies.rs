@@ -17,9 +17,9 @@ pub const AWAITED_MAX: usize = 4096;
 /// The most bytes of replies made behind one that is awaited; beyond it no further request is
 /// taken.
 pub const READY_BYTES_MAX: usize = 256 << 10;
-/// The most bytes of one connection's requests that other threads have and have not answered; beyond
-/// it no further request is taken. They are copies, outside the memory limit, and a thread may be
-/// slower than the client: one that sends large values must not fill memory with them.
+/// The most bytes of one connection's requests that other threads have and have not answered;
+/// beyond it no further request is taken. They are copies, outside the memory limit, and a thread
+/// may be slower than the client: one that sends large values must not fill memory with them.
 pub const ASKED_BYTES_MAX: usize = 1 << 20;
 /// The most bytes held back to be sent together with what other threads are about to answer. A
 /// write of that size costs little for each reply.
@@ -159,8 +159,8 @@ impl Replies {
         self.push(Piece::Awaited { asked_bytes: 0 })
     }
 
-    /// Reserves a place for a reply that another thread makes as soon as it is asked, with this many
-    /// bytes.
+    /// Reserves a place for a reply that another thread makes as soon as it is asked, with this
+    /// many bytes.
     pub fn push_awaited(&mut self, asked_bytes: usize) -> Ticket {
         self.asked_bytes += asked_bytes;
         self.push_held(Piece::Awaited { asked_bytes })

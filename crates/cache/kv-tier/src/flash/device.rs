@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 
 use farpool_kernel::fill_random;
+use farpool_kv_store::key::HashSeed;
 use farpool_units::exactly;
 use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
 use rustix::io::Errno;
@@ -229,6 +230,13 @@ pub(super) fn random_id() -> u64 {
     // same place.
     let _ = fill_random(&mut bytes);
     u64::from_le_bytes(bytes)
+}
+
+/// A seed that nobody knows.
+pub fn random_seed() -> Result<HashSeed, Errno> {
+    let mut bytes = [0; HashSeed::BYTES];
+    fill_random(&mut bytes)?;
+    Ok(HashSeed::new(bytes))
 }
 
 /// A random number, never used before.

@@ -15,7 +15,7 @@ use farpool_kv_store::key::HashSeed;
 use farpool_units::{PAGE_BYTES, exactly};
 
 use super::control::Control;
-use super::device::{self, random_id, random_nonce};
+use super::device::{self, random_id, random_nonce, random_seed};
 use super::layout::{
     self, CLOSING_SUM_AT, ClosingSum, Geometry, Nonce, Superblock, Use, ZONE_BYTES,
 };
@@ -169,20 +169,11 @@ impl FlashFile {
         let direct = device::open_direct(path);
         let direct = direct.map_err(failed("it cannot be opened for direct I/O"))?;
         let superblock = known.filter(|_| !matches!(source, Source::Nothing(_)));
-        let no_random = failed("random numbers are not to be had");
-        let hash_seed = superblock.map_or_else(HashSeed::random, |it| Ok(it.hash_seed));
-        let hash_seed = hash_seed.map_err(|errno| no_random(errno.into()))?;
-        let superblock = superblock.unwrap_or(Superblock {
-            shards: exactly(shards),
-            zones_per_shard: exactly(geometry.zones_per_shard),
-            format_id: random_id(),
-            zero_unix_s: now_unix_s - i64::from(farpool_kv_store::clock::START_S),
-            boot_id,
-            state: Use::InUse,
-            nonce: Nonce(0),
-            hash_seed,
-            is_witnessed: false,
-        });
+        let superblock = match superblock {
+            Some(known) => known,
+            None => new_superblock(geometry, now_unix_s, boot_id)
+                .map_err(failed("random numbers are not to be had"))?,
+        };
         let dropped = if let Source::Nothing(why) = source { why } else { None };
         let (path, emptied) = (path.clone(), vec![false; shards]);
         let mut opened =
@@ -240,7 +231,7 @@ impl FlashFile {
             return;
         };
         if let Err(error) = witness.settle(present) {
-            tracing::warn!(path = %self.path.display(), %error, "the file beside flash is not written");
+            tracing::warn!(path = %self.path.display(), %error, "flash's witness is not written");
         }
     }
 
@@ -489,6 +480,25 @@ fn testimony(witness: Option<&Witness>, superblock: &Superblock) -> Testimony {
         // None could be kept.
         Some(_) => Testimony::Last,
     }
+}
+
+/// The superblock of a flash that begins anew; its nonce is drawn later.
+fn new_superblock(
+    geometry: Geometry,
+    now_unix_s: i64,
+    boot_id: [u8; 16],
+) -> std::io::Result<Superblock> {
+    Ok(Superblock {
+        shards: exactly(geometry.shards),
+        zones_per_shard: exactly(geometry.zones_per_shard),
+        format_id: random_id(),
+        zero_unix_s: now_unix_s - i64::from(farpool_kv_store::clock::START_S),
+        boot_id,
+        state: Use::InUse,
+        nonce: Nonce(0),
+        hash_seed: random_seed()?,
+        is_witnessed: false,
+    })
 }
 
 fn live_header(superblock: &Superblock, identity: Identity) -> LiveHeader {

@@ -1,5 +1,5 @@
-//! A small file beside a flash file that names the last use of it: an older copy that is put back in
-//! place of the flash is recognized.
+//! A small file beside a flash file that names the last use of it: an older copy that is put back
+//! in place of the flash is recognized.
 //!
 //! Every use of a flash has a nonce ([`super::layout::Nonce`]), which is in its superblock. The
 //! witness has room for two: before a superblock gets its next nonce, the witness names it beside
