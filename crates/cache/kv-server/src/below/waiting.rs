@@ -100,3 +100,31 @@ pub(super) const fn is_plain(request: &ParkedRequest) -> bool {
         Parked::Request | Parked::KeyVault { .. } => false,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farpool_kv_store::index::{Place, Tier};
+
+    #[test]
+    fn keys_with_one_hash_wait_apart() {
+        let mut waiting = WaitingKeys::default();
+        let [one, other] = [&b"one"[..], b"other"].map(|key| HashedKey { key, hash: 7 });
+        let at = |place| {
+            let place = Place::new(place).expect("a small number");
+            ItemAt { tier: Tier::Flash, place }
+        };
+        waiting.get_or_insert(one).reading = Some(at(1));
+        assert!(waiting.contains(one) && !waiting.contains(other));
+        waiting.get_or_insert(other).reading = Some(at(2));
+        assert_eq!(waiting.get_or_insert(one).reading, Some(at(1)));
+        let taken = waiting.take_reading(7, at(2)).expect("it waits");
+        assert_eq!(taken.key, b"other");
+        assert!(waiting.contains(one) && !waiting.contains(other));
+        waiting.put_back(7, taken);
+        let now = Instant::now();
+        assert!(waiting.take_late(now).is_empty(), "they are seen for the first time");
+        let late = waiting.take_late(now + PATIENCE + Duration::from_millis(1));
+        assert_eq!((late.len(), waiting.is_empty()), (2, true));
+    }
+}
