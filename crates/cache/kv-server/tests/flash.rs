@@ -19,6 +19,9 @@ const MEMORY_BYTES: usize = 16 << 20;
 const FLASH_BYTES: u64 = 192 << 20;
 const KEYS: usize = 40_000;
 const START_UNIX_S: i64 = 1_700_000_000;
+/// Storing one of two keys whose hashes agree in the 32 bits that the index keeps costs the other's
+/// item on flash. The seed is random: one run in five has such a pair among its keys in one shard.
+const ALIKE_MAX: u64 = 3;
 
 /// A folder for flash, and one in memory for its bookkeeping.
 struct Folder {
@@ -139,10 +142,10 @@ impl Text {
     }
 
     /// Whether every key is there. Panics if more are missing than the server reports as refused or
-    /// late because its device was busy.
+    /// late because its device was busy, beside some that look like others.
     fn is_whole(&mut self, wanted: usize, there: usize) -> bool {
         let lost = self.statistic("flash_refused") + self.statistic("lower_late");
-        let accounted = there as u64 + lost;
+        let accounted = there as u64 + lost + ALIKE_MAX;
         assert!(accounted >= wanted as u64, "{there} of {wanted} are there, {lost} were lost");
         lost == 0
     }
@@ -340,6 +343,9 @@ fn book_keeping_that_the_device_lost_brings_nothing_back() {
         assert_eq!(text.count(0..KEYS / 2, 9), 0, "deleted");
     }
     let closed = std::fs::read(&path).unwrap();
+    // It is put back each time, too: the sums alone have to tell.
+    let witness = path.with_file_name("flash.witness");
+    let closed_witness = std::fs::read(&witness).unwrap();
     // Lost, and restored to an earlier state: all of it, or all but its first page.
     let behind = CONTROL_AT + 4096..ZONES_AT;
     let all = CONTROL_AT..ZONES_AT;
@@ -356,6 +362,7 @@ fn book_keeping_that_the_device_lost_brings_nothing_back() {
         bytes[lost.clone()].copy_from_slice(&other[lost.clone()]);
         let is_changed = bytes != closed;
         std::fs::write(&path, &bytes).unwrap();
+        std::fs::write(&witness, &closed_witness).unwrap();
         let running = Running::start(settings(&path, 1), START_UNIX_S + 2);
         let mut text = Text::connect(running.text);
         assert_eq!(text.count(0..KEYS / 2, 9), 0, "{lost:?}");
