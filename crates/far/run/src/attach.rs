@@ -16,8 +16,9 @@ use std::time::{Duration, Instant};
 
 use farpool_board::{Board, Counter};
 use farpool_inject::Pid;
+use farpool_kernel::raise_to_maximum;
 use farpool_uffd::Uffd;
-use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{PidfdFlags, Resource, Signal, pidfd_open, pidfd_send_signal};
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::directory::{BOARD, RunDirectory, is_in_another_run, keeper_of};
@@ -131,8 +132,8 @@ pub fn attach(
     refuse(pid, name.trim_end())?;
     keeper::check_limit(options.local)?;
     keeper::check_quota(options.quota_bytes)?;
-    needs::raise_descriptors();
-    needs::raise_file_size();
+    raise_to_maximum(Resource::Nofile);
+    raise_to_maximum(Resource::Fsize);
     needs::check_file_size(keeper::private_bytes(options))?;
     if !options.no_check {
         needs::check_blades(options).map_err(|error| match error {

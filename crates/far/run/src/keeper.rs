@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use farpool_blade::{BladeConfig, Server, Serving};
 use farpool_board::{BOARD_VARIABLE, BladeOffer, Board, Counter, ProcessState, Settings, Slot};
+use farpool_kernel::raise_to_maximum;
 use farpool_units::{SUPERPAGE_BYTES, at_most, exactly};
 use farpool_wire::Address;
 use rustix::io::Errno;
@@ -77,7 +78,7 @@ fn run_recorded(
     let path = program::find(&options.program)?;
     check_limit(options.local)?;
     check_quota(options.quota_bytes)?;
-    let (descriptors, file_size) = (needs::raise_descriptors(), needs::raise_file_size());
+    let [descriptors, file_size] = [Resource::Nofile, Resource::Fsize].map(raise_to_maximum);
     needs::check_file_size(private_bytes(options))?;
     if !options.no_check {
         needs::check_machine(options, &descriptors)?;

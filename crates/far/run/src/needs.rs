@@ -9,7 +9,7 @@ use farpool_fabric::{Address, ClientId, Control, DescriptorSet, Session};
 use farpool_kernel::fill_random;
 use farpool_uffd::{OpenError, Uffd, features};
 use farpool_wire::{Purpose, Request};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit};
 
 use crate::{RunError, RunOptions};
 
@@ -95,21 +95,6 @@ impl UserfaultfdLack {
 /// The features of userfaultfd that this process may use.
 pub fn userfaultfd_features() -> Result<u64, UserfaultfdLack> {
     farpool_uffd::probe_features().map_err(UserfaultfdLack::of)
-}
-
-/// Raises this process's limit on descriptors as far as allowed. Returns the limit for a program.
-pub(crate) fn raise_descriptors() -> Rlimit {
-    let given = getrlimit(Resource::Nofile);
-    // If this fails, the check that follows reports it.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: given.maximum, ..given });
-    given
-}
-
-/// The same for the size of files, which limits memory files, too.
-pub(crate) fn raise_file_size() -> Rlimit {
-    let given = getrlimit(Resource::Fsize);
-    let _ = setrlimit(Resource::Fsize, Rlimit { current: given.maximum, ..given });
-    given
 }
 
 /// Refuses a limit that this process would exceed itself, which would end it (SIGXFSZ).

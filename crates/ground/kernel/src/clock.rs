@@ -1,6 +1,6 @@
 //! Clocks of the kernel.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use farpool_units::at_most;
 use rustix::time::{ClockId, clock_gettime};
@@ -11,6 +11,12 @@ pub fn monotonic_ns() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     let ns = now.tv_sec.saturating_mul(1_000_000_000).saturating_add(now.tv_nsec);
     ns.unsigned_abs()
+}
+
+/// Milliseconds of the machine's clock since 1970; 0 if it stands before that, as without a battery.
+/// It may jump.
+pub fn unix_ms() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| at_most(since.as_millis()))
 }
 
 /// What the calling thread has used of processors.

@@ -1,22 +1,24 @@
-//! System calls that several crates make alike, and locks.
+//! System calls that several crates make alike, files that appear as a whole, and locks.
 //!
-//! The calls go straight to the kernel, so nothing that a program interposes gets in between, and
-//! nothing here allocates. Memory that a program under test shall map as any program does must not
+//! But for files, the calls go straight to the kernel, so nothing that a program interposes gets in
+//! between, and nothing allocates. Memory that a program under test shall map as any program does must not
 //! come from here.
 
 mod clock;
 mod descriptors;
+mod file;
 mod limits;
 mod listen;
 mod lock;
 mod memory;
 mod random;
 
-pub use clock::{monotonic_ns, process_cpu_time, thread_cpu_time};
+pub use clock::{monotonic_ns, process_cpu_time, thread_cpu_time, unix_ms};
 pub use descriptors::{
     MOST_DESCRIPTORS, receive_with_descriptor, receive_with_descriptors, send_with_descriptors,
 };
-pub use limits::raise_descriptors;
+pub use file::{sync_folder, write_atomically, write_secret};
+pub use limits::{raise_descriptors, raise_to_maximum};
 pub use listen::listen_unix;
 pub use lock::{lock, read_lock, write_lock};
 pub use memory::{MappedMemory, memfd_of};

@@ -1,7 +1,6 @@
-//! Files that appear as a whole or not at all.
+//! Reports as files, which appear as a whole or not at all.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Why a report cannot be written, or an input not hashed.
@@ -18,38 +17,22 @@ pub enum ReportError {
     NoFile { path: PathBuf },
 }
 
-/// Writes `bytes` to a new file in `path`'s folder and renames it to `path`. A reader sees the old
-/// file or the new one, and an error leaves nothing behind. A symbolic link stays one; its target
-/// is replaced.
+/// Writes `bytes` to a new file in `path`'s folder and renames it to `path`; see
+/// [`farpool_kernel::write_atomically`].
+///
+/// # Errors
+/// See [`ReportError`].
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> Result<(), ReportError> {
-    let unwritable = |source| ReportError::Unwritable { path: path.to_owned(), source };
-    let target = match fs::canonicalize(path) {
-        Ok(target) => target,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
-        Err(error) => return Err(unwritable(error)),
-    };
-    if target.metadata().is_ok_and(|found| !found.is_file()) {
-        return Err(ReportError::NoFile { path: path.to_owned() });
-    }
-    let named = || io::Error::new(io::ErrorKind::InvalidInput, "it has no file name");
-    let name = target.file_name().ok_or_else(named).map_err(unwritable)?.to_string_lossy();
-    let temporary = target.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
-    let written = write_new(&temporary, bytes).and_then(|()| fs::rename(&temporary, &target));
-    if written.is_err() {
-        // If this fails too, the first error is the one to report.
-        let _ = fs::remove_file(&temporary);
-    }
-    written.map_err(unwritable)
-}
-
-fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut file: File = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
-    file.write_all(bytes)?;
-    file.sync_all()
+    farpool_kernel::write_atomically(path, bytes).map_err(|source| match source.kind() {
+        io::ErrorKind::InvalidInput => ReportError::NoFile { path: path.to_owned() },
+        _ => ReportError::Unwritable { path: path.to_owned(), source },
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn left_in(folder: &Path) -> Vec<String> {

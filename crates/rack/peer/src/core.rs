@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::net::UdpSocket;
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use farpool_acms::{
     Action, Class, GrantId, GrantKey, Member, MemoryUse, MoveReason, NodeId, Output, Peer,
@@ -387,9 +387,7 @@ impl State {
             subject: subject.to_string(),
             detail,
             uptime_ms: at_most(self.now.as_millis()),
-            time_unix_ms: SystemTime::now()
-                .duration_since(UNIX_EPOCH)
-                .map_or(0, |since| at_most(since.as_millis())),
+            time_unix_ms: farpool_kernel::unix_ms(),
         };
         self.events.push_back(event);
         if self.events.len() > EVENTS_LIMIT {

@@ -1,0 +1,93 @@
+//! Files that appear as a whole or not at all.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// Mode of a file that everybody may read whom the process's umask lets.
+const OPEN_MODE: u32 = 0o666;
+/// Mode of a file that only its owner may read.
+const SECRET_MODE: u32 = 0o600;
+
+/// Writes `bytes` to a new file in `path`'s folder and renames it to `path`: a reader sees the old
+/// file or the new one, also after a power failure, and an error leaves nothing behind. A symbolic
+/// link stays one; its target is replaced.
+///
+/// # Errors
+/// The system's; [`ErrorKind::InvalidInput`] if `path` is a folder or a device, which a file must
+/// not replace.
+pub fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    write_as(path, bytes, OPEN_MODE)
+}
+
+/// As [`write_atomically`], and only the file's owner may read it.
+///
+/// # Errors
+/// As [`write_atomically`].
+pub fn write_secret(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    write_as(path, bytes, SECRET_MODE)
+}
+
+fn write_as(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    let target = match fs::canonicalize(path) {
+        Ok(target) => target,
+        Err(error) if error.kind() == ErrorKind::NotFound => path.to_owned(),
+        Err(error) => return Err(error),
+    };
+    if target.metadata().is_ok_and(|found| !found.is_file()) {
+        return Err(io::Error::new(ErrorKind::InvalidInput, "it is not a regular file"));
+    }
+    let name = target.file_name().ok_or(ErrorKind::NotFound)?.to_string_lossy();
+    let temporary = target.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
+    let written = write_new(&temporary, bytes, mode).and_then(|()| fs::rename(&temporary, &target));
+    if written.is_err() {
+        // If this fails too, the first error is the one to report.
+        let _ = fs::remove_file(&temporary);
+    }
+    written.and_then(|()| sync_folder(&target))
+}
+
+fn write_new(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+    // One that a process of the same number has left may have another mode.
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
+}
+
+/// Makes the entries of a file's folder durable.
+///
+/// # Errors
+/// The system's.
+pub fn sync_folder(path: &Path) -> io::Result<()> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_secret_is_its_owners_whatever_was_there_before() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("secret");
+        let temporary = folder.path().join(format!(".secret.{}.tmp", std::process::id()));
+        for open in [&path, &temporary] {
+            fs::write(open, "for everybody").expect("written");
+            fs::set_permissions(open, fs::Permissions::from_mode(0o644)).expect("it is ours");
+        }
+        write_secret(&path, b"one").expect("written");
+        write_secret(&path, b"two").expect("written again");
+        assert_eq!(fs::read(&path).expect("readable"), b"two");
+        let mode = path.metadata().expect("it is there").permissions().mode();
+        assert_eq!(mode & 0o777, SECRET_MODE);
+        assert_eq!(fs::read_dir(folder.path()).expect("a folder").count(), 1);
+    }
+}
