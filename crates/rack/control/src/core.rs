@@ -5,10 +5,10 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use farpool_api::{Event, Problem, ProblemKind};
-use farpool_kernel::{fill_random, lock};
+use farpool_kernel::{fill_random, lock, unix_ms};
 use farpool_units::at_most;
 use tokio::sync::watch;
 
@@ -38,11 +38,6 @@ impl Random {
         self.bytes.truncate(from);
         u128::from_le_bytes(bits)
     }
-}
-
-/// Returns the time of the clock in ms since 1970; 0 before that.
-pub(crate) fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| at_most(since.as_millis()))
 }
 
 /// What the lock guards.

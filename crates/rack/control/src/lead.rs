@@ -2,7 +2,6 @@
 //! switches. With a file as the store this controller leads from the start; with etcd, once it
 //! wins.
 
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -13,14 +12,14 @@ use farpool_switch::SwitchError;
 use farpool_units::at_most;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
-use crate::core::{Core, unix_ms};
+use crate::core::Core;
 use crate::history::History;
 use crate::model::record::Records;
 use crate::model::{Command, State};
 use crate::rest::{App, Role};
-use crate::store::backup::{beside, to_text, write_secret};
+use crate::store::backup::keep_older;
 use crate::store::version::{STORE_VERSION, upgrade, version_of};
-use crate::store::{Committer, Etcd, EtcdStore, LEASE_TTL_S, RedbStore, Store, StoreError};
+use crate::store::{Committer, Etcd, EtcdStore, KEEP_ALIVE_EVERY, RedbStore, Store, StoreError};
 use crate::{ControlError, NamedSwitch, StoreChoice, reconcile};
 
 /// How often the reconciler runs and the switches are checked. Far below every time limit here (1 s
@@ -28,8 +27,6 @@ use crate::{ControlError, NamedSwitch, StoreChoice, reconcile};
 const TICK: Duration = Duration::from_millis(200);
 /// How often a standby asks whether it may lead; this loses at most a tenth of the lease.
 const CAMPAIGN_EVERY: Duration = Duration::from_millis(500);
-/// How often the leader renews its lease: two renewals may be lost.
-const KEEP_ALIVE_EVERY: Duration = Duration::from_millis(LEASE_TTL_S * 1000 / 4);
 
 /// The threads behind a controller.
 #[derive(Debug)]
@@ -142,7 +139,9 @@ pub(crate) fn start(
     match store {
         StoreChoice::Redb(path) => {
             let mut store = Box::new(RedbStore::open(&path)?);
-            keep_older(&path, store.as_mut())?;
+            if let Some(kept) = keep_older(&path, &mut store)? {
+                tracing::info!(path = %kept.display(), "the store of the older version is kept");
+            }
             let core = common.load(store, graph, Arc::new(AtomicBool::new(false)))?;
             app.set_role(Role::Leading(core));
         }
@@ -156,20 +155,6 @@ pub(crate) fn start(
     let work = move || look_after(&common, switches);
     lead.threads.push(std::thread::Builder::new().name("reconcile".into()).spawn(work)?);
     Ok(lead)
-}
-
-/// Writes a backup of a store of an older version beside it, for the way back.
-fn keep_older(path: &Path, store: &mut dyn Store) -> Result<(), ControlError> {
-    let pairs = store.load()?;
-    let Some(version) = version_of(&pairs)?.filter(|version| *version < STORE_VERSION) else {
-        return Ok(());
-    };
-    let kept = beside(path, &format!(".version-{version}.backup"));
-    if !kept.exists() {
-        write_secret(&kept, &to_text(&pairs, unix_ms())?)?;
-        tracing::info!(path = %kept.display(), "the store of the older version was kept as a backup");
-    }
-    Ok(())
 }
 
 /// Tries to lead, leads, and tries again, until the controller ends.

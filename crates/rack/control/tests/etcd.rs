@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use common::{Agent, Process, SUPERPAGE, join_client, small, wait_for};
 use farpool_api::{Client, ClientReport, Health, ProblemKind, SegmentId, SegmentState};
+use farpool_control::store::backup::{RestoreError, restore_etcd};
 use farpool_e2e::ports::free_address;
 
 /// An etcd of one member in a folder of its own; ends when it is dropped.
@@ -44,6 +45,25 @@ impl Etcd {
             curl.body_mut().read_to_string().ok()?.contains("true").then_some(())
         });
         Some(etcd)
+    }
+
+    fn ask(&self, path: &str, body: &str) -> serde_json::Value {
+        let mut answer = ureq::post(format!("{}{path}", self.url)).send(body).unwrap();
+        serde_json::from_str(&answer.body_mut().read_to_string().unwrap()).unwrap()
+    }
+
+    /// Waits until the only lease has been renewed this often: it runs down, and is longer again.
+    fn wait_for_renewals(&self, count: u32) {
+        let (mut renewals, mut before) = (0, i64::MAX);
+        wait_for("the lease to be renewed", || {
+            let leases = self.ask("/v3/lease/leases", "{}");
+            let id = leases["leases"][0]["ID"].as_str().expect("the lease has ended").to_owned();
+            let left = self.ask("/v3/lease/timetolive", &format!(r#"{{"ID":"{id}"}}"#));
+            let left: i64 = left["TTL"].as_str().map_or(0, |text| text.parse().unwrap());
+            renewals += u32::from(left > before);
+            before = left;
+            (renewals >= count).then_some(())
+        });
     }
 
     fn controller(&self) -> Process {
@@ -126,4 +146,53 @@ fn a_standby_takes_over_and_the_old_leader_cannot_write() {
     assert!(!now.iter().any(|segment| segment.id == id(52)));
     let newest = |number| now.iter().find(|segment| segment.id == id(number)).unwrap().epoch;
     assert!(newest(51) > newest(50) && newest(50) > newest(49));
+}
+
+#[test]
+fn a_restore_into_etcd_leads_however_long_it_takes() {
+    let Some(etcd) = Etcd::start() else { return };
+    let (client, backup) = {
+        let first = etcd.controller();
+        wait_for("a leader", || health(&first).leader.then_some(()));
+        let api = first.client();
+        let mut node = Agent::join(&api, "n0", 1_000 * SUPERPAGE);
+        let client = join_client(&api, 1, "n0");
+        // More than one transaction of etcd takes.
+        for number in 0..150 {
+            api.put_segment(SegmentId::from_u128(number), &small(client)).unwrap();
+        }
+        node.settle(&api);
+        let backup = api.backup().unwrap();
+        api.put_segment(SegmentId::from_u128(150), &small(client)).unwrap();
+        let urls = vec![etcd.url.clone()];
+        let led = restore_etcd(urls, &backup, true, &mut |_| {}).unwrap_err();
+        assert!(matches!(led, RestoreError::Led(_)), "{led}");
+        (client, backup)
+    };
+    let restore = |replace, on_step: &mut dyn FnMut(&str)| {
+        wait_for("the killed leader's lease to end", || {
+            let urls = vec![etcd.url.clone()];
+            match restore_etcd(urls, &backup, replace, on_step) {
+                Err(RestoreError::Led(_)) => None,
+                other => Some(other),
+            }
+        })
+    };
+    let refused = restore(false, &mut |_| {}).unwrap_err();
+    assert!(matches!(refused, RestoreError::NotEmpty(_)), "{refused}");
+    let mut renewals = 0;
+    let restored = restore(true, &mut |step| {
+        if step == "loaded" {
+            etcd.wait_for_renewals(3);
+            renewals += 3;
+        }
+    });
+    assert!(restored.unwrap() > 150 && renewals > 0);
+    let second = etcd.controller();
+    wait_for("a leader", || health(&second).leader.then_some(()));
+    let api = second.client();
+    let told = api.report_client(client, &ClientReport::default()).unwrap().segments;
+    assert_eq!(told.len(), 150, "what came after the backup is gone");
+    let fresh = api.put_segment(SegmentId::from_u128(200), &small(client)).unwrap();
+    assert!(told.iter().all(|segment| segment.epoch < fresh.epoch));
 }

@@ -4,7 +4,8 @@ use std::path::Path;
 
 use anyhow::Context;
 use farpool_control::StoreChoice;
-use farpool_control::store::backup::{RestoreError, restore_etcd, restore_redb, write_secret};
+use farpool_control::store::backup::{RestoreError, restore_etcd, restore_redb};
+use farpool_kernel::write_secret;
 use serde_json::json;
 
 use super::{client, show};
@@ -25,7 +26,8 @@ fn backup(file: &Path, remote: &RemoteArgs) -> anyhow::Result<u8> {
     let text = client(remote)?.backup()?;
     // A text that was cut off on the way must not replace a good one.
     farpool_control::store::backup::from_text(&text)?;
-    write_secret(file, &text).with_context(|| format!("cannot write {}", file.display()))?;
+    write_secret(file, text.as_bytes())
+        .with_context(|| format!("cannot write {}", file.display()))?;
     let bytes = text.len() as u64;
     show(remote, &json!({ "file": file, "bytes": bytes }), |_| {
         format!("{} written to {}\n", Size(bytes), file.display())
@@ -44,7 +46,7 @@ fn restore(file: &Path, store: Option<&StoreAt>, replace: bool) -> anyhow::Resul
             make_folder(&path)?;
             restore_redb(&path, &text, replace, &mut |_| {})
         }
-        StoreChoice::Etcd(endpoints) => restore_etcd(endpoints, &text, replace),
+        StoreChoice::Etcd(endpoints) => restore_etcd(endpoints, &text, replace, &mut |_| {}),
     };
     let count = restored.map_err(|error| match error {
         RestoreError::NotEmpty(_) => {

@@ -10,18 +10,22 @@
 //! - Numbers and epochs that were given after the backup are not given again.
 
 use std::fs::File;
+use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::mpsc::RecvTimeoutError;
 
+use farpool_kernel::sync_folder;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use super::version::{Pair, STORE_VERSION, upgrade, version_of, with_counters_raised};
-use super::{Etcd, EtcdStore, RedbStore, Store, StoreError, StoreOp};
+use super::{Etcd, EtcdStore, KEEP_ALIVE_EVERY, RedbStore, Store, StoreError, StoreOp};
 
 /// The format of a backup, not of the store in it.
 const FORMAT: u64 = 1;
-/// Backups hold the keys of grants.
+/// A store holds the keys of grants.
 const SECRET_MODE: u32 = 0o600;
 
 #[derive(Serialize, Deserialize)]
@@ -178,28 +182,6 @@ fn file_error(path: &Path) -> impl FnOnce(std::io::Error) -> RestoreError + '_ {
     |source| RestoreError::File { path: path.to_owned(), source }
 }
 
-/// Writes a file that only its owner may read: whole and durable, or not at all.
-///
-/// # Errors
-/// The system's.
-pub fn write_secret(path: &Path, text: &str) -> std::io::Result<()> {
-    use std::io::Write;
-    use std::os::unix::fs::OpenOptionsExt;
-    let new = beside(path, ".new");
-    let mut file =
-        File::options().write(true).create(true).truncate(true).mode(SECRET_MODE).open(&new)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_all()?;
-    std::fs::rename(&new, path)?;
-    sync_folder(path)
-}
-
-/// Makes the entries of a file's folder durable.
-pub(crate) fn sync_folder(path: &Path) -> std::io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
-}
-
 /// Restores a redb file from a backup: the new file is written beside it and takes its name; the
 /// old one is kept as `NAME.before-restore`. `on_step` is called between any two steps.
 ///
@@ -231,6 +213,8 @@ pub fn restore_redb(
         std::fs::remove_file(&new).map_err(file_error(&new))?;
     }
     on_step("cleaned");
+    make_like(&new, path).map_err(file_error(&new))?;
+    on_step("allotted");
     let count = pairs.len();
     let puts: Vec<StoreOp> =
         pairs.into_iter().map(|(key, value)| StoreOp::Put(key, value)).collect();
@@ -255,7 +239,58 @@ pub fn restore_redb(
     Ok(count)
 }
 
-/// Restores an etcd store from a backup, in one batch, while no controller leads with it.
+/// Makes an empty file with the owner and the mode of another one, so that whoever reads that reads
+/// this in its place; if there is no other one, only this process's user may read it.
+fn make_like(new: &Path, old: &Path) -> std::io::Result<()> {
+    let secret = File::options().write(true).create_new(true).mode(SECRET_MODE).open(new)?;
+    let found = match old.metadata() {
+        Ok(found) => found,
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
+    };
+    let own = secret.metadata()?;
+    if (own.uid(), own.gid()) != (found.uid(), found.gid()) {
+        std::os::unix::fs::fchown(&secret, Some(found.uid()), Some(found.gid()))?;
+    }
+    secret.set_permissions(found.permissions())
+}
+
+/// Keeps a copy of a store of an older version beside it, for the way back: that version opens it as
+/// it is. It replaces a copy that was kept before. Returns its path; None if the store is of this
+/// version.
+///
+/// # Errors
+/// The version is damaged, or the copy cannot be written or read again.
+pub(crate) fn keep_older(
+    path: &Path,
+    store: &mut RedbStore,
+) -> Result<Option<PathBuf>, StoreError> {
+    let pairs = store.load()?;
+    let Some(version) = version_of(&pairs)?.filter(|version| *version < STORE_VERSION) else {
+        return Ok(None);
+    };
+    let kept = beside(path, &format!(".version-{version}"));
+    let new = beside(&kept, ".new");
+    let io = |error: std::io::Error| StoreError::Io(format!("{}: {error}", new.display()));
+    if new.exists() {
+        std::fs::remove_file(&new).map_err(io)?;
+    }
+    make_like(&new, path).map_err(io)?;
+    // Nobody writes meanwhile: this process has the file open, and only one can.
+    std::fs::copy(path, &new).map_err(io)?;
+    // The copy is of an open file, which is in order again once it was opened and closed.
+    let is_same = RedbStore::open(&new)?.load()? == pairs;
+    if !is_same {
+        return Err(StoreError::Io(format!("{} is not what it was copied from", new.display())));
+    }
+    File::open(&new).and_then(|copy| copy.sync_all()).map_err(io)?;
+    std::fs::rename(&new, &kept).map_err(io)?;
+    sync_folder(&kept).map_err(io)?;
+    Ok(Some(kept))
+}
+
+/// Restores an etcd store from a backup, in one batch, while no controller leads with it. This
+/// process leads meanwhile, however long it takes. `on_step` is called between any two steps.
 ///
 /// # Errors
 /// See [`RestoreError`].
@@ -263,19 +298,44 @@ pub fn restore_etcd(
     endpoints: Vec<String>,
     text: &str,
     replace: bool,
+    on_step: &mut dyn FnMut(&str),
 ) -> Result<usize, RestoreError> {
     let pairs = restored(text)?;
     let etcd = Etcd::new(endpoints);
     let leadership = etcd.campaign("a restore")?.map_err(RestoreError::Led)?;
     let mut store = EtcdStore { etcd: etcd.clone(), leadership };
     let count = pairs.len();
-    let restored = replace_all(&mut store, pairs, replace);
+    let (keeper, leads) = (&etcd, &leadership);
+    let restored = std::thread::scope(|scope| {
+        let (working, ended) = std::sync::mpsc::channel::<()>();
+        scope.spawn(move || {
+            // Until the work has ended, which drops the other end.
+            while ended.recv_timeout(KEEP_ALIVE_EVERY) == Err(RecvTimeoutError::Timeout) {
+                match keeper.keep_alive(leads) {
+                    // What is written from now on is refused by etcd, as it must be.
+                    Err(StoreError::Fenced) => return,
+                    Err(error) => tracing::warn!("the lease was not renewed: {error}"),
+                    Ok(_) => {}
+                }
+            }
+        });
+        let restored = replace_all(&mut store, pairs, replace, on_step);
+        drop(working);
+        restored
+    });
     etcd.resign(&leadership);
     restored.map(|()| count)
 }
 
-fn replace_all(store: &mut dyn Store, pairs: Vec<Pair>, replace: bool) -> Result<(), RestoreError> {
+fn replace_all(
+    store: &mut dyn Store,
+    pairs: Vec<Pair>,
+    replace: bool,
+    on_step: &mut dyn FnMut(&str),
+) -> Result<(), RestoreError> {
+    on_step("led");
     let old = store.load()?;
+    on_step("loaded");
     if !old.is_empty() && !replace {
         return Err(RestoreError::NotEmpty(old.len()));
     }

@@ -19,7 +19,9 @@ use serde_json::{Value, json};
 use super::{Store, StoreError, StoreOp};
 
 /// Length of the leader's lease in seconds: a leader that is gone is replaced after this long.
-pub(crate) const LEASE_TTL_S: u64 = 5;
+const LEASE_TTL_S: u64 = 5;
+/// How often the leader renews its lease: two renewals may be lost.
+pub(crate) const KEEP_ALIVE_EVERY: Duration = Duration::from_millis(LEASE_TTL_S * 1000 / 4);
 /// How long one request may take; then the next endpoint is asked.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 /// Keys of one page when loading.

@@ -8,7 +8,7 @@ pub mod version;
 
 pub use self::redb::RedbStore;
 pub(crate) use commit::{CommitState, Committer};
-pub(crate) use etcd::{Etcd, EtcdStore, LEASE_TTL_S};
+pub(crate) use etcd::{Etcd, EtcdStore, KEEP_ALIVE_EVERY};
 
 pub use crate::model::StoreOp;
 
