@@ -42,62 +42,38 @@ pub struct Config {
     pub node: NodeSettings,
 }
 
-/// Fills each named field that is still unset from the weaker source.
-macro_rules! fill_options {
-    ($strong:ident, $weak:ident: $($field:ident),*) => {
-        $( $strong.$field = $strong.$field.take().or($weak.$field); )*
+/// Defines `fill_from` for the settings of a subcommand, of which all are named: a setting that is
+/// left out here does not compile, so that none of a file is ignored. A stronger list replaces a
+/// weaker one and is not merged with it.
+macro_rules! fill_from {
+    ($settings:ident: options $($option:ident),*; lists $($list:ident),*) => {
+        impl $settings {
+            /// Fills the unset fields from `weak`.
+            pub fn fill_from(&mut self, weak: $settings) {
+                let $settings { $($option,)* $($list,)* } = weak;
+                $( self.$option = self.$option.take().or($option); )*
+                $( if self.$list.is_empty() { self.$list = $list; } )*
+            }
+        }
     };
 }
 
-/// The same for lists: a stronger list replaces a weaker one and is not merged with it.
-fn fill_list<T>(strong: &mut Vec<T>, weak: Vec<T>) {
-    if strong.is_empty() {
-        *strong = weak;
-    }
-}
-
-impl RunSettings {
-    /// Fills the unset fields from `weak`.
-    pub fn fill_from(&mut self, weak: RunSettings) {
-        fill_options!(self, weak: local, pool, token_file, host, tenant, rate, spill, quota, policy, prefetch, when_full, pager_threads,
-            threshold, stats, allow_remote_tcp, no_check, door, when_outside, quiet);
-        fill_list(&mut self.blade, weak.blade);
-    }
-}
-
-impl BladeSettings {
-    /// Fills the unset fields from `weak`.
-    pub fn fill_from(&mut self, weak: BladeSettings) {
-        fill_options!(self, weak: memory, backing, quota, lease, threads, allow_remote_tcp);
-        fill_list(&mut self.listen, weak.listen);
-    }
-}
-
-impl StatSettings {
-    /// Fills the unset fields from `weak`.
-    pub fn fill_from(&mut self, weak: StatSettings) {
-        fill_list(&mut self.blade, weak.blade);
-    }
-}
-
-impl ControlSettings {
-    /// Fills the unset fields from `weak`.
-    pub fn fill_from(&mut self, weak: ControlSettings) {
-        fill_options!(self, weak: topology, advertise, store, token_file, allow_remote);
-        fill_list(&mut self.listen, weak.listen);
-        fill_list(&mut self.switch, weak.switch);
-    }
-}
-
-impl NodeSettings {
-    /// Fills the unset fields from `weak`.
-    pub fn fill_from(&mut self, weak: NodeSettings) {
-        fill_options!(self, weak: control, donate, name, compute_brick, memory_brick, token_file,
-            bandwidth, allow_remote_tcp, drain_timeout, busy_rate);
-        fill_list(&mut self.listen, weak.listen);
-        fill_list(&mut self.advertise, weak.advertise);
-    }
-}
+fill_from!(RunSettings:
+    options local, peak, pool, token_file, host, tenant, rate, spill, quota, policy, prefetch,
+        when_full, pager_threads, threshold, stats, allow_remote_tcp, no_check, door, when_outside,
+        quiet;
+    lists blade);
+fill_from!(BladeSettings:
+    options memory, backing, quota, lease, threads, allow_remote_tcp;
+    lists listen);
+fill_from!(StatSettings: options; lists blade);
+fill_from!(ControlSettings:
+    options topology, advertise, store, token_file, allow_remote;
+    lists listen, switch);
+fill_from!(NodeSettings:
+    options control, donate, name, compute_brick, memory_brick, token_file, bandwidth,
+        allow_remote_tcp, drain_timeout, busy_rate;
+    lists listen, advertise);
 
 impl Config {
     /// Fills the unset fields from `weak`.

@@ -21,7 +21,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use args::{Cli, Command, ControlArgs};
+use args::{Cli, Command, ControlAction, ControlArgs};
 use config::{Config, UsageError};
 use farpool_api::ApiError;
 
@@ -78,7 +78,11 @@ fn dispatch(cli: Cli) -> anyhow::Result<u8> {
             commands::blade::main(&args)
         }
         Command::Kv(args) => commands::kv::main(&args),
-        Command::Control(ControlArgs { action: Some(action), .. }) => {
+        Command::Control(ControlArgs { action: Some(mut action), mut settings, .. }) => {
+            if let ControlAction::Restore { store, .. } = &mut action {
+                settings.fill_from(files()?.control);
+                *store = store.take().or(settings.store);
+            }
             commands::rack::control(&action)
         }
         Command::Control(mut args) => {

@@ -190,6 +190,34 @@ fn variables_are_stronger_than_files_and_the_users_file_than_none() {
 }
 
 #[test]
+fn a_setting_of_a_file_is_used_by_its_command() {
+    let home = home();
+    let (file, store) = (home.path().join("farpool.toml"), home.path().join("rack/store"));
+    let (peak, folder) = ("[run]\npeak = \"2GiB\"\nlocal = \"1GiB\"", store.display());
+    write(&file, &format!("{peak}\n[control]\nstore = \"redb:{folder}\"\n"));
+    let farpool = |words: &[&str]| {
+        ended(
+            farpool(home.path()).arg("--config").arg(&file).args(words).env("XDG_STATE_HOME", "/"),
+        )
+    };
+    let (_, dump, _) = farpool(&["config", "dump"]);
+    let dump: toml::Table = dump.parse().expect("the dump is TOML");
+    assert_eq!(dump["run"]["peak"].as_str(), Some("2GiB"));
+    let (code, _, error) = farpool(&["run", "--", "true"]);
+    assert!(code == 2 && error.contains("--peak is for a share"), "{error}");
+    let backup = home.path().join("backup");
+    let text = farpool_control::store::backup::to_text(&[], 0).expect("a backup of nothing");
+    write(&backup, &text);
+    let (code, _, error) = farpool(&["control", "restore", &backup.display().to_string()]);
+    assert_eq!(code, 0, "{error}");
+    assert!(store.exists(), "the backup went elsewhere");
+    let other = format!("redb:{}", home.path().join("other").display());
+    let words = ["control", "restore", backup.to_str().expect("text"), "--store", &other];
+    let (code, _, error) = farpool(&words);
+    assert!(code == 0 && home.path().join("other").exists(), "the flag is stronger: {error}");
+}
+
+#[test]
 fn flags_are_stronger_than_variables() {
     let home = home();
     // Only the flag's address is checked: the flag replaces the variable before it is read.
