@@ -2,11 +2,11 @@
 //!
 //! A request that cannot be read as one (its line or head is too long or malformed) never reaches a
 //! router. Invariant: such an answer is a problem document, too; every other byte passes unchanged.
+//! What a router answers has a body wherever it has one of these statuses, so it is told apart by
+//! that.
 
-use std::io;
+use std::io::{self, IoSlice};
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
 use farpool_api::{Problem, ProblemKind};
@@ -18,15 +18,13 @@ use crate::PROBLEM_TYPE;
 #[derive(Debug)]
 pub(crate) struct Worded<S> {
     stream: S,
-    /// Requests whose answers have not begun: while there is one, answers are the router's.
-    owed: Arc<AtomicUsize>,
     /// What is still to be written in place of a bare refusal.
     left: Vec<u8>,
 }
 
 impl<S: AsyncWrite + Unpin> Worded<S> {
-    pub(crate) fn new(stream: S, owed: Arc<AtomicUsize>) -> Self {
-        Self { stream, owed, left: Vec::new() }
+    pub(crate) fn new(stream: S) -> Self {
+        Self { stream, left: Vec::new() }
     }
 
     fn write_left(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -39,17 +37,11 @@ impl<S: AsyncWrite + Unpin> Worded<S> {
         }
         Poll::Ready(Ok(()))
     }
-
-    /// Whether bytes begin the answer to a request; notes that it has begun.
-    fn is_owed(&self, bytes: &[u8]) -> bool {
-        let begins = bytes.starts_with(b"HTTP/1.");
-        let less = |owed: usize| owed.checked_sub(1);
-        !begins || self.owed.fetch_update(Ordering::AcqRel, Ordering::Acquire, less).is_ok()
-    }
 }
 
 /// Returns the worded form of a bare refusal.
 fn worded(bytes: &[u8]) -> Option<Vec<u8>> {
+    let bytes = Some(bytes).filter(|bytes| bytes.starts_with(b"HTTP/1."))?;
     let head = std::str::from_utf8(bytes).ok()?.strip_suffix("\r\n\r\n")?;
     let status = head.split(' ').nth(1)?;
     let is_bare = head.lines().any(|line| line.eq_ignore_ascii_case("content-length: 0"));
@@ -85,17 +77,29 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Worded<S> {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         ready!(self.write_left(context))?;
-        if bytes.starts_with(b"HTTP/1.")
-            && self.owed.load(Ordering::Acquire) == 0
-            && let Some(worded) = worded(bytes)
-        {
+        if let Some(worded) = worded(bytes) {
             self.left = worded;
             return Poll::Ready(Ok(bytes.len()));
         }
-        let written = ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
-        // Only counted; what was begun goes on.
-        let _ = self.is_owed(bytes);
-        Poll::Ready(Ok(written))
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        all: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        ready!(self.write_left(context))?;
+        // A bare refusal has no body, so it comes alone.
+        let mut filled = all.iter().filter(|bytes| !bytes.is_empty());
+        if let (Some(bytes), None) = (filled.next(), filled.next()) {
+            return self.poll_write(context, bytes);
+        }
+        Pin::new(&mut self.stream).poll_write_vectored(context, all)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -134,18 +138,35 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn an_answer_that_a_request_is_owed_passes_unchanged() {
+    /// What has arrived after writing these parts.
+    async fn sent(parts: &[&[u8]], is_vectored: bool) -> Vec<u8> {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};
-        for (owed, is_worded) in [(1, false), (0, true)] {
-            let (near, mut far) = tokio::io::duplex(4096);
-            let mut near = Worded::new(near, Arc::new(AtomicUsize::new(owed)));
-            near.write_all(BARE).await.unwrap();
-            near.shutdown().await.unwrap();
-            drop(near);
-            let mut text = Vec::new();
-            far.read_to_end(&mut text).await.unwrap();
-            assert_eq!(text != BARE, is_worded);
+        let (near, mut far) = tokio::io::duplex(4096);
+        let mut near = Worded::new(near);
+        if is_vectored {
+            let parts: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
+            let length: usize = parts.iter().map(|part| part.len()).sum();
+            assert_eq!(near.write_vectored(&parts).await.unwrap(), length);
+        } else {
+            for part in parts {
+                near.write_all(part).await.unwrap();
+            }
         }
+        near.shutdown().await.unwrap();
+        drop(near);
+        let mut bytes = Vec::new();
+        far.read_to_end(&mut bytes).await.unwrap();
+        bytes
+    }
+
+    #[tokio::test]
+    async fn all_but_a_bare_refusal_passes_unchanged_in_one_piece_or_several() {
+        let answer: [&[u8]; 2] = [b"HTTP/1.1 400 Bad Request\r\ncontent-length: 3\r\n\r\n", b"abc"];
+        for is_vectored in [false, true] {
+            assert_eq!(sent(&answer, is_vectored).await, answer.concat());
+            assert_eq!(sent(&[BARE, b""], is_vectored).await, worded(BARE).unwrap());
+        }
+        let (near, _far) = tokio::net::UnixStream::pair().unwrap();
+        assert!(Worded::new(near).is_write_vectored(), "a socket takes several pieces at once");
     }
 }

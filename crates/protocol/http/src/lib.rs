@@ -4,7 +4,7 @@
 //! * `refusal`: turns refusals and JSON into answers.
 //! * [`bearer`]: the token that requests present.
 //! * [`origin`]: which hosts and sites may ask.
-//! * [`serve`]: connections, their limits and times.
+//! * [`serve`]: connections, their limits and times; `connections` counts them.
 //! * `bare`: words for refusals that the HTTP library makes by itself.
 //! * [`events`]: events as an endless stream.
 //! * [`metrics`]: figures for Prometheus.
@@ -18,6 +18,7 @@
 
 mod bare;
 pub mod bearer;
+mod connections;
 pub mod events;
 mod extract;
 pub mod metrics;

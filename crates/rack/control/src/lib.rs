@@ -25,7 +25,7 @@ use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use farpool_http::bearer::is_token;
-use farpool_http::serve::Limits;
+use farpool_http::serve::{Connections, Limits};
 use farpool_placement::{Graph, SwitchKind};
 use farpool_switch::SwitchDriver;
 use tokio::net::TcpListener;
@@ -74,6 +74,8 @@ pub struct ControlOptions {
     pub wait_limit: Duration,
     /// Every circuit switch of the topology, by name.
     pub switches: Vec<NamedSwitch>,
+    /// Most connections at a time; as many as the limit on open files allows if left out.
+    pub connections: Option<usize>,
 }
 
 impl ControlOptions {
@@ -89,6 +91,7 @@ impl ControlOptions {
             allow_remote: false,
             wait_limit: Duration::from_millis(farpool_api::WAIT_LIMIT_MS),
             switches: Vec::new(),
+            connections: None,
         }
     }
 }
@@ -235,11 +238,11 @@ pub async fn serve(
     });
     let mut lead = lead::start(&app, graph, options.store, advertise, options.switches)?;
     let service = rest::service(Arc::clone(&app), options.token.as_deref(), &names);
-    let limits = Limits::raised();
-    let servers: Vec<_> = listeners
-        .into_iter()
-        .map(|listener| tokio::spawn(farpool_http::serve::serve(listener, service.clone(), limits)))
-        .collect();
+    let limits = options.connections.map_or_else(Limits::raised, Limits::of);
+    let all = Connections::new(limits);
+    let serve = |listener| farpool_http::serve::serve(listener, service.clone(), Arc::clone(&all));
+    let servers: Vec<_> =
+        listeners.into_iter().map(|listener| tokio::spawn(serve(listener))).collect();
     on_ready(&addresses);
     let failed = tokio::select! {
         () = shutdown => None,

@@ -11,7 +11,7 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use axum::routing::get;
 use farpool_http::metrics::{register_counters, register_gauges};
-use farpool_http::serve::{self as http, Limits};
+use farpool_http::serve::{self as http, Connections, Limits};
 use farpool_kernel::lock;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -45,7 +45,10 @@ pub(crate) fn serve(listener: TcpListener, shared: Arc<Shared>) -> std::io::Resu
                 .route("/keys", get(keys))
                 .with_state(shared);
             match tokio::net::TcpListener::from_std(listener) {
-                Ok(listener) => http::serve(listener, router, Limits::of(CONNECTIONS_MAX)).await,
+                Ok(listener) => {
+                    let connections = Connections::new(Limits::of(CONNECTIONS_MAX));
+                    http::serve(listener, router, connections).await;
+                }
                 Err(error) => tracing::error!(%error, "metrics cannot be served"),
             }
         });

@@ -17,7 +17,7 @@ use axum::Router;
 use axum::extract::{DefaultBodyLimit, State};
 use axum::routing::{get, post, put};
 use farpool_api::ProblemKind;
-use farpool_http::serve::Limits;
+use farpool_http::serve::{Connections, Limits};
 use farpool_http::{Refusal, bearer, origin};
 use tokio::runtime::Runtime;
 
@@ -70,7 +70,8 @@ impl Rest {
         {
             let _inside = runtime.enter();
             let listener = tokio::net::TcpListener::from_std(listener)?;
-            runtime.spawn(farpool_http::serve::serve(listener, service, Limits::raised()));
+            let connections = Connections::new(Limits::raised());
+            runtime.spawn(farpool_http::serve::serve(listener, service, connections));
         }
         Ok(Rest { address, runtime: Some(runtime) })
     }
