@@ -14,11 +14,13 @@ use crate::model::{Command, Node, RECLAIM_DEADLINE_MS, State};
 /// Returns everything that is due at `now_ms`.
 pub fn due(state: &State, now_ms: u64) -> Vec<Command> {
     let mut due = Vec::new();
+    let claimed = state.claimed_nodes(now_ms);
     for (name, node) in &state.nodes {
         if node.age_at(now_ms) != node.age {
             due.push(Command::NoteAge { name: name.clone() });
         }
-        leave(state, name, node, now_ms, &mut due);
+        let moment = Moment { now_ms, is_claimed: claimed.contains(name.as_str()) };
+        leave(state, name, node, moment, &mut due);
     }
     for (id, client) in &state.clients {
         if now_ms.saturating_sub(client.heard_ms) > client.record.spec.lease_ms {
@@ -36,8 +38,17 @@ pub fn due(state: &State, now_ms: u64) -> Vec<Command> {
     due
 }
 
+/// What is the same for all segments of a node at a tick.
+#[derive(Clone, Copy)]
+struct Moment {
+    now_ms: u64,
+    /// Whether memory of the node is on its way to a tenant.
+    is_claimed: bool,
+}
+
 /// Adds to `due` what must leave a node, may stay on it after all, or is given up.
-fn leave(state: &State, name: &str, node: &Node, now_ms: u64, due: &mut Vec<Command>) {
+fn leave(state: &State, name: &str, node: &Node, moment: Moment, due: &mut Vec<Command>) {
+    let Moment { now_ms, is_claimed } = moment;
     let here: Vec<&SegmentRecord> = state
         .on_node
         .get(name)
@@ -58,7 +69,7 @@ fn leave(state: &State, name: &str, node: &Node, now_ms: u64, due: &mut Vec<Comm
         let reclaimed = wanted.contains(&id);
         let draining = node.record.draining;
         // It leaves for a tenant that is within its promise, as long as that waits for it.
-        if runtime.yielding && !reclaimed && state.is_claimed(name, now_ms) {
+        if runtime.yielding && !reclaimed && is_claimed {
             continue;
         }
         let waits = runtime.deadline_ms.is_some() || runtime.retry_ms.is_some();

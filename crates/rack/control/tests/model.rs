@@ -110,6 +110,17 @@ fn client(id: u8) -> ClientId {
     ClientId::from_u128(u128::from(id) + 1)
 }
 
+/// A segment of a client, of so many superpages.
+fn spec(owner: u8, size: u64) -> SegmentSpec {
+    SegmentSpec {
+        read_bytes_per_s: 1,
+        write_bytes_per_s: 1,
+        policy: Policy::Spread,
+        may_split: true,
+        ..SegmentSpec::of_client(client(owner), size * SUPERPAGE)
+    }
+}
+
 impl World {
     fn new() -> Self {
         let (state, ops) = State::load(None, Records::default(), 0).unwrap();
@@ -234,19 +245,12 @@ impl World {
             Step::Evacuated(id) => self.evacuated(id),
             // A size for a segment that is there is another size for it.
             Step::Put(id, owner, size) | Step::Resize(id, owner, size) => {
-                let spec = SegmentSpec {
-                    read_bytes_per_s: 1,
-                    write_bytes_per_s: 1,
-                    policy: Policy::Spread,
-                    may_split: true,
-                    ..SegmentSpec::of_client(client(owner), size * SUPERPAGE)
-                };
                 let (id, condition) = (segment(id), Condition::default());
-                self.apply(Command::PutSegment { id, spec, condition });
+                self.apply(Command::PutSegment { id, spec: spec(owner, size), condition });
             }
             Step::MakeRoom(id, size) => {
-                let (client, bytes) = (Some(client(id)), size * SUPERPAGE);
-                assert!(self.apply(Command::MakeRoom { client, bytes }));
+                let spec = spec(id, size);
+                assert!(self.apply(Command::MakeRoom { id: segment(u8::MAX), spec }));
             }
             Step::Promise(id, size) => {
                 let promised_bytes = size * SUPERPAGE;

@@ -187,6 +187,126 @@ fn who_has_most_beyond_its_promise_gives_up_first_when_the_rack_is_full() {
     assert_eq!((asked(greedy), asked(modest)), (2, 1));
 }
 
+/// How many segments of a client it is asked to leave.
+fn asked(api: &Client, client: ClientId) -> usize {
+    told(api, client).into_iter().filter(|segment| segment.leave).count()
+}
+
+#[test]
+fn others_give_up_memory_only_where_memory_is_what_is_short() {
+    let server = Server::fresh(|_| {});
+    let api = server.client();
+    let mut nodes = ["n0", "n1"].map(|name| Agent::join(&api, name, 4 * SUPERPAGE));
+    let spec = TenantSpec { promised_bytes: 8 * SUPERPAGE, ..TenantSpec::default() };
+    api.put_tenant("late", &spec).unwrap();
+    let (greedy, late) = (of_tenant(&api, 1, "greedy"), of_tenant(&api, 2, "late"));
+    let near = |client, superpages, avoid: &str| SegmentSpec {
+        avoid: vec![avoid.to_owned()],
+        ..of(client, superpages)
+    };
+    for number in 0..4 {
+        api.put_segment(id(10 + number), &near(greedy, 1, "n1")).unwrap();
+    }
+    let mut settle = || nodes.iter_mut().for_each(|node| node.settle(&api));
+    settle();
+    let stays = |what: &str, refused: Result<_, ApiError>| {
+        let error = refused.unwrap_err();
+        assert!(error.is(ProblemKind::NoRoom), "{what}: {error}");
+        assert_eq!(farpool_api::tenant::retry_after(&error), None, "{what}: {error}");
+        assert_eq!(asked(&api, greedy), 0, "{what}");
+    };
+    // n0 is full, but n1, which is to be avoided, is not.
+    stays("avoid", api.put_segment(id(20), &near(late, 2, "n1")));
+    let wide = SegmentSpec { read_bytes_per_s: 1_249_000_000, ..of(late, 2) };
+    api.put_segment(id(21), &SegmentSpec { bytes: SUPERPAGE, ..wide.clone() }).unwrap();
+    settle();
+    stays("bandwidth", api.put_segment(id(22), &wide));
+    api.put_segment(id(23), &near(late, 3, "n0")).unwrap();
+    settle();
+    stays(
+        "a resize",
+        api.resize_segment(id(21), &SegmentSpec { bytes: 2 * SUPERPAGE, ..wide }, None),
+    );
+    // The rack is full: now memory is short, and n0 is where others have some.
+    let error = api.put_segment(id(24), &near(late, 2, "n1")).unwrap_err();
+    assert!(farpool_api::tenant::retry_after(&error).is_some(), "{error}");
+    assert_eq!(asked(&api, greedy), 2);
+}
+
+#[test]
+fn what_a_tenant_has_beyond_its_promise_is_given_up_on_one_node() {
+    let server = Server::fresh(|_| {});
+    let api = server.client();
+    let mut nodes = ["n0", "n1"].map(|name| Agent::join(&api, name, 2 * SUPERPAGE));
+    for (name, superpages) in [("greedy", 2), ("late", 2)] {
+        let promised_bytes = superpages * SUPERPAGE;
+        api.put_tenant(name, &TenantSpec { promised_bytes, ..TenantSpec::default() }).unwrap();
+    }
+    let (greedy, late) = (of_tenant(&api, 1, "greedy"), of_tenant(&api, 2, "late"));
+    // Its segments lie on both nodes in turn.
+    for number in 0..4 {
+        let avoid = vec![["n1", "n0"][number % 2].to_owned()];
+        let spec = SegmentSpec { avoid, ..of(greedy, 1) };
+        api.put_segment(id(10 + number as u128), &spec).unwrap();
+    }
+    nodes.iter_mut().for_each(|node| node.settle(&api));
+    let error = api.put_segment(id(20), &of(late, 2)).unwrap_err();
+    assert!(farpool_api::tenant::retry_after(&error).is_some(), "{error}");
+    let left = told(&api, greedy).into_iter().filter(|segment| segment.leave);
+    let left: Vec<String> = left.map(|segment| segment.place.node).collect();
+    assert!(left == ["n0", "n0"] || left == ["n1", "n1"], "both on one node: {left:?}");
+    leave(&api, greedy, 1);
+    nodes.iter_mut().for_each(|node| node.settle(&api));
+    api.put_segment(id(20), &of(late, 2)).unwrap();
+}
+
+#[test]
+fn who_may_wait_for_memory_gets_all_of_it_and_not_half() {
+    let server = Server::fresh(|_| {});
+    let api = server.client();
+    let mut node = Agent::join(&api, "n1", 12 * SUPERPAGE);
+    // Where the programs run, which lends nothing.
+    Agent::join(&api, "n0", 0);
+    let spec = TenantSpec { promised_bytes: 8 * SUPERPAGE, ..TenantSpec::default() };
+    api.put_tenant("late", &spec).unwrap();
+    let greedy = of_tenant(&api, 1, "greedy");
+    for number in 0..2 {
+        api.put_segment(id(10 + number), &of(greedy, 4)).unwrap();
+    }
+    node.settle(&api);
+    let late = of_tenant(&api, 2, "late");
+    let spec = api.client(late).unwrap().spec;
+    let tenant = farpool_api::tenant::Tenant::new(server.client(), late, spec);
+    let mut number = 20;
+    let mut ask = |may_wait| {
+        let wish = farpool_api::tenant::Wish {
+            bytes: 8 * SUPERPAGE,
+            rate_bytes_per_s: Some(1_000),
+            avoid: &[],
+            may_wait,
+        };
+        let fresh_id = || {
+            number += 1;
+            Ok::<_, ApiError>(id(number))
+        };
+        tenant.ask(wish, fresh_id)
+    };
+    let error = ask(true).unwrap_err();
+    assert!(farpool_api::tenant::retry_after(&error).is_some(), "{error}");
+    assert_eq!(told(&api, late).len(), 0, "it did not take half of it");
+    leave(&api, greedy, 1);
+    node.settle(&api);
+    assert_eq!(ask(true).unwrap().place.bytes, 8 * SUPERPAGE);
+    // Who does not wait takes what there is.
+    let spec = TenantSpec { promised_bytes: 16 * SUPERPAGE, ..TenantSpec::default() };
+    api.put_tenant("late", &spec).unwrap();
+    let refused = ask(true).unwrap_err();
+    assert!(
+        farpool_api::tenant::retry_after(&refused).is_none(),
+        "nobody has that much: {refused}"
+    );
+}
+
 #[test]
 fn a_quota_is_a_limit_and_tenants_survive_a_restart() {
     let folder = tempfile::tempdir().unwrap();

@@ -24,6 +24,7 @@ mod short;
 mod tasks;
 mod tenants;
 mod views;
+mod yielding;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -119,10 +120,10 @@ pub enum Command {
     DeleteTenant {
         name: String,
     },
-    /// From a request that found no room: others may have to give memory up for this client.
+    /// From a request that found no room for this segment: others may have to give memory up.
     MakeRoom {
-        client: Option<ClientId>,
-        bytes: u64,
+        id: SegmentId,
+        spec: SegmentSpec,
     },
     /// From the reconciler: a node's age has changed what may be placed on it.
     NoteAge {
@@ -285,7 +286,7 @@ pub struct State {
     pub(crate) tasks: VecDeque<Task>,
     pub(crate) tenants: BTreeMap<String, TenantRecord>,
     /// What others were asked to give up for a tenant, by its name.
-    claims: BTreeMap<String, tenants::Claim>,
+    claims: BTreeMap<String, yielding::Claim>,
     /// Circuits that are up, as the switches report: switch, lower port, higher port.
     standing: BTreeSet<(String, u32, u32)>,
     /// Why a switch is not in its desired state, by its name.
@@ -352,7 +353,7 @@ impl State {
             }
             Command::PutTenant { name, spec } => self.put_tenant(&name, spec, to)?,
             Command::DeleteTenant { name } => self.delete_tenant(&name, to)?,
-            Command::MakeRoom { client, bytes } => self.make_room(client, bytes, to),
+            Command::MakeRoom { id, spec } => self.make_room(id, &spec, to),
             Command::NoteAge { name } => self.note_age(&name, to),
             Command::ExpireClient { id } => self.delete_client(id, "its lease ran out", to)?,
             Command::Evacuate { id, deadline_ms } => self.evacuate(id, deadline_ms, to),

@@ -7,6 +7,7 @@ use farpool_placement::RequestId;
 use farpool_units::SUPERPAGE_BYTES;
 
 use super::record::{GrantRecord, Record, SegmentRecord};
+use super::tenants::superpages_for;
 use super::{Changes, Outcome, State, refuse};
 
 impl SegmentRecord {
@@ -57,8 +58,11 @@ impl State {
         let pieces = match size > reserved {
             false => wanted.current.pieces.clone(),
             true => {
-                self.check_quota(wanted.spec.client, size - reserved)?;
-                self.check_claims(wanted.spec.client, size - reserved, to.now_ms)?;
+                // What is reserved counts already, also what the segment has given back and its
+                // node has not let go of.
+                let more = superpages_for(size - reserved);
+                self.check_quota(wanted.spec.client, more)?;
+                self.check_claims(wanted.spec.client, more, to.now_ms)?;
                 let grant = self.rack.resize(RequestId(id.0.as_u128()), bytes);
                 let grant = grant.map_err(|error| self.refusal(&error, &wanted.spec))?;
                 let entries = grant.entries.iter();

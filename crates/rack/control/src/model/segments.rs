@@ -4,6 +4,7 @@ use farpool_api::{Problem, ProblemKind, SegmentId, SegmentSpec, SegmentState};
 use farpool_placement::{Grant, RackError, RequestId, Vertex};
 
 use super::record::{GrantRecord, Record, SegmentRecord};
+use super::tenants::superpages_for;
 use super::{Age, Changes, Condition, Outcome, Runtime, SEGMENTS_LIMIT, State, graph, refuse};
 
 /// Most failure domains that a segment may avoid; more are refused.
@@ -46,7 +47,7 @@ impl State {
         }
     }
 
-    fn host_of(&self, spec: &SegmentSpec) -> Result<String, Problem> {
+    pub(super) fn host_of(&self, spec: &SegmentSpec) -> Result<String, Problem> {
         match (spec.client, &spec.host) {
             (Some(id), None) => match self.clients.get(&id) {
                 Some(client) => Ok(client.record.spec.host.clone()),
@@ -83,8 +84,9 @@ impl State {
         let host = self.host_of(&spec)?;
         let compute = self.compute_named(&host)?;
         self.check_avoid(&spec.avoid)?;
-        self.check_quota(spec.client, spec.bytes)?;
-        self.check_claims(spec.client, spec.bytes, to.now_ms)?;
+        let superpages = superpages_for(spec.bytes);
+        self.check_quota(spec.client, superpages)?;
+        self.check_claims(spec.client, superpages, to.now_ms)?;
         let request = graph::request(self.rack.graph(), id, &spec, compute);
         let grant = self.rack.allocate(&request);
         let grant = grant.map_err(|error| self.refusal(&error, &spec))?;

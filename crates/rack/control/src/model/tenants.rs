@@ -1,50 +1,43 @@
-//! Tenants: promises, quotas, and who gives memory up when the rack is full.
+//! Tenants: promises and quotas. Who gives memory up for whom is in `yielding`.
 //!
-//! Lim 2010, 3.2.3: management decides which other clients must give up capacity, and tells them
-//! how much; which ones is left open there. Here it is who has most beyond its promise.
-//!
-//! Invariants:
-//! - Nobody is asked to give up what it was promised.
-//! - What is given up is kept for the tenant it was taken for, for [`CLAIM_MS`].
-//! - Giving up loses no data: a client that does not leave keeps its memory, and who asked waits.
+//! There is one measure of what a tenant has: the superpages that are reserved for its segments
+//! ([`SegmentRecord::superpages`]), those that it gives back included until they are free for
+//! others. Quotas are rounded down to whole superpages, promises up.
 //!
 //! A tenant is a name that a client gives; nothing proves it.
 
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use farpool_api::{
-    ClientId, DEFAULT_TENANT, Problem, ProblemKind, SegmentId, Tenant, TenantList, TenantSpec,
-};
-use farpool_units::format_bytes;
+use farpool_api::{ClientId, DEFAULT_TENANT, Problem, ProblemKind, Tenant, TenantList, TenantSpec};
+use farpool_units::{SUPERPAGE_BYTES, format_bytes};
 
 use super::nodes::check_name;
 use super::record::{Record, SegmentRecord, TenantRecord};
-use super::{Age, Changes, Outcome, RECLAIM_DEADLINE_MS, State, refuse};
+use super::{Changes, Outcome, State, refuse};
 
 /// Most tenants with a promise; a further one is refused.
 const TENANTS_LIMIT: usize = 10_000;
-/// How long memory that others give up is kept for the tenant it is for: as long as they have to
-/// leave it.
-const CLAIM_MS: u64 = RECLAIM_DEADLINE_MS;
-
-/// Memory that others were asked to give up.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Claim {
-    /// The node on which it will be free.
-    pub node: String,
-    /// How much was asked for.
-    pub bytes: u64,
-    /// When it ends, in ms.
-    pub until_ms: u64,
-}
 
 /// What a tenant has.
 #[derive(Clone, Copy, Default)]
-struct Use {
-    granted_bytes: u64,
+pub(super) struct Use {
+    /// Superpages that are reserved for it.
+    pub superpages: u64,
+    /// Those of them that it was asked to give up.
+    pub yielding: u64,
     segments: u64,
-    yielding_bytes: u64,
+}
+
+/// Returns the whole superpages that hold `bytes`.
+pub(super) fn superpages_for(bytes: u64) -> u64 {
+    bytes.div_ceil(SUPERPAGE_BYTES)
+}
+
+impl SegmentRecord {
+    /// The superpages that are reserved where it lies; more than its size while it shrinks.
+    pub(super) fn superpages(&self) -> u64 {
+        self.current.bytes() / SUPERPAGE_BYTES
+    }
 }
 
 impl State {
@@ -54,82 +47,68 @@ impl State {
         client.and_then(|it| it.record.spec.tenant.as_deref()).unwrap_or(DEFAULT_TENANT)
     }
 
-    fn spec_of(&self, tenant: &str) -> TenantSpec {
+    pub(super) fn spec_of(&self, tenant: &str) -> TenantSpec {
         self.tenants.get(tenant).map(|tenant| tenant.spec.clone()).unwrap_or_default()
     }
 
-    /// What a tenant gets back from others; never more than it may have.
-    fn promise_of(&self, tenant: &str) -> u64 {
-        let TenantSpec { promised_bytes, quota_bytes, .. } = self.spec_of(tenant);
-        promised_bytes.min(quota_bytes.unwrap_or(u64::MAX))
+    /// The most superpages that a tenant may have; None without a quota.
+    fn quota_of(&self, tenant: &str) -> Option<u64> {
+        let quota_bytes = self.tenants.get(tenant)?.spec.quota_bytes?;
+        Some(quota_bytes / SUPERPAGE_BYTES)
     }
 
-    fn uses(&self) -> BTreeMap<&str, Use> {
+    /// The superpages that a tenant gets back from others; never more than it may have.
+    pub(super) fn promise_of(&self, tenant: &str) -> u64 {
+        let promise = superpages_for(self.spec_of(tenant).promised_bytes);
+        self.quota_of(tenant).map_or(promise, |quota| promise.min(quota))
+    }
+
+    /// The segments that count towards tenants.
+    fn counted(&self) -> impl Iterator<Item = &SegmentRecord> {
+        self.segments.values().filter(|segment| !segment.releasing && !segment.lost)
+    }
+
+    pub(super) fn uses(&self) -> BTreeMap<&str, Use> {
         let mut uses: BTreeMap<&str, Use> = BTreeMap::new();
-        for segment in self.segments.values().filter(|segment| !segment.releasing && !segment.lost)
-        {
+        for segment in self.counted() {
             let tenant = uses.entry(self.tenant_of(segment.spec.client)).or_default();
-            tenant.granted_bytes += segment.size_bytes();
+            tenant.superpages += segment.superpages();
             tenant.segments += 1;
             if self.runtime.get(&segment.id).is_some_and(|runtime| runtime.yielding) {
-                tenant.yielding_bytes += segment.size_bytes();
+                tenant.yielding += segment.superpages();
             }
         }
         uses
     }
 
-    fn granted_to(&self, tenant: &str) -> u64 {
-        self.uses().get(tenant).map_or(0, |tenant| tenant.granted_bytes)
+    /// The superpages that a tenant has.
+    fn superpages_of(&self, tenant: &str) -> u64 {
+        let own = self.counted().filter(|segment| self.tenant_of(segment.spec.client) == tenant);
+        own.map(SegmentRecord::superpages).sum()
     }
 
-    /// Refuses more memory than a tenant may have.
+    /// Whether a tenant is within its promise with so many more superpages.
+    pub(super) fn is_within_promise(&self, tenant: &str, more: u64) -> bool {
+        self.superpages_of(tenant).saturating_add(more) <= self.promise_of(tenant)
+    }
+
+    /// Refuses more superpages than a tenant may have.
     pub(super) fn check_quota(&self, client: Option<ClientId>, more: u64) -> Result<(), Problem> {
         let tenant = self.tenant_of(client);
-        let Some(quota) = self.tenants.get(tenant).and_then(|it| it.spec.quota_bytes) else {
-            return Ok(());
-        };
-        let has = self.granted_to(tenant);
+        let Some(quota) = self.quota_of(tenant) else { return Ok(()) };
+        let has = self.superpages_of(tenant);
         if has.saturating_add(more) <= quota {
             return Ok(());
         }
+        let bytes = |superpages: u64| superpages.saturating_mul(SUPERPAGE_BYTES);
         let detail = format!(
             "tenant {tenant} has {} of its quota of {}, and {} more were asked for",
-            format_bytes(has),
-            format_bytes(quota),
-            format_bytes(more)
+            format_bytes(bytes(has)),
+            format_bytes(bytes(quota)),
+            format_bytes(bytes(more))
         );
-        Err(Problem { limit: Some(quota), ..Problem::new(ProblemKind::NoRoom, detail) })
-    }
-
-    /// Refuses memory beyond a tenant's promise while memory is on its way to another.
-    pub(super) fn check_claims(
-        &self,
-        client: Option<ClientId>,
-        more: u64,
-        now_ms: u64,
-    ) -> Result<(), Problem> {
-        let tenant = self.tenant_of(client);
-        let other = self
-            .claims
-            .iter()
-            .find(|(name, claim)| name.as_str() != tenant && claim.until_ms > now_ms);
-        let Some((other, _)) = other else { return Ok(()) };
-        if self.granted_to(tenant).saturating_add(more) <= self.promise_of(tenant) {
-            return Ok(());
-        }
-        let detail = format!("the rack is full, and tenant {other} gets what is free next");
-        refuse(ProblemKind::NoRoom, detail)
-    }
-
-    /// Whether memory of a node is on its way to a tenant.
-    pub(crate) fn is_claimed(&self, node: &str, now_ms: u64) -> bool {
-        self.claims.values().any(|claim| claim.node == node && claim.until_ms > now_ms)
-    }
-
-    /// Ends a tenant's claim: it has got memory.
-    pub(super) fn end_claim(&mut self, client: Option<ClientId>) {
-        let tenant = self.tenant_of(client).to_owned();
-        self.claims.remove(&tenant);
+        let limit = Some(bytes(quota));
+        Err(Problem { limit, ..Problem::new(ProblemKind::NoRoom, detail) })
     }
 
     pub(super) fn put_tenant(
@@ -196,110 +175,9 @@ impl State {
             promised_bytes,
             quota_bytes,
             priority,
-            granted_bytes: used.granted_bytes,
+            granted_bytes: used.superpages * SUPERPAGE_BYTES,
             segments: used.segments,
-            yielding_bytes: used.yielding_bytes,
+            yielding_bytes: used.yielding * SUPERPAGE_BYTES,
         }
-    }
-
-    /// Asks tenants that are beyond their promises to give up memory, so that a client can have
-    /// `bytes` on one node. [`Outcome::Created`] says that memory is on its way.
-    pub(super) fn make_room(
-        &mut self,
-        client: Option<ClientId>,
-        bytes: u64,
-        to: &mut Changes<'_>,
-    ) -> Outcome {
-        let tenant = self.tenant_of(client).to_owned();
-        let now_ms = to.now_ms;
-        if self.claims.get(&tenant).is_some_and(|claim| claim.until_ms > now_ms) {
-            return Outcome::Created;
-        }
-        let Some((node, yielding)) = self.choose_yielding(&tenant, bytes) else {
-            return Outcome::Done;
-        };
-        for id in yielding {
-            let client = self.segments.get(&id).and_then(|segment| segment.spec.client);
-            let Some(runtime) = self.runtime.get_mut(&id) else { continue };
-            runtime.yielding = true;
-            runtime.leave = true;
-            runtime.retry_ms = Some(now_ms);
-            self.touch_client(client);
-            let owner = self.tenant_of(client).to_owned();
-            let detail = format!(
-                "the rack is full: tenant {owner} has most beyond its promise, and {tenant} \
-                 needs it"
-            );
-            to.event("segment-to-be-given-up", id, detail);
-            self.announce(id, to);
-        }
-        self.claims.insert(tenant, Claim { node, bytes, until_ms: now_ms + CLAIM_MS });
-        Outcome::Created
-    }
-
-    /// Returns the node on which `bytes` get free with the least harm, and the segments that have
-    /// to leave it: of the tenants with the lowest priority first, of those from the one that has
-    /// most beyond its promise, and of its segments from the one that holds least data.
-    fn choose_yielding(&self, tenant: &str, bytes: u64) -> Option<(String, Vec<SegmentId>)> {
-        let uses = self.uses();
-        let own = self.spec_of(tenant);
-        let has = uses.get(tenant).map_or(0, |used| used.granted_bytes);
-        let is_within = has.saturating_add(bytes) <= self.promise_of(tenant);
-        let mut beyond: BTreeMap<&str, u64> = uses
-            .iter()
-            .map(|(name, used)| {
-                let kept = used.granted_bytes.saturating_sub(used.yielding_bytes);
-                (*name, kept.saturating_sub(self.promise_of(name)))
-            })
-            .filter(|(name, _)| *name != tenant)
-            .filter(|(name, _)| is_within || self.spec_of(name).priority < own.priority)
-            .collect();
-        let mut left: Vec<&SegmentRecord> =
-            self.segments.values().filter(|segment| self.may_yield(segment)).collect();
-        let used = |segment: &SegmentRecord| {
-            self.runtime.get(&segment.id).and_then(|runtime| runtime.used_bytes)
-        };
-        // The largest last of equals, so that few programs are disturbed.
-        left.sort_by_key(|segment| {
-            (used(segment).unwrap_or(u64::MAX), Reverse(segment.size_bytes()), segment.id)
-        });
-        let mut chosen: BTreeMap<&str, (u64, Vec<SegmentId>)> = BTreeMap::new();
-        loop {
-            // Who is to give up next: whoever has most beyond its promise now.
-            let next = left.iter().enumerate().filter_map(|(at, segment)| {
-                let owner = self.tenant_of(segment.spec.client);
-                let over = *beyond.get(owner)?;
-                let priority = self.spec_of(owner).priority;
-                (segment.size_bytes() <= over).then_some((priority, Reverse(over), at))
-            });
-            let (_, _, at) = next.min()?;
-            let segment = left.remove(at);
-            let owner = self.tenant_of(segment.spec.client);
-            *beyond.get_mut(owner)? -= segment.size_bytes();
-            let node = segment.current.node.as_str();
-            let (sum, ids) = chosen.entry(node).or_insert_with(|| (self.free_on(node), Vec::new()));
-            *sum += segment.size_bytes();
-            ids.push(segment.id);
-            if *sum >= bytes {
-                return chosen.remove(node).map(|(_, ids)| (node.to_owned(), ids));
-            }
-        }
-    }
-
-    /// Whether a segment can be given up: it is at rest on a node that lends, and has a client that
-    /// takes its data elsewhere.
-    fn may_yield(&self, segment: &SegmentRecord) -> bool {
-        let node = self.nodes.get(&segment.current.node);
-        let runtime = self.runtime.get(&segment.id);
-        segment.spec.client.is_some()
-            && segment.target.is_none()
-            && !(segment.releasing || segment.lost || segment.evacuated)
-            && node.is_some_and(|node| node.age == Age::Fresh && !node.record.draining)
-            && runtime.is_some_and(|run| !run.leave && run.deadline_ms.is_none())
-    }
-
-    fn free_on(&self, node: &str) -> u64 {
-        let lends = self.nodes.get(node).map_or(0, super::Node::lendable_bytes);
-        lends.saturating_sub(self.granted_bytes(node))
     }
 }

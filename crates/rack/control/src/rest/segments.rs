@@ -187,29 +187,24 @@ pub(super) async fn put(
     Body(spec): Body<SegmentSpec>,
 ) -> Result<Response, Refusal> {
     let core = app.core()?;
-    let (client, bytes) = (spec.client, spec.bytes);
+    let wish = spec.clone();
     let command = Command::PutSegment { id, spec, condition: conditions(&headers)? };
     let look = core
         .apply(command, |state, applied, now_ms| Ok((applied.outcome, state.segment(id, now_ms)?)));
     let (outcome, segment) = match look.await {
         Ok(done) => done,
-        Err(refusal) => return Err(make_room(&core, refusal, client, bytes).await.into()),
+        Err(refusal) => return Err(make_room(&core, refusal, id, wish).await.into()),
     };
     Ok(tagged(created(outcome), &segment))
 }
 
-/// Has others give memory up for a client that found no room, if they have more than they were
-/// promised. Returns the refusal, which then says that asking again helps.
-async fn make_room(
-    core: &Core,
-    mut refusal: Problem,
-    client: Option<ClientId>,
-    bytes: u64,
-) -> Problem {
+/// Has others give memory up for a segment that found no room, if memory is what is short and they
+/// have more than they were promised. Returns the refusal, which then says that asking again helps.
+async fn make_room(core: &Core, mut refusal: Problem, id: SegmentId, spec: SegmentSpec) -> Problem {
     if !refusal.is(ProblemKind::NoRoom) || refusal.limit.is_some() {
         return refusal;
     }
-    let command = Command::MakeRoom { client, bytes };
+    let command = Command::MakeRoom { id, spec };
     let made = core.apply(command, |_, applied, _| Ok(applied.outcome)).await;
     if made == Ok(Outcome::Created) {
         refusal.detail.push_str("; others give up memory for it");

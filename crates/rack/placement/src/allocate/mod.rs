@@ -120,6 +120,24 @@ impl Allocator {
         Ok(grant)
     }
 
+    /// Whether the request would be granted if these others had been released. Nothing changes: it
+    /// is tried on a copy, which costs as much as the rack is large.
+    ///
+    /// # Errors
+    /// Why it would not be.
+    pub fn try_without(
+        &self,
+        request: &Request,
+        released: impl IntoIterator<Item = RequestId>,
+    ) -> Result<(), RackError> {
+        let mut copy = self.clone();
+        for id in released {
+            // What stands no more is free already.
+            let _ = copy.release(id);
+        }
+        copy.allocate(request).map(drop)
+    }
+
     /// Takes back what the request was granted.
     ///
     /// # Errors
