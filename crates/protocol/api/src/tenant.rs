@@ -25,6 +25,9 @@ pub struct Wish<'a> {
     pub rate_bytes_per_s: Option<u64>,
     /// Failure domains to avoid.
     pub avoid: &'a [String],
+    /// Whether it waits for memory that is on its way: a refusal that [`retry_after`] knows a time
+    /// for is returned then. Else less is taken, if there is less.
+    pub may_wait: bool,
 }
 
 /// A program that uses a pool.
@@ -52,8 +55,8 @@ impl Tenant {
         self.client.put_client(self.id, &self.spec).map(drop)
     }
 
-    /// Asks for memory, and for less if there is no more in one piece. Memory of the program's own
-    /// host is taken only if no other has any. `fresh_id` names each attempt.
+    /// Asks for memory, and for less if there is no more in one piece and none to wait for. Memory
+    /// of the program's own host is taken only if no other has any. `fresh_id` names each attempt.
     ///
     /// # Errors
     /// See [`ApiError`], of which [`is_no_room`] tells whether the pool just has none; or no id.
@@ -78,6 +81,9 @@ impl Tenant {
                 other => other,
             };
             match granted {
+                Err(error) if wish.may_wait && retry_after(&error).is_some() => {
+                    return Err(error.into());
+                }
                 Err(error) if is_no_room(&error) && spec.bytes / 2 >= PIECE_MIN_BYTES => {
                     spec.bytes /= 2;
                 }

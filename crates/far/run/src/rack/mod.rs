@@ -39,6 +39,9 @@ const RETRY: Duration = Duration::from_secs(1);
 const FIRST_WAIT: Duration = Duration::from_secs(30);
 /// After this time the run says what it waits for: circuits and nodes take a part of a second.
 const FIRST_PATIENCE: Duration = Duration::from_secs(2);
+/// How long a program insists on all of a segment while memory of the rack is on its way back to
+/// it; then less is taken, if there is less.
+const WHOLE_WAIT: Duration = Duration::from_secs(10);
 /// Shortest pause before a segment that the rack has no room for is asked for again.
 const GROW_RETRY: Duration = Duration::from_secs(10);
 /// The reason given when nothing was granted that could be waited for.
@@ -127,6 +130,7 @@ impl RackRun {
             quota_bytes: options.quota_bytes.unwrap_or(u64::MAX),
             rate_bytes_per_s: rack.rate_bytes_per_s,
             allow_remote_tcp: options.allow_remote_tcp,
+            refused_since: None,
             grow_after: None,
             may_grow: true,
             stuck_since: None,
@@ -159,6 +163,8 @@ struct Agent {
     quota_bytes: u64,
     rate_bytes_per_s: Option<u64>,
     allow_remote_tcp: bool,
+    /// Since when the rack refuses memory that is on its way back.
+    refused_since: Option<Instant>,
     /// When the rack may be asked for more again.
     grow_after: Option<Instant>,
     /// Whether more would be of use: not once a place was granted that this program may not use.
@@ -203,26 +209,32 @@ impl Agent {
         asked.is_ok() && self.placements.wanted_bytes(0, true, u64::MAX).is_some()
     }
 
-    /// Asks for a segment of up to `bytes`, and again while memory of the rack is on its way
-    /// back: a
+    /// Asks for a segment of up to `bytes`, and again while memory of the rack is on its way back: a
     /// node that was restarted is part of the rack again within seconds. Returns the bytes granted.
     fn ask_first(&mut self, bytes: u64, started: Instant) -> Result<u64, RackError> {
         loop {
-            let error = match self.ask_for(bytes) {
-                Err(RackError::Api(error)) if started.elapsed() < FIRST_WAIT => error,
+            let error = match self.ask_for(bytes, true) {
+                Err(error) if started.elapsed() < FIRST_WAIT => error,
                 other => return other,
             };
-            let Some(pause) = retry_after(&error) else { return Err(error.into()) };
+            let Some(pause) = pause_after(&error) else { return Err(error) };
             self.say(&format!("no far memory yet: {error}"));
             std::thread::sleep(pause.min(FIRST_WAIT));
         }
     }
 
-    /// Asks for a segment of up to `bytes`. Returns the bytes granted.
-    fn ask_for(&mut self, bytes: u64) -> Result<u64, RackError> {
-        let wish = Wish { bytes, rate_bytes_per_s: self.rate_bytes_per_s, avoid: &[] };
+    /// Asks for a segment of up to `bytes`, or of no less while memory is on its way back, if the
+    /// program may wait for that. Returns the bytes granted.
+    fn ask_for(&mut self, bytes: u64, may_wait: bool) -> Result<u64, RackError> {
+        let since = *self.refused_since.get_or_insert_with(Instant::now);
+        let may_wait = may_wait && since.elapsed() < WHOLE_WAIT;
+        let wish = Wish { bytes, rate_bytes_per_s: self.rate_bytes_per_s, avoid: &[], may_wait };
         let fresh_id = || Ok::<_, RackError>(SegmentId::from_u128(random()?));
-        Ok(self.tenant.ask(wish, fresh_id)?.place.bytes)
+        let granted = self.tenant.ask(wish, fresh_id);
+        if granted.as_ref().err().and_then(pause_after).is_none() {
+            self.refused_since = None;
+        }
+        Ok(granted?.place.bytes)
     }
 
     fn keep_up(mut self) {
@@ -303,13 +315,14 @@ impl Agent {
         if self.grow_after.is_some_and(|after| Instant::now() < after) {
             return;
         }
-        match self.ask_for(bytes) {
+        match self.ask_for(bytes, !is_full) {
             Ok(_) => {
                 self.board.header().full_reported.store(0, Relaxed);
                 self.grow_after = Some(Instant::now() + BUSY_WAIT);
             }
             Err(error) => {
-                self.grow_after = Some(Instant::now() + GROW_RETRY);
+                let pause = pause_after(&error).unwrap_or(GROW_RETRY);
+                self.grow_after = Some(Instant::now() + pause);
                 self.say(&format!("no more far memory for now: {error}"));
             }
         }
@@ -364,6 +377,14 @@ impl Agent {
             say!("farpool: {}", plain(message));
             self.said = Some(message.to_owned());
         }
+    }
+}
+
+/// Returns when to ask the rack again, if memory is on its way back.
+fn pause_after(error: &RackError) -> Option<Duration> {
+    match error {
+        RackError::Api(error) => retry_after(error),
+        _ => None,
     }
 }
 
