@@ -153,6 +153,37 @@ fn a_second_daemon_of_one_name_is_refused_and_the_first_keeps_what_it_lends() {
 }
 
 #[test]
+fn a_hundred_second_daemons_harm_the_first_in_nothing() {
+    const TRIES: usize = 100;
+    /// How many try at a time.
+    const AT_ONCE: usize = 10;
+    let folder = tempfile::tempdir().unwrap();
+    let control = Controller::fresh(folder.path());
+    let machine = Machine::new();
+    let first = start_node("n1", control.client(), &machine, DONATE).unwrap();
+    let mut user = User::new(control.client(), "n1", 1, SUPERPAGE);
+    let told = user.told();
+    let mut far = Far::open(&told.place, told.epoch);
+    let pages = 0..64_u8;
+    pages.clone().for_each(|page| assert!(far.write(page.into(), page)));
+    for round in 0..TRIES / AT_ONCE {
+        let twin = |_| start_node("n1", control.client(), &machine, DONATE).unwrap();
+        let twins: Vec<_> = (0..AT_ONCE).map(twin).collect();
+        for twin in twins {
+            let refused = twin.wait().unwrap_err();
+            assert!(matches!(refused, NodeError::Refused { .. }), "{refused}");
+        }
+        for page in pages.clone() {
+            assert_eq!(far.read(page.into()), Some(page), "page {page} after round {round}");
+        }
+        assert_eq!(first.blade().grants_revoked(), 0);
+        let seen = control.client().node("n1").unwrap();
+        assert_eq!((seen.blade_id, seen.state), (first.blade().id(), NodeState::Up));
+    }
+    assert_eq!(user.told().epoch, told.epoch);
+}
+
+#[test]
 fn a_daemon_that_comes_back_waits_until_the_earlier_one_is_late() {
     let folder = tempfile::tempdir().unwrap();
     let control = Controller::fresh(folder.path());
