@@ -137,9 +137,9 @@ fn others_are_served_while_many_requests_are_half_sent() {
     const CONNECTIONS: usize = 64;
     let server = Server::fresh(|options| options.connections = Some(CONNECTIONS));
     let address = server.url.strip_prefix("http://").unwrap().to_owned();
-    let put = "PUT /v1/nodes/x HTTP/1.1\r\nHost: a\r\n";
+    let put = format!("PUT /v1/nodes/x HTTP/1.1\r\nHost: {address}\r\n");
     let body = format!("{put}{JSON}\r\nFarpool-Request: 1\r\nContent-Length: 99\r\n\r\n{{");
-    for sent in [put, &body] {
+    for sent in [put, body] {
         let mut halves = Vec::new();
         for _ in 0..5 * CONNECTIONS {
             let mut half = TcpStream::connect(&address).unwrap();

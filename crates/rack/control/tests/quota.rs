@@ -179,7 +179,8 @@ proptest! {
                 }
                 Step::Quota(quota_bytes) => {
                     let spec = TenantSpec { quota_bytes, ..TenantSpec::default() };
-                    prop_assert!(world.apply(Command::PutTenant { name: TENANT.into(), spec }));
+                    let is_set = world.apply(Command::PutTenant { name: TENANT.into(), spec });
+                    prop_assert!(is_set);
                     plain.quota = quota_bytes;
                 }
                 Step::Settle => {

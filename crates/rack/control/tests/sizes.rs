@@ -106,17 +106,20 @@ fn a_segment_does_not_shrink_below_its_data_and_survives_a_restart_while_it_shri
     api.put_segment(id(2), &of(client, 6)).unwrap();
 }
 
-/// Registers a client of a tenant.
-fn of_tenant(api: &Client, bits: u128, tenant: &str) -> ClientId {
-    let id = ClientId::from_u128(bits);
-    let spec = ClientSpec {
+fn client_of(tenant: &str) -> ClientSpec {
+    ClientSpec {
         host: "n0".into(),
         name: "prog".into(),
         pid: 1,
         lease_ms: 3_600_000,
         tenant: Some(tenant.to_owned()),
-    };
-    api.put_client(id, &spec).unwrap();
+    }
+}
+
+/// Registers a client of a tenant.
+fn of_tenant(api: &Client, bits: u128, tenant: &str) -> ClientId {
+    let id = ClientId::from_u128(bits);
+    api.put_client(id, &client_of(tenant)).unwrap();
     id
 }
 
@@ -275,8 +278,7 @@ fn who_may_wait_for_memory_gets_all_of_it_and_not_half() {
     }
     node.settle(&api);
     let late = of_tenant(&api, 2, "late");
-    let spec = api.client(late).unwrap().spec;
-    let tenant = farpool_api::tenant::Tenant::new(server.client(), late, spec);
+    let tenant = farpool_api::tenant::Tenant::new(server.client(), late, client_of("late"));
     let mut number = 20;
     let mut ask = |may_wait| {
         let wish = farpool_api::tenant::Wish {
@@ -294,6 +296,7 @@ fn who_may_wait_for_memory_gets_all_of_it_and_not_half() {
     let error = ask(true).unwrap_err();
     assert!(farpool_api::tenant::retry_after(&error).is_some(), "{error}");
     assert_eq!(told(&api, late).len(), 0, "it did not take half of it");
+    assert_eq!(asked(&api, greedy), 1, "the one beside what is free");
     leave(&api, greedy, 1);
     node.settle(&api);
     assert_eq!(ask(true).unwrap().place.bytes, 8 * SUPERPAGE);

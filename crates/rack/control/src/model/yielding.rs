@@ -26,7 +26,10 @@ use super::{Age, Changes, Outcome, RECLAIM_DEADLINE_MS, State, graph, refuse};
 const CLAIM_MS: u64 = RECLAIM_DEADLINE_MS;
 /// Most nodes on which it is tried whether a segment would fit once others have left: each trial
 /// copies the rack. If it fits on none of those with the least harm, nobody is asked.
-const TRIALS_LIMIT: usize = 8;
+const NODES_TRIED: usize = 8;
+/// Most segments of a node that are tried one by one whether they may stay, where the free memory
+/// has to be in one piece; of more, some may be asked to leave without need.
+const STAYS_TRIED: usize = 64;
 
 /// Memory that others were asked to give up.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -66,6 +69,9 @@ struct Giver<'a> {
     /// Its segments there, the next to leave last.
     segments: Vec<&'a SegmentRecord>,
 }
+
+/// A segment that can be given up, and its tenant's priority.
+type Given<'a> = (&'a SegmentRecord, u8);
 
 /// What a tenant can give up at all: its priority, and superpages beyond its promise.
 type Beyond<'a> = BTreeMap<&'a str, (u8, u64)>;
@@ -177,31 +183,65 @@ impl State {
             here.entry(segment.current.node.as_str()).or_default().push(segment);
         }
         let claimed = self.claimed_superpages();
+        let there = |node: &str| here.get(node).map_or(&[][..], Vec::as_slice);
         let mut plans: Vec<Plan<'_>> = self
             .nodes
             .values()
             .filter(|node| node.memory.is_some() && !self.is_avoided(node, request))
             .filter_map(|node| {
                 let name = node.record.name.as_str();
-                let free = (node.lendable_bytes().saturating_sub(self.granted_bytes(name)))
-                    / SUPERPAGE_BYTES;
+                let free_bytes = node.lendable_bytes().saturating_sub(self.granted_bytes(name));
                 let promised = claimed.get(name).copied().unwrap_or(0);
-                let missing = needs(spec).saturating_add(promised).saturating_sub(free);
-                let there = here.get(name).map_or(&[][..], Vec::as_slice);
-                self.plan(name, there, missing, &beyond)
+                let wanted = needs(spec).saturating_add(promised);
+                let missing = wanted.saturating_sub(free_bytes / SUPERPAGE_BYTES);
+                let (chosen, sum) = self.in_order(there(name), missing, &beyond);
+                let spare = sum.checked_sub(missing)?;
+                Some(self.without_needless(name, chosen, spare))
             })
             .collect();
         plans.sort();
-        let fits = |plan: &Plan<'_>| {
-            let on_node = self.on_node.get(plan.node).into_iter().flatten();
-            let is_going =
-                |id: &&SegmentId| self.segments.get(id).is_some_and(|segment| segment.releasing);
-            let gone = on_node.filter(is_going).chain(&plan.leaves);
-            let gone = gone.map(|id| RequestId(id.0.as_u128()));
-            self.rack.try_without(request, gone).is_ok()
-        };
-        let plan = plans.into_iter().take(TRIALS_LIMIT).find(fits)?;
-        Some((plan.node.to_owned(), plan.leaves))
+        plans.into_iter().take(NODES_TRIED).find_map(|Plan { node, leaves, .. }| {
+            let leaves = match self.fits(request, node, &leaves) {
+                true => leaves,
+                false => {
+                    let (all, _) = self.in_order(there(node), u64::MAX, &beyond);
+                    self.in_one_piece(request, node, &all)?
+                }
+            };
+            Some((node.to_owned(), leaves))
+        })
+    }
+
+    /// Whether a segment fits once these have left a node, and what is leaving it already.
+    fn fits(&self, request: &Request, node: &str, leaves: &[SegmentId]) -> bool {
+        let on_node = self.on_node.get(node).into_iter().flatten();
+        let is_going =
+            |id: &&SegmentId| self.segments.get(id).is_some_and(|segment| segment.releasing);
+        let gone = on_node.filter(is_going).chain(leaves);
+        self.rack.try_without(request, gone.map(|id| RequestId(id.0.as_u128()))).is_ok()
+    }
+
+    /// Returns the segments that have to leave where it matters which ones, because the free memory
+    /// has to be in one piece: of all that can, those without which the segment does not fit.
+    fn in_one_piece(
+        &self,
+        request: &Request,
+        node: &str,
+        all: &[Given<'_>],
+    ) -> Option<Vec<SegmentId>> {
+        let mut leaves: Vec<SegmentId> = all.iter().map(|(segment, _)| segment.id).collect();
+        if !self.fits(request, node, &leaves) {
+            return None;
+        }
+        // Those that should leave last stay first.
+        for (segment, _) in all.iter().rev().take(STAYS_TRIED) {
+            let mut fewer = leaves.clone();
+            fewer.retain(|id| *id != segment.id);
+            if self.fits(request, node, &fewer) {
+                leaves = fewer;
+            }
+        }
+        Some(leaves)
     }
 
     /// What each tenant can give up to this one, which asks for so many superpages more.
@@ -237,15 +277,15 @@ impl State {
         domain.is_none_or(|domain| request.avoid.contains(&domain))
     }
 
-    /// Returns how `missing` superpages get free on a node, if that can be. Each tenant gives up
-    /// what it has beyond its promise at most, wherever that lies.
-    fn plan<'a>(
+    /// Returns segments of a node in the order in which they should be given up, until `enough`
+    /// superpages are free or there are no more, and how many superpages they have. Each tenant
+    /// gives up what it has beyond its promise at most, wherever that lies.
+    fn in_order<'a>(
         &'a self,
-        node: &'a str,
         here: &[&'a SegmentRecord],
-        missing: u64,
+        enough: u64,
         beyond: &Beyond<'a>,
-    ) -> Option<Plan<'a>> {
+    ) -> (Vec<Given<'a>>, u64) {
         let mut givers: BTreeMap<&str, Giver<'a>> = BTreeMap::new();
         for segment in here {
             let owner = self.tenant_of(segment.spec.client);
@@ -263,10 +303,11 @@ impl State {
         };
         let mut turns: BinaryHeap<_> = givers.iter().map(rank).collect();
         let (mut chosen, mut sum) = (Vec::new(), 0);
-        while sum < missing {
+        while sum < enough
             // Whoever has most beyond its promise now.
-            let (priority, _, owner) = turns.pop()?;
-            let giver = givers.get_mut(owner.0)?;
+            && let Some((priority, _, owner)) = turns.pop()
+        {
+            let Some(giver) = givers.get_mut(owner.0) else { continue };
             let Some(segment) = giver.segments.pop() else { continue };
             if segment.superpages() <= giver.over {
                 giver.over -= segment.superpages();
@@ -275,14 +316,14 @@ impl State {
             }
             turns.push((priority, giver.over, owner));
         }
-        Some(self.without_needless(node, chosen, sum - missing))
+        (chosen, sum)
     }
 
     /// Makes a plan of what was chosen, without what turned out to be more than is missing.
     fn without_needless<'a>(
         &self,
         node: &'a str,
-        mut chosen: Vec<(&SegmentRecord, u8)>,
+        mut chosen: Vec<Given<'_>>,
         mut spare: u64,
     ) -> Plan<'a> {
         chosen.retain(|(segment, _)| {
