@@ -13,8 +13,8 @@ pub fn monotonic_ns() -> u64 {
     ns.unsigned_abs()
 }
 
-/// Milliseconds of the machine's clock since 1970; 0 if it stands before that, as without a battery.
-/// It may jump.
+/// Milliseconds of the machine's clock since 1970; 0 if it stands before that, as without a
+/// battery. It may jump.
 pub fn unix_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| at_most(since.as_millis()))
 }

@@ -1,8 +1,8 @@
 //! System calls that several crates make alike, files that appear as a whole, and locks.
 //!
 //! But for files, the calls go straight to the kernel, so nothing that a program interposes gets in
-//! between, and nothing allocates. Memory that a program under test shall map as any program does must not
-//! come from here.
+//! between, and nothing allocates. Memory that a program under test shall map as any program does
+//! must not come from here.
 
 mod clock;
 mod descriptors;

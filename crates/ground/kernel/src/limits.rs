@@ -2,8 +2,8 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Raises a limit of this process as far as is allowed without rights. Returns the limit that it was
-/// given, for programs that it starts.
+/// Raises a limit of this process as far as is allowed without rights. Returns the limit that it
+/// was given, for programs that it starts.
 pub fn raise_to_maximum(resource: Resource) -> Rlimit {
     let given = getrlimit(resource);
     // If this fails, the limit stays; whoever needs more checks it.

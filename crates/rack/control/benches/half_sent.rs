@@ -19,8 +19,8 @@ type Anything<T> = Result<T, Box<dyn std::error::Error>>;
 const HALVES: usize = 10_000;
 const ASKS: usize = 1_000;
 const HEAD: &str = "PUT /v1/nodes/x HTTP/1.1\r\nHost: 127.0.0.1\r\n";
-const BODY: &str = "PUT /v1/nodes/x HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n\
-                    Content-Length: 99\r\n\r\n{";
+const BODY: &str = "PUT /v1/nodes/x HTTP/1.1\r\nHost: 127.0.0.1\r\n\
+                    Content-Type: application/json\r\nContent-Length: 99\r\n\r\n{";
 
 fn main() -> Anything<()> {
     let mut args = farpool_benchargs::arguments();

@@ -173,7 +173,8 @@ proptest! {
                 Step::Delete(id) => {
                     let there = plain.segments.remove(&id).is_some();
                     let (is_going, condition) = (plain.going.contains(&id), Condition::default());
-                    let deleted = world.apply(Command::DeleteSegment { id: segment(id), condition });
+                    let command = Command::DeleteSegment { id: segment(id), condition };
+                    let deleted = world.apply(command);
                     prop_assert_eq!(deleted, there || is_going);
                     plain.going.extend(there.then_some(id));
                 }

@@ -209,8 +209,9 @@ impl Agent {
         asked.is_ok() && self.placements.wanted_bytes(0, true, u64::MAX).is_some()
     }
 
-    /// Asks for a segment of up to `bytes`, and again while memory of the rack is on its way back: a
-    /// node that was restarted is part of the rack again within seconds. Returns the bytes granted.
+    /// Asks for a segment of up to `bytes`, and again while memory of the rack is on its way back:
+    /// a node that was restarted is part of the rack again within seconds. Returns the bytes
+    /// granted.
     fn ask_first(&mut self, bytes: u64, started: Instant) -> Result<u64, RackError> {
         loop {
             let error = match self.ask_for(bytes, true) {

@@ -255,9 +255,9 @@ fn make_like(new: &Path, old: &Path) -> std::io::Result<()> {
     secret.set_permissions(found.permissions())
 }
 
-/// Keeps a copy of a store of an older version beside it, for the way back: that version opens it as
-/// it is. It replaces a copy that was kept before. Returns its path; None if the store is of this
-/// version.
+/// Keeps a copy of a store of an older version beside it, for the way back: that version opens it
+/// as it is. It replaces a copy that was kept before. Returns its path; None if the store is of
+/// this version.
 ///
 /// # Errors
 /// The version is damaged, or the copy cannot be written or read again.
