@@ -300,14 +300,13 @@ fn who_may_wait_for_memory_gets_all_of_it_and_not_half() {
     leave(&api, greedy, 1);
     node.settle(&api);
     assert_eq!(ask(true).unwrap().place.bytes, 8 * SUPERPAGE);
-    // Who does not wait takes what there is.
-    let spec = TenantSpec { promised_bytes: 16 * SUPERPAGE, ..TenantSpec::default() };
-    api.put_tenant("late", &spec).unwrap();
+    // Where nobody has anything beyond its promise, there is nothing to wait for.
+    for (name, superpages) in [("late", 16), ("greedy", 4)] {
+        let promised_bytes = superpages * SUPERPAGE;
+        api.put_tenant(name, &TenantSpec { promised_bytes, ..TenantSpec::default() }).unwrap();
+    }
     let refused = ask(true).unwrap_err();
-    assert!(
-        farpool_api::tenant::retry_after(&refused).is_none(),
-        "nobody has that much: {refused}"
-    );
+    assert!(farpool_api::tenant::retry_after(&refused).is_none(), "{refused}");
 }
 
 #[test]
