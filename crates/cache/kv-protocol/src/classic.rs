@@ -334,11 +334,23 @@ pub fn execute_store(shard: &mut Shard, request: &StoreRequest<'_>, hash: u64, o
     push_unless(out, request.quiet, reply);
 }
 
+/// Notes for watchers that a client deletes an item.
+pub(crate) fn note_deleted(shard: &mut Shard, found: Found, key: &[u8], command: &str) {
+    if shard.store.journal_mut().is_none() {
+        return;
+    }
+    let value_bytes = shard.store.view(found).value().len();
+    if let Some(journal) = shard.store.journal_mut() {
+        journal.deleted(key, command, value_bytes);
+    }
+}
+
 /// Answers `delete`.
 pub fn execute_delete(shard: &mut Shard, key: &[u8], hash: u64, quiet: bool, out: &mut Vec<u8>) {
     shard.observe_delete(key);
     if let Some(found) = shard.store.find(key, hash) {
         shard.counts.delete_hits += 1;
+        note_deleted(shard, found, key, "delete");
         shard.store.remove(found);
         push_unless(out, quiet, "DELETED");
     } else {
@@ -379,6 +391,8 @@ pub struct Change {
     pub increments: bool,
     /// The item must have this CAS number; 0 = any.
     pub cas: u64,
+    /// The CAS number afterwards, if not the next one.
+    pub new_cas: Option<u64>,
 }
 
 /// Why a number was not changed.
@@ -425,7 +439,7 @@ pub fn change(
     if digits.len() <= old_bytes {
         let mut value = digits.to_vec();
         value.resize(old_bytes, b' ');
-        let cas = shard.store.next_cas();
+        let cas = change.new_cas.unwrap_or_else(|| shard.store.next_cas());
         let found = shard
             .store
             .overwrite(found, hash, &value, cas)
@@ -433,8 +447,14 @@ pub fn change(
         shard.store.note_touched(found);
         return Ok((found, number));
     }
-    let parts =
-        ItemParts { key, value: [digits, b""], client_flags, expires_s, ..ItemParts::default() };
+    let parts = ItemParts {
+        key,
+        value: [digits, b""],
+        client_flags,
+        expires_s,
+        wide_cas: change.new_cas,
+        ..ItemParts::default()
+    };
     let found = shard.store.insert(&parts, hash).map_err(|_| ChangeError::OutOfMemory)?;
     Ok((found, number))
 }

@@ -1,5 +1,7 @@
 //! Parts of requests that parsing and execution share: storage modes and kinds of meta command.
 
+use super::compat::Compat;
+
 /// How a value is to be stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StoreMode {
@@ -42,6 +44,8 @@ pub struct MetaRequest<'a> {
     pub line: &'a [u8],
     /// For `ms`: the data block after the command line, line end included.
     pub data: &'a [u8],
+    /// The version of memcached whose flags and answers are those of the command.
+    pub compat: Compat,
 }
 
 /// How the items of a `get` are read.

@@ -261,7 +261,7 @@ fn change(
     initial: Option<(u64, i32)>,
     out: &mut Vec<u8>,
 ) -> Status {
-    let wanted = Change { delta, increments: !subtracts, cas: 0 };
+    let wanted = Change { delta, increments: !subtracts, cas: 0, new_cas: None };
     let mut answer = classic::change(shard, key, hash, wanted);
     if let (Err(ChangeError::NotFound), Some((initial, exptime))) = (answer, initial) {
         let mut digits = itoa::Buffer::new();

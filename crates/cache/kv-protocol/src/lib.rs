@@ -1,10 +1,11 @@
 //! memcached's text protocol, classic and meta: bytes to requests ([`request`]), requests to
-//! replies ([`classic`], [`meta`]); and its [`binary`] one. No I/O, no clock. Behaves as memcached
-//! 1.6, down to the bytes of its errors.
+//! replies ([`classic`], [`meta`]); and its [`binary`] one. No I/O, no clock. Behaves as the version
+//! of memcached that [`compat`] names, down to the bytes of its errors.
 
 pub mod binary;
 pub mod classic;
 pub mod command;
+pub mod compat;
 pub mod keyvault;
 pub mod lease;
 pub mod listing;

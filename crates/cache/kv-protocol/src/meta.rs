@@ -1,8 +1,8 @@
 //! The meta commands: `mg`, `ms`, `md`, `ma`, `me`.
 //!
-//! Flags are returned in the order of the request. Flags that newer versions of memcached know and
-//! 1.6.18 does not (`E`, `mg C`, `ms s`, `ms N`, `md x`) are supported, too. `prepared` parses
-//! flags and key; this module executes and answers commands.
+//! Flags are returned in the order of the request. Flags of 1.6.45 that 1.6.18 does not know (`E`,
+//! `mg C`, `ms s`, `ms N`, `md x`) are supported with both. `prepared` parses flags and key; this
+//! module executes and answers commands.
 
 mod prepared;
 
@@ -11,11 +11,11 @@ use base64::Engine;
 use super::Shard;
 use super::classic::{self, Outcome, Wish};
 use super::command::{MetaKind, StoreMode};
-use super::reply::{BAD_FORMAT, push_line, push_number, push_unless};
-use farpool_kv_store::Found;
+use super::reply::{BAD_FORMAT, OPAQUE_TOO_LONG, push_line, push_number, push_unless};
 use farpool_kv_store::item::{Header, ItemParts, mark};
-use prepared::{BASE64, OPAQUE_BYTES_MAX, OPAQUE_TOO_LONG, opaque_is_too_long};
-pub use prepared::{Prepared, WORDS_MAX, check_set, decode_key, prepare};
+use farpool_kv_store::{Found, StoreError};
+use prepared::{BASE64, OPAQUE_BYTES_MAX};
+pub use prepared::{Prepared, WORDS_MAX, check_set, decode_key, has_opaque_too_long, prepare};
 
 /// Answers a prepared command.
 pub fn execute(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
@@ -88,7 +88,7 @@ fn get(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
     }
     let Some(found) = found else {
         classic::count_get(shard, touches, false);
-        if opaque_is_too_long(&request.words) {
+        if has_opaque_too_long(&request.words) {
             push_line(out, OPAQUE_TOO_LONG);
         } else if !flags.quiet {
             out.extend_from_slice(b"EN");
@@ -215,7 +215,8 @@ fn set(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
         client_flags: flags.client_flags,
         expires_s: flags.ttl.map_or(0, |exptime| shard.clock.expiry_s(exptime)),
         cas: flags.cas.unwrap_or(0),
-        new_cas: flags.new_cas,
+        // As in memcached, E0 asks for the next number.
+        new_cas: flags.new_cas.filter(|&cas| cas != 0),
         accepts_stale: flags.marks_stale && mode == StoreMode::Cas,
         marks: if flags.key_binary { mark::KEY_BINARY } else { 0 },
         vivify_s: flags.vivify.map(|exptime| shard.clock.expiry_s(exptime)),
@@ -275,43 +276,73 @@ fn delete_found(
     found: Found,
 ) -> Result<(), &'static str> {
     let flags = &request.flags;
-    if !flags.marks_stale && !flags.drops_value {
+    if !flags.marks_stale {
         shard.counts.delete_hits += 1;
-        shard.store.remove(found);
-        return Ok(());
+        classic::note_deleted(shard, found, &request.key, "md");
     }
     let mut found = found;
     if flags.drops_value {
-        let view = shard.store.view(found);
-        let parts = ItemParts {
-            key: &request.key,
-            expires_s: view.expires_s(),
-            marks: view.header().marks & mark::KEY_BINARY,
-            ..ItemParts::default()
-        };
-        found = shard.store.insert(&parts, request.hash).map_err(|_| classic::OUT_OF_MEMORY)?;
+        found = drop_value(shard, request, found).map_err(|_| classic::OUT_OF_MEMORY)?;
+    } else if !flags.marks_stale {
+        shard.store.remove(found);
     }
     if flags.marks_stale {
-        if let Some(exptime) = flags.ttl {
-            let expires_s = shard.clock.expiry_s(exptime);
-            found = shard
-                .store
-                .set_expiry(found, request.hash, expires_s)
-                .map_err(|_| classic::OUT_OF_MEMORY)?;
-        }
-        let cas = shard.store.next_cas();
-        found =
-            shard.store.set_cas(found, request.hash, cas).map_err(|_| classic::OUT_OF_MEMORY)?;
-        // The next client may win again.
-        shard.store.set_marks(found, mark::STALE, mark::TOKEN_SENT);
+        mark_stale(shard, request, found).map_err(|_| classic::OUT_OF_MEMORY)?;
     }
+    Ok(())
+}
+
+/// Replaces the item by one without a value. As in 1.6.45 it has the CAS number of the old one, and
+/// expiry and client flags as given; where 1.6.18 is asked for, which does not know this flag, the
+/// next CAS number and the old expiry.
+fn drop_value(
+    shard: &mut Shard,
+    request: &Prepared<'_>,
+    found: Found,
+) -> Result<Found, StoreError> {
+    let flags = &request.flags;
+    let view = shard.store.view(found);
+    let marks = view.header().marks & mark::KEY_BINARY;
+    let parts = ItemParts { key: &request.key, marks, ..ItemParts::default() };
+    let parts = if request.compat.is_old() {
+        ItemParts { expires_s: view.expires_s(), wide_cas: flags.new_cas, ..parts }
+    } else {
+        ItemParts {
+            expires_s: flags.ttl.map_or(0, |exptime| shard.clock.expiry_s(exptime)),
+            client_flags: flags.client_flags,
+            wide_cas: flags.new_cas.or(Some(shard.store.cas(found))),
+            ..parts
+        }
+    };
+    shard.store.insert(&parts, request.hash)
+}
+
+/// Marks an item as stale, under a new CAS number, so that the next client may win.
+fn mark_stale(
+    shard: &mut Shard,
+    request: &Prepared<'_>,
+    mut found: Found,
+) -> Result<(), StoreError> {
+    let flags = &request.flags;
+    if let Some(exptime) = flags.ttl {
+        let expires_s = shard.clock.expiry_s(exptime);
+        found = shard.store.set_expiry(found, request.hash, expires_s)?;
+    }
+    let cas = flags.new_cas.unwrap_or_else(|| shard.store.next_cas());
+    found = shard.store.set_cas(found, request.hash, cas)?;
+    shard.store.set_marks(found, mark::STALE, mark::TOKEN_SENT);
     Ok(())
 }
 
 fn arithmetic(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
     let flags = &request.flags;
     let increments = !matches!(flags.mode, b'D' | b'd' | b'-');
-    let change = classic::Change { delta: flags.delta, increments, cas: flags.cas.unwrap_or(0) };
+    let change = classic::Change {
+        delta: flags.delta,
+        increments,
+        cas: flags.cas.unwrap_or(0),
+        new_cas: flags.new_cas,
+    };
     let mut is_new = false;
     let mut answer = classic::change(shard, &request.key, request.hash, change);
     if let (Err(classic::ChangeError::NotFound), Some(_)) = (answer, flags.vivify) {
@@ -348,7 +379,7 @@ fn arithmetic(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
 }
 
 fn push_status(request: &Prepared<'_>, status: &str, out: &mut Vec<u8>) {
-    if opaque_is_too_long(&request.words) {
+    if has_opaque_too_long(&request.words) {
         return push_line(out, OPAQUE_TOO_LONG);
     }
     out.extend_from_slice(status.as_bytes());
@@ -399,9 +430,8 @@ fn push_changed(
         out.extend_from_slice(digits);
         out.extend_from_slice(b"\r\n");
     }
-    // With the quiet flag a successful change has no reply, but a new item has one, as in
-    // memcached.
-    if flags.quiet && !is_new {
+    // With the quiet flag a successful change has no reply, but with 1.6.18 a new item has one.
+    if flags.quiet && !(is_new && request.compat.is_old()) {
         out.truncate(start);
     }
 }
@@ -421,10 +451,11 @@ fn debug(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
     } else {
         out.extend_from_slice(view.key());
     }
-    // memcached shows seconds since the expiry: negative while the item is live.
-    let expiry = match view.expires_s() {
+    // 1.6.18 shows the seconds since the expiry: negative while the item is live.
+    let expiry = match i64::from(view.expires_s()) {
         0 => -1,
-        expires_s => i64::from(now_s) - i64::from(expires_s),
+        expires_s if request.compat.is_old() => i64::from(now_s) - expires_s,
+        expires_s => expires_s - i64::from(now_s),
     };
     let fetched = if header.has(mark::FETCHED) { "yes" } else { "no" };
     let accessed = now_s.saturating_sub(shard.store.accessed_s(found));

@@ -4,6 +4,8 @@
 pub const TOO_LARGE: &str = "SERVER_ERROR object too large for cache";
 /// memcached's answer to most lines that it does not understand.
 pub const BAD_FORMAT: &str = "CLIENT_ERROR bad command line format";
+/// memcached's answer to an opaque token of more than 31 characters.
+pub const OPAQUE_TOO_LONG: &str = "CLIENT_ERROR opaque token too long";
 
 /// Appends a decimal number.
 #[inline]

@@ -4,11 +4,14 @@
 //! The parser gets a buffer that begins with a request and returns the request and its length, or
 //! that more input is needed. It keeps nothing between calls, so bytes may arrive in any pieces.
 
+mod v1_6_45;
+
 use farpool_units::exactly;
 
 use super::command::{MetaKind, MetaRequest, ReadFlags, StoreMode, StoreRequest};
-use super::meta::{WORDS_MAX, check_set};
-use super::reply::{BAD_FORMAT, TOO_LARGE};
+use super::compat::Compat;
+use super::meta::{WORDS_MAX, check_set, has_opaque_too_long};
+use super::reply::{BAD_FORMAT, OPAQUE_TOO_LONG, TOO_LARGE};
 use super::token::{Words, signed_32, unsigned_32, unsigned_64};
 use farpool_kv_store::item::{KEY_BYTES_MAX, memcached_bytes};
 
@@ -126,11 +129,13 @@ pub enum Scan<'a> {
     Request { bytes: usize, request: Request<'a> },
 }
 
-/// Limits on requests.
+/// Limits on requests, and whose rules say what a request is.
 #[derive(Debug, Clone, Copy)]
 pub struct ParseLimits {
     /// The largest item, as memcached measures it.
     pub item_bytes_max: usize,
+    /// The version of memcached whose text protocol is spoken.
+    pub compat: Compat,
 }
 
 impl ParseLimits {
@@ -161,14 +166,12 @@ pub fn scan<'a>(buffer: &'a [u8], limits: &ParseLimits) -> Scan<'a> {
         };
     };
     let line_bytes = end + 1;
-    // memcached treats a lone "\r" as a word.
-    let mut line = &buffer[..end];
-    if end > 1 && line[end - 1] == b'\r' {
-        line = &line[..end - 1];
-    }
-    line = super::token::until_zero(line);
-    let rest = &buffer[line_bytes..];
-    match parse_line(line, rest, limits) {
+    let (line, rest) = buffer.split_at(line_bytes);
+    let parsed = match limits.compat {
+        Compat::V1_6_18 => parse_line(line, rest, limits),
+        Compat::V1_6_45 => v1_6_45::parse_line(line, rest, limits),
+    };
+    match parsed {
         Parsed::Request(request) => Scan::Request { bytes: line_bytes, request },
         Parsed::WithData { data_bytes, request } => {
             Scan::Request { bytes: line_bytes + data_bytes, request }
@@ -201,7 +204,12 @@ const fn admin(request: AdminRequest<'_>) -> Parsed<'_> {
     Parsed::Request(Request::Admin(request))
 }
 
+/// Parses a line, which ends with its end, as memcached 1.6.18 does.
 fn parse_line<'a>(line: &'a [u8], rest: &'a [u8], limits: &ParseLimits) -> Parsed<'a> {
+    let end = line.len() - 1;
+    // memcached treats a lone "\r" as a word.
+    let line = if end > 1 && line[end - 1] == b'\r' { &line[..end - 1] } else { &line[..end] };
+    let line = super::token::until_zero(line);
     let words = Words::of(line);
     let command = words.get(0);
     if command.len() < 2 {
@@ -273,21 +281,28 @@ fn parse_store<'a>(
     let (Some(cas), true, 0..=DATA_BYTES_MAX) = (cas, key.len() <= KEY_BYTES_MAX, length) else {
         return refused(BAD_FORMAT, quiet);
     };
-    let value_bytes = exactly(length);
-    if !limits.fits(key.len(), client_flags, value_bytes) {
+    let request = StoreRequest { mode, key, client_flags, exptime, cas, quiet, data: b"" };
+    let value_bytes: usize = exactly(length);
+    parse_store_data(request, value_bytes + 2, rest, limits)
+}
+
+/// Completes a storage command with its data block of `data_bytes`, line end included, unless the
+/// item would be too large.
+fn parse_store_data<'a>(
+    request: StoreRequest<'a>,
+    data_bytes: usize,
+    rest: &'a [u8],
+    limits: &ParseLimits,
+) -> Parsed<'a> {
+    let StoreRequest { mode, key, client_flags, quiet, .. } = request;
+    if !limits.fits(key.len(), client_flags, data_bytes - 2) {
         // An old value must not outlive a set that failed.
         let drop = (mode == StoreMode::Set).then_some(KeyWord { word: key, is_base64: false });
         let reply = TOO_LARGE;
-        return Parsed::Request(Request::Skipped {
-            reply,
-            quiet,
-            skip_bytes: value_bytes + 2,
-            drop,
-        });
+        return Parsed::Request(Request::Skipped { reply, quiet, skip_bytes: data_bytes, drop });
     }
-    let data_bytes = value_bytes + 2;
     let Some(data) = rest.get(..data_bytes) else { return Parsed::WantsData { data_bytes } };
-    let request = StoreRequest { mode, key, client_flags, exptime, cas, quiet, data };
+    let request = StoreRequest { data, ..request };
     Parsed::WithData { data_bytes, request: Request::Keys(KeyRequest::Store(request)) }
 }
 
@@ -350,7 +365,8 @@ fn parse_meta<'a>(line: &'a [u8], words: &Words<'a>, kind: MetaKind) -> Parsed<'
     if words.get(1).len() > KEY_BYTES_MAX {
         return refused(BAD_FORMAT, false);
     }
-    keys(KeyRequest::Meta(MetaRequest { kind, line, data: b"" }))
+    let compat = Compat::V1_6_18;
+    keys(KeyRequest::Meta(MetaRequest { kind, line, data: b"", compat }))
 }
 
 fn parse_meta_set<'a>(
@@ -376,8 +392,10 @@ fn parse_meta_set<'a>(
     let skipped = |reply, drop| {
         Parsed::Request(Request::Skipped { reply, quiet: false, skip_bytes: data_bytes, drop })
     };
-    match check_set(words) {
+    let compat = Compat::V1_6_18;
+    match check_set(words, compat) {
         Err(reply) => skipped(reply, None),
+        Ok(_) if has_opaque_too_long(words) => skipped(OPAQUE_TOO_LONG, None),
         Ok((client_flags, is_base64))
             if !limits.fits(words.get(1).len(), client_flags, value_bytes) =>
         {
@@ -387,7 +405,7 @@ fn parse_meta_set<'a>(
             let Some(data) = rest.get(..data_bytes) else {
                 return Parsed::WantsData { data_bytes };
             };
-            let request = MetaRequest { kind: MetaKind::Set, line, data };
+            let request = MetaRequest { kind: MetaKind::Set, line, data, compat };
             Parsed::WithData { data_bytes, request: Request::Keys(KeyRequest::Meta(request)) }
         }
     }

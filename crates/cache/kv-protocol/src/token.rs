@@ -1,5 +1,7 @@
-//! Words and numbers of a command line, parsed as memcached 1.6 does: only spaces separate words,
-//! and numbers follow C's `strtoul` with memcached's own checks, including silent truncation.
+//! Words and numbers of a command line, parsed as memcached 1.6 does: only spaces separate words.
+//!
+//! Numbers follow C's `strtoul` with memcached's own checks, including silent truncation; those
+//! called strict are digits only, as 1.6.45 reads them nearly everywhere.
 
 /// The most words that one pass over a line yields; memcached makes further passes over `get`
 /// lines.
@@ -119,6 +121,39 @@ pub fn signed_32(text: &[u8]) -> Option<i32> {
     (ends(rest) && magnitude <= limit).then_some(value as i32)
 }
 
+/// 1.6.45 reads no longer words as numbers of 32 and of 64 bits: leading zeros count.
+const STRICT_BYTES_MAX_32: usize = 11;
+const STRICT_BYTES_MAX_64: usize = 22;
+
+/// memcached's `mcmc_toktou64`.
+#[must_use]
+pub fn strict_unsigned_64(text: &[u8]) -> Option<u64> {
+    (1..=STRICT_BYTES_MAX_64).contains(&text.len()).then_some(())?;
+    text.iter().try_fold(0u64, |sum, byte| {
+        let digit = byte.is_ascii_digit().then(|| u64::from(byte - b'0'))?;
+        sum.checked_mul(10)?.checked_add(digit)
+    })
+}
+
+/// memcached's `mcmc_toktou32`.
+#[must_use]
+pub fn strict_unsigned_32(text: &[u8]) -> Option<u32> {
+    (text.len() <= STRICT_BYTES_MAX_32).then_some(())?;
+    strict_unsigned_64(text).and_then(|value| u32::try_from(value).ok())
+}
+
+/// memcached's `mcmc_tokto32`, which takes a sign without digits for 0.
+#[must_use]
+pub fn strict_signed_32(text: &[u8]) -> Option<i32> {
+    (text.len() <= STRICT_BYTES_MAX_32).then_some(())?;
+    let value = match text {
+        b"-" => 0,
+        [b'-', digits @ ..] => -i64::try_from(strict_unsigned_64(digits)?).ok()?,
+        digits => i64::try_from(strict_unsigned_64(digits)?).ok()?,
+    };
+    i32::try_from(value).ok()
+}
+
 /// memcached's `safe_strtod`, without C's hexadecimal fractions.
 #[must_use]
 pub fn decimal(text: &[u8]) -> Option<f64> {
@@ -158,6 +193,17 @@ mod tests {
         assert_eq!(signed_32(b"9223372036854775808"), None);
         assert_eq!(signed_32(b"-9223372036854775808"), Some(0));
         assert_eq!(signed_32(b"noreply"), None);
+        assert_eq!(strict_signed_32(b"-2147483648"), Some(i32::MIN));
+        assert_eq!(strict_signed_32(b"-2147483649"), None);
+        assert_eq!(strict_signed_32(b"-"), Some(0), "as 1.6.45 does");
+        assert_eq!(strict_signed_32(b"+1"), None);
+        assert_eq!(strict_signed_32(b"000000000001"), None, "12 bytes");
+        assert_eq!(strict_unsigned_32(b"4294967295"), Some(u32::MAX));
+        assert_eq!(strict_unsigned_32(b"4294967296"), None);
+        assert_eq!(strict_unsigned_64(b"18446744073709551615"), Some(u64::MAX));
+        assert_eq!(strict_unsigned_64(b"18446744073709551616"), None);
+        assert_eq!(strict_unsigned_64(b""), None);
+        assert_eq!(strict_unsigned_64(b"1 "), None);
         assert_eq!(decimal(b"\t-1.5\tx"), Some(-1.5));
         assert_eq!(decimal(b"1.5x"), None);
         assert_eq!(decimal(b""), None);

@@ -33,11 +33,11 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 pub use below::far::FarError;
 pub use clients::auth;
+pub use farpool_kv_protocol::compat::Compat;
 use farpool_kv_tier::flash::random_seed;
 pub use farpool_kv_tier::flash::{Bookkeeping, FlashError, FlashFile, FlashSettings};
 pub use settings::{
-    Dialect, FarSettings, FarSource, MEMCACHED_VERSION, PoolOptions, REQUESTS_PER_TURN, Settings,
-    Shared,
+    Dialect, FarSettings, FarSource, PoolOptions, REQUESTS_PER_TURN, Settings, Shared,
 };
 pub use worker::{Worker, WorkerError};
 

@@ -10,7 +10,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 
 use crate::mail::mailbox::Mailbox;
-use crate::settings::Shared;
+use crate::settings::{Settings, Shared};
 use crate::watch::report::ThreadCounts;
 
 /// The token of a thread's mailbox.
@@ -37,7 +37,8 @@ impl Me {
         // Every write to it is an event, whatever was written before: it need not be read.
         let written = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&epoll, &shared.mailboxes[number].wake, wake, written)?;
-        let limits = ParseLimits { item_bytes_max: shared.settings.item_bytes_max };
+        let Settings { item_bytes_max, compat, .. } = shared.settings;
+        let limits = ParseLimits { item_bytes_max, compat };
         Ok(Self { number, shared, limits, counts: ThreadCounts::default(), epoll })
     }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use farpool_kernel::lock;
+use farpool_kv_protocol::compat::Compat;
 use farpool_policy::CacheKind;
 use rustix::event::EventfdFlags;
 
@@ -18,10 +19,6 @@ use crate::watch::watchers::Watchers;
 use farpool_kv_store::observe::Observed;
 use farpool_kv_store::quota::QuotaReport;
 use farpool_kv_tier::flash::FlashSettings;
-
-/// The version reported by `version` and `stats`: clients derive from it which commands they may
-/// use.
-pub const MEMCACHED_VERSION: &str = "1.6.18";
 
 /// How a server reaches the pool that grants it far memory.
 #[derive(Debug, Clone)]
@@ -74,6 +71,8 @@ pub struct Settings {
     pub socket_path: Option<PathBuf>,
     /// What clients of these may speak.
     pub dialect: Dialect,
+    /// The version of memcached whose text protocol that is, and which `version` reports.
+    pub compat: Compat,
     /// Addresses that speak KeyVault.
     pub keyvault_addresses: Vec<SocketAddr>,
     pub keyvault_path: Option<PathBuf>,
@@ -129,6 +128,7 @@ impl Default for Settings {
             addresses: Vec::new(),
             socket_path: None,
             dialect: Dialect::Auto,
+            compat: Compat::default(),
             keyvault_addresses: Vec::new(),
             keyvault_path: None,
             keyvault_leases: false,

@@ -10,9 +10,7 @@ use std::sync::Arc;
 use common::talk::{ask as ask_text, exchange, read_to_end, read_until};
 use common::{Ours, PATIENCE};
 use farpool_kv_server::auth::Credentials;
-use farpool_kv_server::{
-    Bookkeeping, Dialect, FlashSettings, MEMCACHED_VERSION, REQUESTS_PER_TURN, Settings,
-};
+use farpool_kv_server::{Bookkeeping, Compat, Dialect, FlashSettings, REQUESTS_PER_TURN, Settings};
 use farpool_policy::Rng;
 
 const HEADER_BYTES: usize = 24;
@@ -92,7 +90,7 @@ fn with_password() -> Settings {
 #[test]
 fn the_first_byte_or_the_setting_decides_the_protocol() {
     let ours = Ours::local(Settings::default());
-    let version = reply(opcode::VERSION, 0, b"", MEMCACHED_VERSION.as_bytes());
+    let version = reply(opcode::VERSION, 0, b"", Compat::default().version().as_bytes());
     let (mut binary, mut text) = (connect(&ours), connect(&ours));
     assert_eq!(ask(&mut binary, &request(opcode::VERSION, b"", b"", b"")), version);
     ask(&mut binary, &request(opcode::SET, &[0, 0, 0, 5, 0, 0, 0, 0], b"key", b"value"));

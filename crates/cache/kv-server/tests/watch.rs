@@ -9,7 +9,7 @@ use std::os::unix::net::UnixStream;
 
 use common::talk::{ask, read_until};
 use common::{Memcached, Ours, PATIENCE, wait_until};
-use farpool_kv_server::Settings;
+use farpool_kv_server::{Compat, Settings};
 
 fn settings(threads: usize) -> Settings {
     Settings { threads, ..Settings::default() }
@@ -54,9 +54,10 @@ const REQUESTS: &[u8] = b"set a 0 0 3\r\nabc\r\nget a\r\nget b\r\nadd a 0 0 1\r\
 
 #[test]
 fn reads_and_writes_are_told_as_memcached_tells_them() {
-    if !Memcached::is_there() {
-        return;
-    }
+    Memcached::versions().into_iter().for_each(reads_and_writes_are_told_as_by);
+}
+
+fn reads_and_writes_are_told_as_by(compat: Compat) {
     const STORES: usize = 10;
     let stores = |connect: &dyn Fn() -> UnixStream| {
         let mut watcher = begin(connect(), "mutations");
@@ -68,9 +69,9 @@ fn reads_and_writes_are_told_as_memcached_tells_them() {
         ask(&mut connect(), REQUESTS, b"MN\r\n");
         told_until(&mut watcher, "key=m status=found").into_iter().collect()
     };
-    let theirs = Memcached::start(&[]);
+    let theirs = Memcached::start_for(compat, &[]);
     let mutations = stores(&|| theirs.connect());
-    let theirs = Memcached::start(&[]);
+    let theirs = Memcached::start_for(compat, &[]);
     let all_reads = reads(&|| theirs.connect(), "fetchers");
     for threads in [1, 3] {
         let ours = Ours::local(settings(threads));

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
+use farpool_kv_server::Compat;
 use farpool_policy::CacheKind;
 
 use super::{KvBenchArgs, KvTopArgs};
@@ -151,6 +152,10 @@ pub struct KvArgs {
     /// Protocols of memcached to serve: ascii, binary, or auto for both [default: auto]
     #[arg(short = 'B', value_name = "PROTOCOL")]
     pub protocol: Option<String>,
+    /// Version of memcached to be compatible with, and to report: 1.6.45 or 1.6.18. The text
+    /// protocol of 1.6.45 is stricter, and never takes a value for commands
+    #[arg(long, value_name = "VERSION", default_value = "1.6.45", value_parser = compat)]
+    pub compat: Compat,
     /// File of NAME:PASSWORD lines; each client must authenticate with one of them: by `set`, or in
     /// the binary protocol by SASL (PLAIN)
     #[arg(short = 'Y', long, value_name = "FILE")]
@@ -219,6 +224,11 @@ pub struct KvArgs {
     /// nothing
     #[command(flatten)]
     pub without_effect: KvWithoutEffect,
+}
+
+fn compat(version: &str) -> Result<Compat, String> {
+    let known = || Compat::ALL.map(Compat::version).join(" and ");
+    Compat::named(version).ok_or_else(|| format!("the versions of memcached are {}", known()))
 }
 
 /// Flags of memcached that have no effect here.

@@ -195,6 +195,7 @@ fn settings(args: &KvArgs) -> Result<Settings, UsageError> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let mut settings = Settings {
         dialect: dialect(args)?,
+        compat: args.compat,
         threads: args.threads.map_or(processors, usize::from),
         evicts: !args.no_evict,
         policy: args.policy,

@@ -28,7 +28,7 @@ pub fn execute(
             execute_delete(shard, head, HashedKey { key, hash }, cas, out);
         }
         &KeyRequest::Change { key, delta, increments, cas, initial } => {
-            let change = Change { delta, increments, cas };
+            let change = Change { delta, increments, cas, new_cas: None };
             execute_change(shard, head, HashedKey { key, hash }, (change, initial), out);
         }
     }

@@ -4,12 +4,13 @@ use super::*;
 use crate::CommandCounts;
 use crate::Shard;
 use crate::command::StoreMode;
+use crate::compat::Compat;
 use crate::request::ParseLimits;
 use farpool_kv_store::clock::Clock;
 use farpool_kv_store::{SHARD_BYTES_MIN, Store as Items, StoreSettings};
 
 const RULES: Rules = Rules {
-    limits: ParseLimits { item_bytes_max: 1 << 20 },
+    limits: ParseLimits { item_bytes_max: 1 << 20, compat: Compat::V1_6_45 },
     has_sasl: false,
     is_authenticated: true,
 };

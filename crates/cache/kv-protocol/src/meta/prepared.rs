@@ -6,17 +6,21 @@ use base64::Engine;
 use base64::alphabet::STANDARD;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 
-use crate::command::{MetaKind, MetaRequest, StoreMode};
-use crate::reply::BAD_FORMAT;
-use crate::token::{Words, signed_32, unsigned_32, unsigned_64};
+use farpool_kv_store::item::KEY_BYTES_MAX;
 use farpool_kv_store::key::HashSeed;
 
-/// The most words of a meta command, including command and key.
+use crate::command::{MetaKind, MetaRequest, StoreMode};
+use crate::compat::Compat;
+use crate::reply::{BAD_FORMAT, OPAQUE_TOO_LONG};
+use crate::token::Words;
+
+/// The most words of a meta command of 1.6.18, including command and key.
 pub const WORDS_MAX: usize = 19;
+/// The same of 1.6.45.
+const WORDS_MAX_1_6_45: usize = 20;
 /// The longest opaque token, its letter included.
 pub(super) const OPAQUE_BYTES_MAX: usize = 32;
 const BAD_TOKEN: &str = "CLIENT_ERROR bad token in command line format";
-pub(super) const OPAQUE_TOO_LONG: &str = "CLIENT_ERROR opaque token too long";
 
 pub(super) const BASE64: GeneralPurpose = GeneralPurpose::new(
     &STANDARD,
@@ -47,7 +51,11 @@ pub(super) struct Flags {
 
 impl Flags {
     /// Parses the key, and the flags from word `first`.
-    fn parse<'a>(words: &Words<'a>, first: usize) -> Result<(Self, Cow<'a, [u8]>), &'static str> {
+    fn parse<'a>(
+        words: &Words<'a>,
+        first: usize,
+        compat: Compat,
+    ) -> Result<(Self, Cow<'a, [u8]>), &'static str> {
         let mut flags = Self { delta: 1, ..Self::default() };
         let mut key = Cow::from(words.get(1));
         let mut seen = [false; 127];
@@ -58,7 +66,7 @@ impl Flags {
                 Some(seen) if !*seen => *seen = true,
                 _ => return Err("CLIENT_ERROR duplicate flag"),
             }
-            match flags.take(letter, &word[1..]) {
+            match flags.take(letter, &word[1..], compat) {
                 Ok(true) => {}
                 Ok(false) => return Err("CLIENT_ERROR invalid flag"),
                 // A bad `F` is reported only if nothing else is wrong.
@@ -76,8 +84,9 @@ impl Flags {
     }
 
     /// Parses one flag. False if the letter is unknown.
-    fn take(&mut self, letter: u8, token: &[u8]) -> Result<bool, &'static str> {
-        let seconds = || signed_32(token).ok_or(BAD_TOKEN);
+    fn take(&mut self, letter: u8, token: &[u8], compat: Compat) -> Result<bool, &'static str> {
+        let seconds = || compat.signed_32(token).ok_or(BAD_TOKEN);
+        let number = || compat.unsigned_64(token);
         match letter {
             b'b' => self.key_binary = true,
             b'N' => self.vivify = Some(seconds()?),
@@ -88,20 +97,17 @@ impl Flags {
             b'q' => self.quiet = true,
             b'I' => self.marks_stale = true,
             b'x' => self.drops_value = true,
-            b'F' => self.client_flags = unsigned_32(token).ok_or(BAD_FORMAT)?,
-            b'C' => self.cas = Some(unsigned_64(token).ok_or(BAD_TOKEN)?),
-            b'E' => self.new_cas = Some(unsigned_64(token).ok_or(BAD_TOKEN)?),
+            b'F' => self.client_flags = compat.unsigned_32(token).ok_or(BAD_FORMAT)?,
+            b'C' => self.cas = Some(number().ok_or(BAD_TOKEN)?),
+            b'E' => self.new_cas = Some(number().ok_or(BAD_TOKEN)?),
             b'M' => match token {
                 [mode] => self.mode = *mode,
-                _ => return Err("CLIENT_ERROR incorrect length for M token"),
+                _ if compat.is_old() => return Err("CLIENT_ERROR incorrect length for M token"),
+                // Without a mode this is the space or line end that follows, and no mode.
+                _ => self.mode = token.first().copied().unwrap_or(b' '),
             },
-            b'J' => {
-                self.initial =
-                    unsigned_64(token).ok_or("CLIENT_ERROR invalid numeric initial value")?
-            }
-            b'D' => {
-                self.delta = unsigned_64(token).ok_or("CLIENT_ERROR invalid numeric delta value")?
-            }
+            b'J' => self.initial = number().ok_or("CLIENT_ERROR invalid numeric initial value")?,
+            b'D' => self.delta = number().ok_or("CLIENT_ERROR invalid numeric delta value")?,
             // Handled when the reply is made, or meant for proxies.
             b'O' | b'P' | b'L' | b'k' | b's' | b't' | b'c' | b'f' | b'l' | b'h' => {}
             _ => return Ok(false),
@@ -128,6 +134,7 @@ impl Flags {
 #[derive(Debug)]
 pub struct Prepared<'a> {
     pub(super) kind: MetaKind,
+    pub(super) compat: Compat,
     pub(super) words: Words<'a>,
     pub(super) flags: Flags,
     pub key: Cow<'a, [u8]>,
@@ -148,18 +155,34 @@ pub fn decode_key(word: &[u8]) -> Option<Vec<u8>> {
     BASE64.decode(word).ok().filter(|key| !key.is_empty())
 }
 
-/// Checks `ms` before its data arrives. Returns the client flags, and whether the key is in base64.
-pub fn check_set(words: &Words<'_>) -> Result<(u32, bool), &'static str> {
-    let (flags, _) = Flags::parse(words, 3)?;
+/// Checks `ms` before its data arrives, except for the length of an opaque token. Returns the
+/// client flags, and whether the key is in base64.
+pub fn check_set(words: &Words<'_>, compat: Compat) -> Result<(u32, bool), &'static str> {
+    check_lengths(words, MetaKind::Set, compat)?;
+    let (flags, _) = Flags::parse(words, 3, compat)?;
     flags.store_mode()?;
-    if opaque_is_too_long(words) {
-        return Err(OPAQUE_TOO_LONG);
-    }
     Ok((flags.client_flags, flags.key_binary))
 }
 
-pub(super) fn opaque_is_too_long(words: &Words<'_>) -> bool {
+/// Whether a flag `O` is too long.
+#[must_use]
+pub fn has_opaque_too_long(words: &Words<'_>) -> bool {
     words.from(2).iter().any(|word| word[0] == b'O' && word.len() > OPAQUE_BYTES_MAX)
+}
+
+/// Checks the lengths of key and line.
+fn check_lengths(words: &Words<'_>, kind: MetaKind, compat: Compat) -> Result<(), &'static str> {
+    if words.get(1).len() > KEY_BYTES_MAX {
+        return Err(BAD_FORMAT);
+    }
+    let words_max = if compat.is_old() { WORDS_MAX } else { WORDS_MAX_1_6_45 };
+    if words.len() <= words_max {
+        return Ok(());
+    }
+    Err(match (kind, compat) {
+        (MetaKind::Get, _) | (_, Compat::V1_6_45) => "CLIENT_ERROR options flags are too long",
+        (_, Compat::V1_6_18) => "CLIENT_ERROR options flags too long",
+    })
 }
 
 /// Parses flags and key, or returns the error to answer with. `seed` is that of the store's hashes.
@@ -168,32 +191,26 @@ pub fn prepare<'a>(
     seed: HashSeed,
 ) -> Result<Prepared<'a>, &'static str> {
     let words = Words::of(request.line);
-    let MetaRequest { kind, data, .. } = *request;
-    let key = words.get(1);
+    let MetaRequest { kind, data, compat, .. } = *request;
     let prepared = |flags: Flags, key: Cow<'a, [u8]>| {
         let hash = seed.hash_of(&key);
-        Prepared { kind, words, flags, key, hash, data }
+        Prepared { kind, compat, words, flags, key, hash, data }
     };
     if kind == MetaKind::Debug {
-        let flags = Flags { key_binary: words.get(2) == b"b", ..Flags::default() };
-        let key = if flags.key_binary {
-            Cow::from(decode_key(key).ok_or(BAD_FORMAT)?)
-        } else {
-            key.into()
-        };
+        let (flags, key) = debugged(&words, compat)?;
         return Ok(prepared(flags, key));
     }
-    if words.len() > WORDS_MAX {
-        return Err(match kind {
-            MetaKind::Get => "CLIENT_ERROR options flags are too long",
-            _ => "CLIENT_ERROR options flags too long",
-        });
-    }
+    let any_flag = "CLIENT_ERROR invalid or duplicate flag";
     let first_flag = if kind == MetaKind::Set { 3 } else { 2 };
-    let (flags, key) = match (Flags::parse(&words, first_flag), kind) {
-        (Ok(checked), _) => checked,
-        (Err(reason), MetaKind::Get | MetaKind::Set) => return Err(reason),
-        (Err(_), _) => return Err("CLIENT_ERROR invalid or duplicate flag"),
+    let checked = check_lengths(&words, kind, compat);
+    let parsed = checked.and_then(|()| Flags::parse(&words, first_flag, compat));
+    let (flags, key) = match (parsed, kind, compat) {
+        (Ok(parsed), ..) => parsed,
+        (Err(_), MetaKind::Arithmetic, Compat::V1_6_45) => return Err(any_flag),
+        (Err(_), MetaKind::Arithmetic | MetaKind::Delete, Compat::V1_6_18) if checked.is_ok() => {
+            return Err(any_flag);
+        }
+        (Err(reason), ..) => return Err(reason),
     };
     if kind == MetaKind::Arithmetic
         && !matches!(flags.mode, 0 | b'I' | b'i' | b'+' | b'D' | b'd' | b'-')
@@ -201,8 +218,16 @@ pub fn prepare<'a>(
         return Err("CLIENT_ERROR invalid mode for ma M token");
     }
     // The other commands notice it when they reach that flag, and keep what they have done by then.
-    if kind == MetaKind::Delete && opaque_is_too_long(&words) {
+    if kind == MetaKind::Delete && has_opaque_too_long(&words) {
         return Err(OPAQUE_TOO_LONG);
     }
     Ok(prepared(flags, key))
+}
+
+/// The flags and the key of `me`. 1.6.45 reads the key as base64 only if another word follows.
+fn debugged<'a>(words: &Words<'a>, compat: Compat) -> Result<(Flags, Cow<'a, [u8]>), &'static str> {
+    let key_binary = words.get(2) == b"b" && (compat.is_old() || words.len() > 3);
+    let key = words.get(1);
+    let key = if key_binary { decode_key(key).ok_or(BAD_FORMAT)?.into() } else { key.into() };
+    Ok((Flags { key_binary, ..Flags::default() }, key))
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use farpool_kv_protocol::classic::{self, Change, GetProgress};
+use farpool_kv_protocol::compat::Compat;
 use farpool_kv_protocol::request::{
     AdminRequest, KeyRequest, LINE_BYTES_MAX, ParseLimits, Request, Scan, scan,
 };
@@ -16,15 +17,16 @@ use farpool_kv_store::{SHARD_BYTES_MIN, Store, StoreSettings};
 use farpool_policy::CacheKind;
 
 const ITEM_BYTES_MAX: usize = 64 << 10;
-const LIMITS: ParseLimits = ParseLimits { item_bytes_max: ITEM_BYTES_MAX };
 const MEMORY_LIMIT_MIN_MIB: u32 = 8;
 /// Replies are made in parts of about this size.
 const OUT_BYTES_MAX: usize = 4 << 10;
 /// The most steps of a long `get`: each must answer something.
 const PARTS_MAX: usize = 10_000;
 
-/// Reads a stream that arrives in the given pieces; passes every complete request to `take`.
-fn read_all(pieces: &[&[u8]], mut take: impl FnMut(&Request<'_>)) {
+/// Reads a stream that arrives in the given pieces, as a version of memcached does; passes every
+/// complete request to `take`.
+fn read_all(compat: Compat, pieces: &[&[u8]], mut take: impl FnMut(&Request<'_>)) {
+    let limits = ParseLimits { item_bytes_max: ITEM_BYTES_MAX, compat };
     let mut buffer: Vec<u8> = Vec::new();
     let mut skip = 0;
     for piece in pieces {
@@ -37,7 +39,7 @@ fn read_all(pieces: &[&[u8]], mut take: impl FnMut(&Request<'_>)) {
             if at == buffer.len() {
                 break;
             }
-            match scan(&buffer[at..], &LIMITS) {
+            match scan(&buffer[at..], &limits) {
                 Scan::Incomplete { want_bytes } => {
                     assert!(want_bytes > buffer.len() - at, "what is wanted is there");
                     break;
@@ -67,8 +69,6 @@ pub(crate) fn scan_any(bytes: &[u8], cuts: &[u8]) {
     if bytes.split(|&byte| byte == b'\n').any(|line| line.len() >= LINE_BYTES_MAX) {
         return;
     }
-    let mut whole = Vec::new();
-    read_all(&[bytes], |request| whole.push(format!("{request:?}")));
     let mut pieces = Vec::new();
     let mut rest = bytes;
     for &cut in cuts.iter().cycle().take(bytes.len()) {
@@ -78,9 +78,12 @@ pub(crate) fn scan_any(bytes: &[u8], cuts: &[u8]) {
         rest = after;
     }
     pieces.push(rest);
-    let mut parts = Vec::new();
-    read_all(&pieces, |request| parts.push(format!("{request:?}")));
-    assert_eq!(parts, whole);
+    for compat in Compat::ALL {
+        let (mut whole, mut parts) = (Vec::new(), Vec::new());
+        read_all(compat, &[bytes], |request| whole.push(format!("{request:?}")));
+        read_all(compat, &pieces, |request| parts.push(format!("{request:?}")));
+        assert_eq!(parts, whole);
+    }
 }
 
 /// The policy that a byte of input selects.
@@ -122,10 +125,14 @@ pub(crate) fn full_shard(leases: bool, policy: CacheKind) -> Shard {
 /// Any stream is executed without a panic, replies are lines, and memory stays bounded. The clock
 /// advances by `step_s` with each request.
 pub(crate) fn execute_any(bytes: &[u8], step_s: u8, policy: CacheKind) {
+    Compat::ALL.iter().for_each(|&compat| execute_as(compat, bytes, step_s, policy));
+}
+
+fn execute_as(compat: Compat, bytes: &[u8], step_s: u8, policy: CacheKind) {
     let mut shard = full_shard(false, policy);
     let mut out = Vec::new();
     let mut uptime_s = 0;
-    read_all(&[bytes], |request| {
+    read_all(compat, &[bytes], |request| {
         out.clear();
         execute(&mut shard, request, &mut out);
         assert!(out.is_empty() || out.ends_with(b"\r\n"), "{}", out.escape_ascii());
@@ -166,7 +173,7 @@ fn execute(shard: &mut Shard, request: &Request<'_>, out: &mut Vec<u8>) {
             classic::execute_delete(shard, key, hash, quiet, out);
         }
         Request::Keys(KeyRequest::Arithmetic { key, delta, increments, quiet }) => {
-            let change = Change { delta, increments, cas: 0 };
+            let change = Change { delta, increments, cas: 0, new_cas: None };
             let hash = shard.store.hash_of(key);
             classic::execute_change(shard, key, hash, change, quiet, out);
         }

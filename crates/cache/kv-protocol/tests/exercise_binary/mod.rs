@@ -4,6 +4,7 @@
 use farpool_kv_protocol::binary::{
     self, HEADER_BYTES, Head, Request, Rules, Scan, ServerRequest, push_refusal, scan,
 };
+use farpool_kv_protocol::compat::Compat;
 use farpool_kv_protocol::request::ParseLimits;
 use farpool_policy::CacheKind;
 
@@ -14,7 +15,7 @@ const ITEM_BYTES_MAX: usize = 64 << 10;
 /// The rules that two bits of input select.
 fn rules_of(byte: u8) -> Rules {
     Rules {
-        limits: ParseLimits { item_bytes_max: ITEM_BYTES_MAX },
+        limits: ParseLimits { item_bytes_max: ITEM_BYTES_MAX, compat: Compat::V1_6_45 },
         has_sasl: byte & 1 != 0,
         is_authenticated: byte & 2 == 0,
     }

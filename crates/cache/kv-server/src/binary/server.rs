@@ -4,7 +4,6 @@ use std::sync::atomic::Ordering;
 
 use crate::clients::connection::{Client, Phase};
 use crate::mail::mailbox::{Ask, ConnectionId};
-use crate::settings::MEMCACHED_VERSION;
 use crate::watch::admin::{self, VERBOSITY_MAX};
 use crate::watch::report::GatherFor;
 use crate::watch::stats;
@@ -36,7 +35,8 @@ impl Worker {
         match *request {
             ServerRequest::Noop => push_empty(out, head, 0),
             ServerRequest::Version => {
-                push_value(out, head, Status::Success, 0, MEMCACHED_VERSION.as_bytes());
+                let version = self.me.shared.settings.compat.version();
+                push_value(out, head, Status::Success, 0, version.as_bytes());
             }
             ServerRequest::Quit => {
                 push_empty(out, head, 0);

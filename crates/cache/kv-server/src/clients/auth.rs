@@ -4,10 +4,13 @@ use std::path::Path;
 
 use subtle::{Choice, ConstantTimeEq};
 
-use farpool_kv_protocol::token::{Words, split, unsigned_32, until_zero};
+use farpool_kv_protocol::compat::Compat;
+use farpool_kv_protocol::token::{Words, split, strict_unsigned_32, unsigned_32, until_zero};
 
 /// A longer line from an unauthenticated client ends the connection.
 const LINE_BYTES_MAX: usize = 2048;
+/// A shorter line of 1.6.45 ends the connection, too.
+const LINE_BYTES_MIN: usize = 6;
 /// The longest name and password together: what memcached's read buffer takes.
 const TOKEN_BYTES_MAX: usize = 16 << 10;
 /// The most entries of a credentials file; memcached takes 8.
@@ -90,27 +93,58 @@ pub enum Attempt<'a> {
 /// Parses what an unauthenticated client sent: `set KEY FLAGS EXPTIME LENGTH`, then `NAME
 /// PASSWORD`.
 #[must_use]
-pub fn attempt(buffer: &[u8]) -> Attempt<'_> {
+pub fn attempt(buffer: &[u8], compat: Compat) -> Attempt<'_> {
     let Some(end) = memchr::memchr(b'\n', buffer) else {
         return if buffer.len() > LINE_BYTES_MAX { Attempt::Close } else { Attempt::Incomplete };
     };
-    let words = Words::of(until_zero(&buffer[..end]));
-    let length = unsigned_32(words.get(4)).map(|length| length as usize);
-    let (true, b"set", Some(length @ 0..=TOKEN_BYTES_MAX)) =
-        (words.len() >= 5, words.get(0), length)
-    else {
-        return Attempt::Refused { bytes: end + 1, reply: "CLIENT_ERROR unauthenticated" };
+    let line = &buffer[..end];
+    if !compat.is_old() && line.len() < LINE_BYTES_MIN {
+        return Attempt::Close;
+    }
+    let length = if compat.is_old() { token_length(line) } else { strict_token_length(line) };
+    let length = match length {
+        Some(length @ 0..=TOKEN_BYTES_MAX) => length,
+        Some(_) if !compat.is_old() => {
+            return Attempt::Refused { bytes: end + 1, reply: "CLIENT_ERROR auth token too long" };
+        }
+        _ => return Attempt::Refused { bytes: end + 1, reply: "CLIENT_ERROR unauthenticated" },
     };
     let bytes = end + 1 + length + 2;
     let Some(data) = buffer.get(end + 1..bytes) else { return Attempt::Incomplete };
     let Some(token) = data.strip_suffix(b"\r\n") else {
         return Attempt::Refused { bytes, reply: "CLIENT_ERROR bad command line termination" };
     };
-    let mut words = split(until_zero(token));
-    match (words.next(), words.next()) {
-        (Some(name), Some(password)) => Attempt::Token { bytes, name, password },
-        _ => Attempt::Refused { bytes, reply: "CLIENT_ERROR bad authentication token format" },
+    let parts = if compat.is_old() { first_two_words(token) } else { split_at_space(token) };
+    match parts {
+        Some((name, password)) => Attempt::Token { bytes, name, password },
+        None => Attempt::Refused { bytes, reply: "CLIENT_ERROR bad authentication token format" },
     }
+}
+
+/// The length of name and password that a `set` gives, as 1.6.18 reads it.
+fn token_length(line: &[u8]) -> Option<usize> {
+    let words = Words::of(until_zero(line));
+    let is_set = words.len() >= 5 && words.get(0) == b"set";
+    unsigned_32(words.get(4)).filter(|_| is_set).map(|length| length as usize)
+}
+
+/// The same, as 1.6.45 reads it: the last byte of the line is taken for a carriage return, and the
+/// one before it is ignored if it is one.
+fn strict_token_length(line: &[u8]) -> Option<usize> {
+    let line = line.get(..line.len().checked_sub(1)?)?;
+    let words = Words::of(line.strip_suffix(b"\r").unwrap_or(line));
+    let is_set = words.len() >= 5 && line.starts_with(b"set");
+    strict_unsigned_32(words.get(4)).filter(|_| is_set).map(|length| length as usize)
+}
+
+fn first_two_words(token: &[u8]) -> Option<(&[u8], &[u8])> {
+    let mut words = split(until_zero(token));
+    Some((words.next()?, words.next()?))
+}
+
+fn split_at_space(token: &[u8]) -> Option<(&[u8], &[u8])> {
+    let space = memchr::memchr(b' ', token)?;
+    Some((&token[..space], &token[space + 1..]))
 }
 
 #[cfg(test)]
@@ -119,18 +153,32 @@ mod tests {
 
     #[test]
     fn attempts_are_memcacheds() {
-        assert_eq!(attempt(b"get a"), Attempt::Incomplete);
+        assert_eq!(attempt(b"get a", Compat::V1_6_18), Attempt::Incomplete);
         let refused = Attempt::Refused { bytes: 7, reply: "CLIENT_ERROR unauthenticated" };
-        assert_eq!(attempt(b"get a\r\nget b\r\n"), refused);
-        assert_eq!(attempt(b"set a 0 0 9\r\nfoo"), Attempt::Incomplete);
+        assert_eq!(attempt(b"get a\r\nget b\r\n", Compat::V1_6_18), refused);
+        assert_eq!(attempt(b"set a 0 0 9\r\nfoo", Compat::V1_6_18), Attempt::Incomplete);
         let token = Attempt::Token { bytes: 22, name: b"foo", password: b"bar" };
-        assert_eq!(attempt(b"set a 0 0 7\r\nfoo bar\r\nget"), token);
+        assert_eq!(attempt(b"set a 0 0 7\r\nfoo bar\r\nget", Compat::V1_6_18), token);
         let format = "CLIENT_ERROR bad authentication token format";
         assert_eq!(
-            attempt(b"set a 0 0 3\r\nfoo\r\n"),
+            attempt(b"set a 0 0 3\r\nfoo\r\n", Compat::V1_6_18),
             Attempt::Refused { bytes: 18, reply: format }
         );
-        assert_eq!(attempt(&[b'x'; 3000]), Attempt::Close);
+        assert_eq!(attempt(&[b'x'; 3000], Compat::V1_6_18), Attempt::Close);
+    }
+
+    #[test]
+    fn a_password_of_1_6_45_may_have_spaces() {
+        let compat = Compat::V1_6_45;
+        let token = Attempt::Token { bytes: 27, name: b"foo", password: b"bar baz" };
+        assert_eq!(attempt(b"set a 0 0 11\r\nfoo bar baz\r\n", compat), token);
+        assert_eq!(
+            attempt(b"get a\r\n", compat),
+            Attempt::Refused { bytes: 7, reply: "CLIENT_ERROR unauthenticated" }
+        );
+        let long = Attempt::Refused { bytes: 17, reply: "CLIENT_ERROR auth token too long" };
+        assert_eq!(attempt(b"set a 0 0 16385\r\n", compat), long);
+        assert_eq!(attempt(b"set\r\n", compat), Attempt::Close);
     }
 
     #[test]

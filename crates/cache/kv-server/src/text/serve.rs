@@ -121,7 +121,7 @@ impl Worker {
     }
 
     fn authenticate(&mut self, client: &mut Client, input: &[u8]) -> Option<usize> {
-        match attempt(input) {
+        match attempt(input, self.me.limits.compat) {
             Attempt::Incomplete => {
                 client.want_bytes = input.len() + 1;
                 None
@@ -341,7 +341,7 @@ pub(crate) fn execute(shard: &mut Shard, request: &KeyRequest<'_>, hash: u64, ou
         KeyRequest::Store(store) => classic::execute_store(shard, &store, hash, out),
         KeyRequest::Delete { key, quiet } => classic::execute_delete(shard, key, hash, quiet, out),
         KeyRequest::Arithmetic { key, delta, increments, quiet } => {
-            let change = Change { delta, increments, cas: 0 };
+            let change = Change { delta, increments, cas: 0, new_cas: None };
             classic::execute_change(shard, key, hash, change, quiet, out);
         }
         KeyRequest::Touch { key, exptime, quiet } => {

@@ -6,16 +6,17 @@ use super::dump::{Dump, List};
 use super::journal;
 use super::report::{Gather, GatherFor, ShardReport};
 use super::stats;
+use super::tuning;
 use super::watchers::Watcher;
 use crate::binary;
 use crate::clients::connection::{Client, Phase, Watch};
 use crate::mail::mailbox::{Ask, ConnectionId};
-use crate::settings::{MEMCACHED_VERSION, Shared};
+use crate::settings::Shared;
 use crate::worker::Worker;
 use farpool_kv_protocol::listing::{SLAB_CLASS, SLAB_CLASSES, lists_our_class};
 use farpool_kv_protocol::reply::{BAD_FORMAT, push_line, push_unless};
 use farpool_kv_protocol::request::AdminRequest;
-use farpool_kv_protocol::token::{Words, decimal, signed_32, unsigned_32};
+use farpool_kv_protocol::token::Words;
 use farpool_kv_store::clock::Clock;
 use farpool_kv_store::observe::journal::Kinds;
 
@@ -35,7 +36,8 @@ pub(crate) fn answer(
 ) {
     match request {
         AdminRequest::Version => {
-            push_line(&mut worker.clients.out, &format!("VERSION {MEMCACHED_VERSION}"))
+            let version = worker.me.shared.settings.compat.version();
+            push_line(&mut worker.clients.out, &format!("VERSION {version}"));
         }
         AdminRequest::MetaNoop => push_line(&mut worker.clients.out, "MN"),
         AdminRequest::Quit => client.phase = Phase::Closing,
@@ -52,11 +54,12 @@ pub(crate) fn answer(
         AdminRequest::Shutdown { line } => shutdown(worker, client, &Words::of(line)),
         AdminRequest::Watch { line } => watch(worker, client, id, &Words::of(line)),
         AdminRequest::Tuning { line } => {
-            let words = Words::of(line);
-            if let (b"lru_crawler", b"metadump", 3) = (words.get(0), words.get(1), words.len()) {
-                return metadump(worker, client, id, words.get(2));
+            let (words, compat) = (Words::of(line), worker.me.limits.compat);
+            if let Some(list) = tuning::list_of_items(&words, compat) {
+                return list_items(worker, client, id, list, &words);
             }
-            push_unless(&mut worker.clients.out, is_quiet_tuning(&words), tuning(&words));
+            let quiet = tuning::is_quiet(&words, compat);
+            push_unless(&mut worker.clients.out, quiet, tuning::answer(&words, compat));
         }
     }
 }
@@ -145,8 +148,14 @@ fn memory_limit(
     gather(worker, client, id, GatherFor::MemoryLimit { quiet }, ask);
 }
 
+/// The sections of `stats` that 1.6.45 also knows by their beginnings, in the order in which it
+/// compares them.
+const SECTIONS: [&str; 5] = ["reset", "detail", "settings", "cachedump", "conns"];
+
 fn answer_stats(worker: &mut Worker, client: &mut Client, id: ConnectionId, words: &Words<'_>) {
-    let what = match words.get(1) {
+    let compat = worker.me.limits.compat;
+    let section = SECTIONS.iter().find(|name| compat.means(words.get(1), name));
+    let what = match section.map_or(words.get(1), |name| name.as_bytes()) {
         b"" => GatherFor::Stats,
         b"items" => GatherFor::Items,
         b"slabs" => GatherFor::Slabs,
@@ -176,7 +185,7 @@ pub(crate) fn go_on(worker: &mut Worker, client: &mut Client, id: ConnectionId) 
     let Some(dump) = client.dump.filter(|_| client.replies.is_empty()) else { return };
     if dump.shard == worker.me.shared.shards() || dump.lines_left == 0 || dump.bytes_left == 0 {
         client.dump = None;
-        worker.clients.out.extend_from_slice(b"END\r\n");
+        push_line(&mut worker.clients.out, dump.list.end());
         return;
     }
     let Dump { list, from, lines_left, bytes_left, .. } = dump;
@@ -187,17 +196,28 @@ pub(crate) fn go_on(worker: &mut Worker, client: &mut Client, id: ConnectionId) 
     worker.mail.ask(dump.shard, address, ask, |_| {});
 }
 
-/// `lru_crawler metadump`: a line for each item in memory.
-fn metadump(worker: &mut Worker, client: &mut Client, id: ConnectionId, classes: &[u8]) {
+/// `lru_crawler metadump` and `mgdump`: a line for each item in memory.
+fn list_items(
+    worker: &mut Worker,
+    client: &mut Client,
+    id: ConnectionId,
+    list: List,
+    words: &Words<'_>,
+) {
+    let compat = worker.me.limits.compat;
     if !worker.me.shared.settings.allows_dump {
-        return push_line(&mut worker.clients.out, "ERROR metadump not allowed");
+        let what = if list == List::Mgdump { "key dump" } else { "metadump" };
+        return push_line(&mut worker.clients.out, &format!("ERROR {what} not allowed"));
     }
-    let lines_max = match lists_our_class(classes) {
+    let lines_max = match lists_our_class(words.get(2), compat) {
         Some(true) => usize::MAX,
         Some(false) => 0,
         None => return push_line(&mut worker.clients.out, "BADCLASS invalid class id"),
     };
-    client.dump = Some(Dump::new(List::Metadump, lines_max));
+    if !compat.is_old() {
+        push_line(&mut worker.clients.out, "OK");
+    }
+    client.dump = Some(Dump::new(list, lines_max));
     go_on(worker, client, id);
 }
 
@@ -209,7 +229,8 @@ fn cachedump(worker: &mut Worker, client: &mut Client, id: ConnectionId, words: 
     if words.len() < 4 {
         return push_line(&mut worker.clients.out, "CLIENT_ERROR bad command line");
     }
-    let (Some(class), Some(limit)) = (unsigned_32(words.get(2)), unsigned_32(words.get(3))) else {
+    let number = |at| worker.me.limits.compat.unsigned_32(words.get(at));
+    let (Some(class), Some(limit)) = (number(2), number(3)) else {
         return push_line(&mut worker.clients.out, BAD_FORMAT);
     };
     if class >= SLAB_CLASSES {
@@ -231,10 +252,13 @@ fn watch(worker: &mut Worker, client: &mut Client, id: ConnectionId, words: &Wor
     }
     let mut kinds = if words.len() > 1 { Kinds::default() } else { Kinds::FETCHERS };
     for name in words.from(1) {
-        let Some(kind) = Kinds::named(name) else {
+        let compat = worker.me.limits.compat;
+        let known = Kinds::NAMED.iter().find(|(known, _)| compat.means(name, known));
+        let Some((_, kind)) = known.filter(|(_, kind)| !(compat.is_old() && kind.is_of_1_6_45()))
+        else {
             return push_line(&mut worker.clients.out, "ERROR");
         };
-        kinds = kinds.with(kind);
+        kinds = kinds.with(*kind);
     }
     if !worker.me.shared.watchers.add(Watcher { thread: worker.me.number, id, kinds }) {
         return push_line(&mut worker.clients.out, "WATCHER_TOO_MANY log watcher limit reached");
@@ -246,7 +270,12 @@ fn watch(worker: &mut Worker, client: &mut Client, id: ConnectionId, words: &Wor
 
 /// `stats detail`: turns counting by prefix on or off, or shows the counts.
 fn stats_detail(worker: &mut Worker, client: &mut Client, id: ConnectionId, what: &[u8]) {
-    let on = match what {
+    let compat = worker.me.limits.compat;
+    if !compat.is_old() && !worker.me.shared.settings.allows_dump {
+        return push_line(&mut worker.clients.out, "CLIENT_ERROR stats detail not allowed");
+    }
+    let known = ["on", "off", "dump"].into_iter().find(|name| compat.means(what, name));
+    let on = match known.map_or(what, str::as_bytes) {
         b"on" => true,
         b"off" => false,
         b"dump" => return gather(worker, client, id, GatherFor::Prefixes, Ask::LeaveObserved),
@@ -263,16 +292,23 @@ fn stats_detail(worker: &mut Worker, client: &mut Client, id: ConnectionId, what
 }
 
 fn shutdown(worker: &mut Worker, client: &mut Client, words: &Words<'_>) {
+    let compat = worker.me.limits.compat;
+    let quiet = !compat.is_old() && words.asks_no_reply();
     if !worker.me.shared.settings.allows_shutdown {
-        return push_line(&mut worker.clients.out, "ERROR: shutdown not enabled");
+        let kind = if compat.is_old() { "ERROR" } else { "SERVER_ERROR" };
+        let reply = format!("{kind}: shutdown not enabled");
+        return push_unless(&mut worker.clients.out, quiet, &reply);
     }
-    match (words.len(), words.get(1)) {
-        (1, _) | (2, b"graceful") => {
-            client.phase = Phase::Closing;
-            worker.me.shared.ask_to_stop();
+    match words.len() {
+        1 => {}
+        2 if compat.means(words.get(1), "graceful") => {}
+        _ => {
+            let reply = "CLIENT_ERROR invalid shutdown mode";
+            return push_unless(&mut worker.clients.out, quiet, reply);
         }
-        _ => push_line(&mut worker.clients.out, "CLIENT_ERROR invalid shutdown mode"),
     }
+    client.phase = Phase::Closing;
+    worker.me.shared.ask_to_stop();
 }
 
 /// `refresh_certs`: an error is told even to who asks for no reply, as in memcached.
@@ -290,77 +326,5 @@ fn refresh_certificates(worker: &mut Worker, quiet: bool) {
             tracing::warn!(error, "certificates were not loaded anew; those in use stay");
             push_line(&mut worker.clients.out, &error);
         }
-    }
-}
-
-/// Whether a tuning command asks for no reply; memcached checks that for these only.
-fn is_quiet_tuning(words: &Words<'_>) -> bool {
-    let looks = match (words.get(0), words.get(1)) {
-        (b"lru" | b"extstore", _) => words.len() > 1,
-        (b"slabs", b"automove") => words.len() > 2,
-        _ => false,
-    };
-    looks && words.asks_no_reply()
-}
-
-/// `lru tune`: two shares of the memory in percent, and two factors of age.
-fn lru_tune(words: &Words<'_>) -> &'static str {
-    let shares = (unsigned_32(words.get(2)), unsigned_32(words.get(3)));
-    let factors = (decimal(words.get(4)), decimal(words.get(5)));
-    let ((Some(hot), Some(warm)), (Some(hot_factor), Some(factor))) = (shares, factors) else {
-        return "ERROR";
-    };
-    if hot.wrapping_add(warm) > 80 {
-        "ERROR hot and warm pcts must not exceed 80"
-    } else if factor <= 0.0 || hot_factor <= 0.0 {
-        "ERROR hot/warm age factors must be greater than 0"
-    } else {
-        "OK"
-    }
-}
-
-/// Checks tuning commands as memcached does. They change nothing: memcached's internals have no
-/// counterpart here.
-fn tuning(words: &Words<'_>) -> &'static str {
-    let number = |at| unsigned_32(words.get(at)).is_some();
-    match (words.get(0), words.get(1), words.len()) {
-        (b"slabs", b"reassign", 4) => "CLIENT_ERROR slab reassignment disabled",
-        (b"slabs", b"automove", 3..)
-            if words.get(2) == b"ratio" && decimal(words.get(3)).is_some() =>
-        {
-            "OK"
-        }
-        (b"slabs", b"automove", 3..) if words.get(2) == b"ratio" => "ERROR",
-        (b"slabs", b"automove", 3..) => match unsigned_32(words.get(2)) {
-            Some(0..=2) => "OK",
-            Some(_) => "ERROR",
-            None => BAD_FORMAT,
-        },
-        (b"lru", b"tune", 6..) => lru_tune(words),
-        (b"lru", b"mode", 3..) => match words.get(2) {
-            b"flat" | b"segmented" => "OK",
-            _ => "ERROR",
-        },
-        (b"lru", b"temp_ttl", 3..) if signed_32(words.get(2)).is_some() => "OK",
-        (b"lru_crawler", b"enable" | b"disable", 2) => "OK",
-        (b"lru_crawler", b"crawl", 3) => "OK",
-        (b"lru_crawler", b"tocrawl" | b"sleep", 3) if !number(2) => BAD_FORMAT,
-        (b"lru_crawler", b"sleep", 3) if unsigned_32(words.get(2)) > Some(1_000_000) => {
-            "CLIENT_ERROR sleep must be one second or less"
-        }
-        (b"lru_crawler", b"tocrawl" | b"sleep", 3) => "OK",
-        (b"extstore", b"free_memchunks", 4..)
-            if number(3) && unsigned_32(words.get(2)).is_some_and(|class| class < SLAB_CLASSES) =>
-        {
-            "OK"
-        }
-        (b"extstore", b"max_frag", 3..) if decimal(words.get(2)).is_some() => "OK",
-        (
-            b"extstore",
-            b"item_size" | b"item_age" | b"low_ttl" | b"recache_rate" | b"compact_under"
-            | b"drop_under" | b"max_sleep" | b"drop_unread",
-            3..,
-        ) if number(2) => "OK",
-        _ => "ERROR",
     }
 }

@@ -2,6 +2,7 @@
 //! the next piece is requested when the client has taken the one before, so that a list of any
 //! length needs little memory.
 
+use farpool_kv_protocol::compat::Compat;
 use farpool_kv_protocol::{Shard, listing};
 
 /// The most bytes that memcached's `stats cachedump` returns.
@@ -10,12 +11,21 @@ const CACHEDUMP_BYTES_MAX: usize = 2 << 20;
 /// The kinds of list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum List {
-    /// `lru_crawler metadump`.
-    Metadump,
+    /// `lru_crawler metadump`, in the form of a version of memcached.
+    Metadump(Compat),
+    /// `lru_crawler mgdump`.
+    Mgdump,
     /// `stats cachedump`.
     Cachedump,
     /// `stats conns`.
     Connections,
+}
+
+impl List {
+    /// The line that ends the list.
+    pub(super) const fn end(self) -> &'static str {
+        if matches!(self, Self::Mgdump) { "EN" } else { "END" }
+    }
 }
 
 /// One piece of a list.
@@ -73,12 +83,13 @@ pub(crate) fn push_piece(
     let mut lines = 0;
     let next = shard.store.walk_segment(from, |item| {
         let before = out.len();
-        let pushed = if list == List::Cachedump {
-            listing::push_cachedump_line(clock, &item, out)
-        } else {
-            listing::push_metadump_line(clock, &item, out);
-            true
-        };
+        match list {
+            List::Metadump(compat) => listing::push_metadump_line(clock, &item, compat, out),
+            List::Mgdump => listing::push_mgdump_line(&item, out),
+            List::Cachedump => listing::push_cachedump_line(clock, &item, out),
+            List::Connections => debug_assert!(false, "items only"),
+        }
+        let pushed = out.len() > before;
         if out.len() - start > bytes_max {
             out.truncate(before);
             return false;

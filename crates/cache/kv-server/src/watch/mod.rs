@@ -7,4 +7,5 @@ pub(crate) mod journal;
 pub(crate) mod metrics;
 pub(crate) mod report;
 pub(crate) mod stats;
+pub(crate) mod tuning;
 pub(crate) mod watchers;

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use farpool_kernel::process_cpu_time;
 
-use crate::settings::{Dialect, MEMCACHED_VERSION, Settings, Shared};
+use crate::settings::{Dialect, Settings, Shared};
 use crate::tls::{ClientCertificates, TlsSettings};
 use crate::watch::report::{ShardReport, TierReport};
 use farpool_kv_store::clock::Clock;
@@ -24,7 +24,7 @@ pub(crate) fn push_general(shared: &Shared, clock: &Clock, sum: &ShardReport, ou
     push(out, "pid", std::process::id());
     push(out, "uptime", clock.uptime_s());
     push(out, "time", clock.unix_s());
-    push(out, "version", MEMCACHED_VERSION);
+    push(out, "version", shared.settings.compat.version());
     push(out, "farpool_version", env!("CARGO_PKG_VERSION"));
     push(out, "pointer_size", usize::BITS);
     push_processor_time(out);

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use farpool_kv_server::{Server, ServerError, Settings, Shared};
+use farpool_kv_server::{Compat, Server, ServerError, Settings, Shared};
 use tempfile::TempDir;
 
 /// How long a condition may take to become true before the test fails.
@@ -100,27 +100,54 @@ pub(crate) struct Memcached {
     _directory: TempDir,
 }
 
+/// Names a memcached of version 1.6.30 or later, whose answers are those of 1.6.45.
+const NEW_MEMCACHED: &str = "FARPOOL_MEMCACHED_NEW";
+
 impl Memcached {
-    /// Whether a memcached of the version that ours stands in for is installed. If not, says so.
+    /// Whether a memcached of version 1.6.18 is installed. If not, says so.
     pub(crate) fn is_there() -> bool {
-        let wanted = format!("memcached {}", farpool_kv_server::MEMCACHED_VERSION);
-        let found = Command::new("memcached")
-            .arg("-V")
-            .output()
-            .map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-            .unwrap_or_else(|_| "none".into());
-        if found != wanted {
-            println!("SKIPPED: {wanted} is wanted, found {found} (apt-get install memcached)");
-        }
-        found == wanted
+        Self::is_there_for(Compat::V1_6_18)
     }
 
-    /// Starts it with one thread and without UDP.
+    /// The versions for which there is a memcached. Says so for those for which there is none.
+    pub(crate) fn versions() -> Vec<Compat> {
+        Compat::ALL.into_iter().filter(|&compat| Self::is_there_for(compat)).collect()
+    }
+
+    fn program(compat: Compat) -> Option<PathBuf> {
+        match compat {
+            Compat::V1_6_18 => Some("memcached".into()),
+            Compat::V1_6_45 => std::env::var_os(NEW_MEMCACHED).map(PathBuf::from),
+        }
+    }
+
+    fn is_there_for(compat: Compat) -> bool {
+        let output = Self::program(compat).and_then(|it| Command::new(it).arg("-V").output().ok());
+        let told = output.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
+        let found = told.as_deref().and_then(|told| told.strip_prefix("memcached "));
+        let patch = found.and_then(|it| it.strip_prefix("1.6.")?.parse::<u32>().ok());
+        let (is_there, how) = match compat {
+            Compat::V1_6_18 => (patch == Some(18), "apt-get install memcached".to_owned()),
+            Compat::V1_6_45 => (patch >= Some(30), format!("{NEW_MEMCACHED}=path/to/memcached")),
+        };
+        if !is_there {
+            let (wanted, found) = (compat.version(), found.unwrap_or("none"));
+            println!("SKIPPED: memcached {wanted} is wanted, found {found} ({how})");
+        }
+        is_there
+    }
+
+    /// Starts 1.6.18 with one thread and without UDP.
     pub(crate) fn start(flags: &[&str]) -> Self {
+        Self::start_for(Compat::V1_6_18, flags)
+    }
+
+    /// The same with the memcached for a version.
+    pub(crate) fn start_for(compat: Compat, flags: &[&str]) -> Self {
         let directory = tempfile::tempdir().expect("a directory for the socket");
         let socket = directory.path().join("theirs");
         let user = if rustix::process::geteuid().is_root() { &["-u", "root"][..] } else { &[] };
-        let child = Command::new("memcached")
+        let child = Command::new(Self::program(compat).expect("it is there"))
             .args(["-U", "0", "-t", "1", "-s"])
             .arg(&socket)
             .args(user)

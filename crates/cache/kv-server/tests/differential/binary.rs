@@ -10,7 +10,7 @@ use std::time::Instant;
 use super::common::talk::{exchange, exchange_one_by_one};
 use super::common::{Memcached, Ours};
 use super::{CASE_TIME_MAX, QUIET, around_difference, judge, pieces, settings};
-use farpool_kv_server::Settings;
+use farpool_kv_server::{Compat, Settings};
 use proptest::prelude::*;
 use proptest::sample::select;
 use proptest::test_runner::TestCaseError;
@@ -192,7 +192,8 @@ fn shown(mut replies: &[u8]) -> String {
 
 fn compare(asks: &[Ask], cuts: &[usize]) -> Result<(), TestCaseError> {
     let theirs = Memcached::start(&[&QUIET[..], &FLAGS].concat());
-    let ours = Ours::local(Settings { item_bytes_max: ITEM_BYTES_MAX, ..settings() });
+    let ours =
+        Ours::local(Settings { item_bytes_max: ITEM_BYTES_MAX, ..settings(Compat::V1_6_18) });
     let start = Instant::now();
     let mut requests: Vec<Vec<u8>> = asks.iter().map(Ask::bytes).collect();
     requests.push(tail());
@@ -250,8 +251,11 @@ fn three_threads_answer_binary_requests_as_one_memcached() {
         requests.push(tail());
         let stepwise: Vec<&[u8]> = requests.iter().map(Vec::as_slice).collect();
         let theirs = Memcached::start(&[&QUIET[..], &FLAGS].concat());
-        let ours =
-            Ours::local(Settings { threads: 3, item_bytes_max: ITEM_BYTES_MAX, ..settings() });
+        let ours = Ours::local(Settings {
+            threads: 3,
+            item_bytes_max: ITEM_BYTES_MAX,
+            ..settings(Compat::V1_6_18)
+        });
         let start = Instant::now();
         let expected = exchange_one_by_one(theirs.connect(), &stepwise, || theirs.is_idle());
         let given = exchange(ours.connect(), &[&stepwise.concat()]);

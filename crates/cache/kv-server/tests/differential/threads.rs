@@ -9,7 +9,7 @@ use std::time::Instant;
 use super::common::talk::{read_until, shown};
 use super::common::{Memcached, Ours, PATIENCE};
 use super::{CASE_TIME_MAX, QUIET, judge, masked};
-use farpool_kv_server::Settings;
+use farpool_kv_server::{Compat, Settings};
 use proptest::prelude::*;
 use proptest::sample::select;
 
@@ -99,7 +99,7 @@ impl Side {
         request += &step.after;
         request += "mn\r\n";
         self.stream.write_all(request.as_bytes()).expect("the server takes requests");
-        let reply = masked(&read_until(&mut self.stream, b"MN\r\n"));
+        let reply = masked(&read_until(&mut self.stream, b"MN\r\n"), Compat::V1_6_18);
         reply
             .split_inclusive(|&byte| byte == b'\n')
             .flat_map(|line| self.placed(step, line))
@@ -140,12 +140,13 @@ impl Side {
 
 #[test]
 fn three_threads_answer_as_one_memcached() {
-    if !Memcached::is_there() {
-        return;
-    }
+    Memcached::versions().into_iter().for_each(three_threads_answer_as);
+}
+
+fn three_threads_answer_as(compat: Compat) {
     judge(120, &prop::collection::vec(step(), 1..60), |steps| {
-        let theirs = Memcached::start(&QUIET);
-        let ours = Ours::local(Settings { threads: 3, ..Settings::default() });
+        let theirs = Memcached::start_for(compat, &QUIET);
+        let ours = Ours::local(Settings { threads: 3, compat, ..Settings::default() });
         let start = Instant::now();
         let (mut them, mut us) = (Side::new(theirs.connect()), Side::new(ours.connect()));
         for (number, step) in steps.iter().enumerate() {
@@ -153,7 +154,7 @@ fn three_threads_answer_as_one_memcached() {
             prop_assume!(start.elapsed() < CASE_TIME_MAX);
             prop_assert!(
                 given == expected,
-                "{:#?}\nmemcached:\n{}\nours:\n{}",
+                "{:#?}\nmemcached {compat:?}:\n{}\nours:\n{}",
                 &steps[..=number],
                 shown(&expected),
                 shown(&given)

@@ -30,19 +30,27 @@ impl Kinds {
     pub const MUTATIONS: Self = Self(2);
     pub const EVICTIONS: Self = Self(4);
     pub const CONNECTIONS: Self = Self(8);
+    pub const DELETIONS: Self = Self(16);
 
-    /// The kind with this name. For those about which memcached's text protocol never reports
-    /// anything it is empty.
+    /// All kinds by their names in memcached, in its order. Those about which its text protocol
+    /// never reports anything are empty.
+    pub const NAMED: [(&str, Self); 10] = [
+        ("rawcmds", Self(0)),
+        ("evictions", Self::EVICTIONS),
+        ("fetchers", Self::FETCHERS),
+        ("mutations", Self::MUTATIONS),
+        ("sysevents", Self(0)),
+        ("connevents", Self::CONNECTIONS),
+        ("proxyreqs", Self(0)),
+        ("proxyevents", Self(0)),
+        ("proxyuser", Self(0)),
+        ("deletions", Self::DELETIONS),
+    ];
+
+    /// Whether 1.6.18 does not know them yet.
     #[must_use]
-    pub fn named(name: &[u8]) -> Option<Self> {
-        Some(match name {
-            b"fetchers" => Self::FETCHERS,
-            b"mutations" => Self::MUTATIONS,
-            b"evictions" => Self::EVICTIONS,
-            b"connevents" => Self::CONNECTIONS,
-            b"rawcmds" | b"sysevents" | b"proxyreqs" | b"proxyevents" | b"proxyuser" => Self(0),
-            _ => return None,
-        })
+    pub fn is_of_1_6_45(self) -> bool {
+        self == Self::DELETIONS
     }
 
     #[must_use]
@@ -187,6 +195,15 @@ impl Journal {
                 "item_store key={key} status={status} cmd={command} ttl={ttl_s} clsid=1 \
                  cfd={client} size={value_bytes}"
             ),
+        );
+    }
+
+    /// Records that a client deleted an item, by `delete` or `md`.
+    pub fn deleted(&mut self, key: &[u8], command: &str, value_bytes: usize) {
+        let key = shown_key(key);
+        self.note(
+            Kinds::DELETIONS,
+            format_args!("deleted key={key} cmd={command} clsid=1 size={value_bytes}"),
         );
     }
 
