@@ -397,6 +397,7 @@ impl Worker {
             store: *store.counts(),
             thread: self.me.counts,
             items: store.items() as u64,
+            age_s: u64::from(store.age_s()),
             item_bytes: store.item_bytes(),
             index_bytes: store.index_bytes() as u64,
             policy_bytes: store.policy_bytes() as u64,

@@ -91,6 +91,7 @@ impl Store {
             .filter(|(_, segment)| segment.is_sealed && segment.is_expired(now_s))
             .map(|(id, _)| id)
             .collect();
+        self.counts.expiry_rounds += u64::from(!expired.is_empty());
         for &id in &expired {
             self.empty(id, Why::Expired, 0);
         }
@@ -234,8 +235,10 @@ impl Store {
             self.index.find(hash, |entry| entry.tier() == Tier::Memory && entry.place() == place);
         let Some((at, entry)) = entry else { return true };
         let header = self.arena.item(place).header();
+        self.counts.expiry_checked += u64::from(why == Why::Expired);
         if self.is_gone(place) {
-            self.counts.reclaimed += 1;
+            self.counts.expiry_reclaimed += u64::from(why == Why::Expired);
+            self.count_reclaimed(header);
             self.drop_item(at, place, header);
             return true;
         }
@@ -265,6 +268,12 @@ impl Store {
         true
     }
 
+    /// Counts an item that has expired or was flushed, and now leaves.
+    pub(super) fn count_reclaimed(&mut self, header: Header) {
+        self.counts.reclaimed += 1;
+        self.counts.expired_unfetched += u64::from(!header.has(mark::FETCHED));
+    }
+
     /// Whether an item has expired or was flushed.
     pub(super) fn is_gone(&self, place: Place) -> bool {
         let expires_s = self.arena.item(place).expires_s();
@@ -275,6 +284,8 @@ impl Store {
     pub(super) fn leave(&mut self, hash: u64, place: Place, header: Header) {
         self.counts.evictions += 1;
         self.counts.evicted_unfetched += u64::from(!header.has(mark::FETCHED));
+        self.counts.evicted_nonzero += u64::from(header.has(mark::EXPIRES));
+        self.counts.evicted_idle_s = u64::from(self.idle_s(place, header));
         self.note_leaving(place, header);
         if let Some(outbox) = &mut self.outbox {
             let first_cas = self.arena.segment(SegmentId::of(place)).first_cas;
@@ -283,17 +294,23 @@ impl Store {
         }
     }
 
+    /// For how many seconds an item has not been read or stored.
+    fn idle_s(&self, place: Place, header: Header) -> u32 {
+        let birth_s = self.arena.segment(SegmentId::of(place)).birth_s;
+        self.now_s.saturating_sub(birth_s + header.access.seconds())
+    }
+
     /// Notes the eviction of an item for watchers.
     fn note_leaving(&mut self, place: Place, header: Header) {
+        let idle_s = self.idle_s(place, header);
         let Some(journal) = &mut self.journal else { return };
         let view = self.arena.item(place);
-        let accessed_s = self.arena.segment(SegmentId::of(place)).birth_s + header.access.seconds();
         let expires_s = view.expires_s();
         let leaving = Leaving {
             key: view.key(),
             was_fetched: header.has(mark::FETCHED),
             ttl_s: (expires_s != 0).then(|| expires_s.saturating_sub(self.now_s)),
-            idle_s: self.now_s.saturating_sub(accessed_s),
+            idle_s,
             value_bytes: view.value().len(),
         };
         journal.left(leaving, self.outbox.is_some());

@@ -105,8 +105,19 @@ pub struct StoreCounts {
     pub get_expired: u64,
     /// Items found flushed when they were requested.
     pub get_flushed: u64,
+    /// How many of these had an expiry.
+    pub evicted_nonzero: u64,
+    /// For how long the last of these had not been read or stored, in seconds.
+    pub evicted_idle_s: u64,
     /// Items whose room was reclaimed after they had expired.
     pub reclaimed: u64,
+    /// How many of these had not been read since they were stored.
+    pub expired_unfetched: u64,
+    /// Rounds that found segments whose items have all expired, the items that they looked at, and
+    /// how many of these had expired and not been replaced.
+    pub expiry_rounds: u64,
+    pub expiry_checked: u64,
+    pub expiry_reclaimed: u64,
     /// Items that were moved, because they had earned another round or to close holes.
     pub moved: u64,
     /// Items ever stored.
@@ -318,6 +329,15 @@ impl Store {
         } else {
             self.flush_at_s = Some(at_s);
         }
+    }
+
+    /// For how long the oldest segment with items has been there, in seconds: an item in it may be
+    /// that old. 0 without items.
+    #[must_use]
+    pub fn age_s(&self) -> u32 {
+        let used = self.arena.segments().filter(|(_, segment)| segment.live_items > 0);
+        let oldest_s = used.map(|(_, segment)| segment.birth_s).min();
+        oldest_s.map_or(0, |birth_s| self.now_s.saturating_sub(birth_s))
     }
 
     /// The last CAS number issued.

@@ -164,7 +164,7 @@ impl Store {
         while let Some(Found { at, place }) = self.item_of(hash) {
             let header = self.arena.item(place).header();
             if self.is_gone(place) {
-                self.counts.reclaimed += 1;
+                self.count_reclaimed(header);
             } else {
                 self.leave(hash, place, header);
             }

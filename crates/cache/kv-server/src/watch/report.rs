@@ -16,6 +16,8 @@ pub struct ShardReport {
     pub store: StoreCounts,
     pub thread: ThreadCounts,
     pub items: u64,
+    /// For how long the oldest items have been in memory.
+    pub age_s: u64,
     pub item_bytes: u64,
     pub index_bytes: u64,
     /// Memory of the policy's own state, if the store does not keep it.
@@ -152,6 +154,11 @@ impl ShardReport {
             other.store,
             evictions,
             evicted_unfetched,
+            evicted_nonzero,
+            expired_unfetched,
+            expiry_rounds,
+            expiry_checked,
+            expiry_reclaimed,
             get_expired,
             get_flushed,
             reclaimed,
@@ -181,6 +188,8 @@ impl ShardReport {
         add_fields!(self, other, policy_bytes, leases_held, leased_bytes);
         add_fields!(self, other, lower_items, flash_items, late);
         add_fields!(self.reclaim, other.reclaim, dropped, spilled, lost);
+        self.age_s = self.age_s.max(other.age_s);
+        self.store.evicted_idle_s = self.store.evicted_idle_s.max(other.store.evicted_idle_s);
         self.far.add(&other.far);
         self.flash.add(&other.flash);
         self.limit_was_set &= other.limit_was_set;

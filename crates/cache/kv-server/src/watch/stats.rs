@@ -58,10 +58,16 @@ pub(crate) fn push_general(shared: &Shared, clock: &Clock, sum: &ShardReport, ou
             ("total_items", sum.store.total_items),
             ("evictions", sum.store.evictions),
             ("evicted_unfetched", sum.store.evicted_unfetched),
+            ("expired_unfetched", sum.store.expired_unfetched),
             ("reclaimed", sum.store.reclaimed),
             ("items_moved", sum.store.moved),
+            ("lru_crawler_starts", sum.store.expiry_rounds),
+            // A table of entries of eight bytes would have two to this power.
+            ("hash_power_level", (sum.index_bytes / 8).max(1).ilog2().into()),
         ],
     );
+    push_all(out, &FIGURES_WITHOUT_MEANING);
+    moves(sum).iter().for_each(|(name, value)| push(out, name, value));
     if shared.settings.keyvault_leases {
         push_all(
             out,
@@ -196,32 +202,89 @@ fn push_commands(sum: &ShardReport, out: &mut Vec<u8>) {
     );
 }
 
+/// Figures of `stats` about what memcached has and Farpool does not: exporters and dashboards ask
+/// for them.
+const FIGURES_WITHOUT_MEANING: [(&str, u64); 9] = [
+    ("time_in_listen_disabled_us", 0),
+    ("hash_is_expanding", 0),
+    ("slab_reassign_running", 0),
+    ("slabs_moved", 0),
+    ("slab_global_page_pool", 0),
+    ("lru_crawler_running", 0),
+    ("lru_maintainer_juggles", 0),
+    ("malloc_fails", 0),
+    ("lru_bumps_dropped", 0),
+];
+
+/// Figures of `stats` and of its only class that memcached has about its queues. There is one queue
+/// here, which is memcached's cold one; what looks for expired items is its crawler, and a client
+/// that stores evicts by itself.
+fn moves(sum: &ShardReport) -> [(&'static str, u64); 8] {
+    let store = &sum.store;
+    [
+        ("evicted_active", 0),
+        ("crawler_reclaimed", store.expiry_reclaimed),
+        ("crawler_items_checked", store.expiry_checked),
+        ("lrutail_reflocked", 0),
+        ("moves_to_cold", 0),
+        ("moves_to_warm", 0),
+        ("moves_within_lru", store.moved),
+        ("direct_reclaims", store.evictions),
+    ]
+}
+
 /// `stats items`: items of all sizes are in one class here.
 pub(crate) fn push_items(sum: &ShardReport, out: &mut Vec<u8>) {
+    let (commands, store) = (&sum.commands, &sum.store);
+    let figures = [
+        ("number", sum.items),
+        ("number_hot", 0),
+        ("number_warm", 0),
+        ("number_cold", sum.items),
+        ("number_temp", 0),
+        ("age_hot", 0),
+        ("age_warm", 0),
+        ("age", sum.age_s),
+        ("mem_requested", sum.item_bytes),
+        ("evicted", store.evictions),
+        ("evicted_nonzero", store.evicted_nonzero),
+        ("evicted_time", store.evicted_idle_s),
+        ("outofmemory", commands.store_no_memory),
+        ("tailrepairs", 0),
+        ("reclaimed", store.reclaimed),
+        ("expired_unfetched", store.expired_unfetched),
+        ("evicted_unfetched", store.evicted_unfetched),
+        ("hits_to_hot", 0),
+        ("hits_to_warm", 0),
+        ("hits_to_cold", commands.get_hits),
+        ("hits_to_temp", 0),
+    ];
     if sum.items > 0 {
-        push_all(
-            out,
-            &[
-                ("items:1:number", sum.items),
-                ("items:1:mem_requested", sum.item_bytes),
-                ("items:1:evicted", sum.store.evictions),
-                ("items:1:evicted_nonzero", 0),
-                ("items:1:evicted_unfetched", sum.store.evicted_unfetched),
-                ("items:1:reclaimed", sum.store.reclaimed),
-                ("items:1:outofmemory", sum.commands.store_no_memory),
-            ],
-        );
+        let all = figures.iter().chain(&moves(sum)).copied().collect::<Vec<_>>();
+        all.iter().for_each(|(name, value)| push(out, &format!("items:1:{name}"), value));
     }
     out.extend_from_slice(b"END\r\n");
 }
 
+/// The pages in which memory is counted for `stats slabs`, in bytes: memcached's.
+const PAGE_BYTES: u64 = 1 << 20;
+
 /// `stats slabs`: items of all sizes are in one class here.
 pub(crate) fn push_slabs(sum: &ShardReport, out: &mut Vec<u8>) {
     let commands = &sum.commands;
+    // Items lie one after the other: a chunk has the mean size of an item.
+    let chunk_bytes = (sum.item_bytes / sum.items.max(1)).max(1);
+    let chunks = (sum.used_bytes / chunk_bytes).max(sum.items);
     push_all(
         out,
         &[
+            ("1:chunk_size", chunk_bytes),
+            ("1:chunks_per_page", PAGE_BYTES / chunk_bytes),
+            ("1:total_pages", sum.used_bytes.div_ceil(PAGE_BYTES)),
+            ("1:total_chunks", chunks),
             ("1:used_chunks", sum.items),
+            ("1:free_chunks", chunks - sum.items),
+            ("1:free_chunks_end", 0),
             ("1:mem_requested", sum.item_bytes),
             ("1:get_hits", commands.get_hits),
             ("1:cmd_set", commands.cmd_set),
@@ -285,6 +348,29 @@ fn push_tls_settings(settings: &Settings, out: &mut Vec<u8>) {
     push(out, "ssl_min_version", oldest);
 }
 
+/// Settings about memcached's queues and slabs, for exporters and dashboards. Expired items are
+/// freed without being asked for, which there the crawler does; there is one queue, and no slabs.
+const SETTINGS_WITHOUT_MEANING: [(&str, &str); 18] = [
+    ("growth_factor", "1.00"),
+    ("chunk_size", "1"),
+    ("hashpower_init", "0"),
+    ("slab_reassign", "no"),
+    ("slab_automove", "0"),
+    ("slab_automove_ratio", "0.00"),
+    ("slab_automove_window", "0"),
+    ("lru_crawler", "yes"),
+    ("lru_crawler_sleep", "0"),
+    ("lru_crawler_tocrawl", "0"),
+    ("tail_repair_time", "0"),
+    ("lru_maintainer_thread", "no"),
+    ("lru_segmented", "no"),
+    ("hot_lru_pct", "0"),
+    ("warm_lru_pct", "0"),
+    ("hot_max_factor", "0.00"),
+    ("warm_max_factor", "0.00"),
+    ("temp_lru", "no"),
+];
+
 /// memcached's name for a protocol.
 const fn protocol_name(dialect: Dialect) -> &'static str {
     match dialect {
@@ -339,6 +425,7 @@ pub(crate) fn push_settings(shared: &Shared, out: &mut Vec<u8>) {
     push(out, "flush_enabled", yes_or_no(settings.allows_flush));
     push(out, "dump_enabled", yes_or_no(settings.allows_dump));
     push(out, "hash_algorithm", "xxh3");
+    SETTINGS_WITHOUT_MEANING.iter().for_each(|(name, value)| push(out, name, value));
     push(out, "idle_timeout", settings.idle_timeout_s);
     push_tls_settings(settings, out);
     out.extend_from_slice(b"END\r\n");
