@@ -34,6 +34,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 pub use below::far::FarError;
 pub use clients::auth;
 pub use farpool_kv_protocol::compat::Compat;
+pub use farpool_kv_tier::flash::least_bytes as least_flash_bytes;
 use farpool_kv_tier::flash::random_seed;
 pub use farpool_kv_tier::flash::{Bookkeeping, FlashError, FlashFile, FlashSettings};
 pub use settings::{

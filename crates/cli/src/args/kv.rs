@@ -41,7 +41,7 @@ pub struct KvArgs {
     #[arg(long, value_name = "SIZE", env = "FARPOOL_KV_MEMORY", hide_env_values = true)]
     pub memory: Option<Size>,
     /// The same in MiB, as in memcached
-    #[arg(short = 'm', value_name = "MIB", conflicts_with = "memory")]
+    #[arg(short = 'm', long = "memory-limit", value_name = "MIB", conflicts_with = "memory")]
     pub memory_mib: Option<u64>,
     /// Far memory for items that do not fit in memory; needs --blade or --pool
     #[arg(long, value_name = "SIZE", env = "FARPOOL_KV_FAR", hide_env_values = true)]
@@ -104,7 +104,7 @@ pub struct KvArgs {
     )]
     pub listen: Vec<String>,
     /// Unix socket to listen on, instead of TCP
-    #[arg(short = 's', long, value_name = "PATH")]
+    #[arg(short = 's', long, alias = "unix-socket", value_name = "PATH")]
     pub socket: Option<PathBuf>,
     /// Also serve the KeyVault protocol here: tcp://IP:PORT, or unix:///PATH (shared memory, for
     /// clients on this host); may be repeated
@@ -118,16 +118,16 @@ pub struct KvArgs {
     #[arg(long, value_name = "IP:PORT", env = "FARPOOL_KV_METRICS", hide_env_values = true)]
     pub metrics: Option<SocketAddr>,
     /// Permissions of the unix sockets (-s, --keyvault unix://), in octal
-    #[arg(short = 'a', long, value_name = "MODE", default_value = "700")]
+    #[arg(short = 'a', long, alias = "unix-mask", value_name = "MODE", default_value = "700")]
     pub socket_mode: String,
     /// UDP port; must be 0, as UDP is not served
-    #[arg(short = 'U', value_name = "PORT")]
+    #[arg(short = 'U', long = "udp-port", value_name = "PORT")]
     pub udp_port: Option<u16>,
     /// Maximum number of simultaneous clients
-    #[arg(short = 'c', long, value_name = "N", default_value_t = 1024)]
+    #[arg(short = 'c', long, alias = "conn-limit", value_name = "N", default_value_t = 1024)]
     pub connections: u64,
     /// Refuse new items when memory is full, instead of evicting old ones
-    #[arg(short = 'M', long)]
+    #[arg(short = 'M', long, alias = "disable-evictions")]
     pub no_evict: bool,
     /// Eviction policy: s3-fifo, lru, fifo, clock, sieve, lfu, arc, slru, 2q, lirs, w-tinylfu or
     /// random
@@ -140,17 +140,17 @@ pub struct KvArgs {
     )]
     pub policy: CacheKind,
     /// Size of the largest item: bytes, or with k, m or g
-    #[arg(short = 'I', long, value_name = "SIZE", default_value = "1m")]
+    #[arg(short = 'I', long, alias = "max-item-size", value_name = "SIZE", default_value = "1m")]
     pub item_max: String,
     /// Number of requests of one client to answer before the others get their turn, at least 256
     /// [default: 1024]
-    #[arg(short = 'R', long, value_name = "N")]
+    #[arg(short = 'R', long, alias = "max-reqs-per-event", value_name = "N")]
     pub requests_per_turn: Option<usize>,
     /// Number of connections that may wait to be accepted
-    #[arg(short = 'b', long, value_name = "N", default_value_t = 1024)]
+    #[arg(short = 'b', long, alias = "listen-backlog", value_name = "N", default_value_t = 1024)]
     pub backlog: i32,
     /// Protocols of memcached to serve: ascii, binary, or auto for both [default: auto]
-    #[arg(short = 'B', value_name = "PROTOCOL")]
+    #[arg(short = 'B', long, value_name = "PROTOCOL")]
     pub protocol: Option<String>,
     /// Version of memcached to be compatible with, and to report: 1.6.45 or 1.6.18. The text
     /// protocol of 1.6.45 is stricter, and never takes a value for commands
@@ -158,7 +158,7 @@ pub struct KvArgs {
     pub compat: Compat,
     /// File of NAME:PASSWORD lines; each client must authenticate with one of them: by `set`, or in
     /// the binary protocol by SASL (PLAIN)
-    #[arg(short = 'Y', long, value_name = "FILE")]
+    #[arg(short = 'Y', long, alias = "auth-file", value_name = "FILE")]
     pub credentials: Option<PathBuf>,
     /// As in memcached: serve the binary protocol only, and authenticate by SASL; needs -Y
     #[arg(short = 'S', long = "enable-sasl")]
@@ -167,20 +167,20 @@ pub struct KvArgs {
     #[arg(short = 'Z', long = "enable-ssl")]
     pub tls: bool,
     /// Let clients stop the server with `shutdown`
-    #[arg(short = 'A', long)]
+    #[arg(short = 'A', long, alias = "enable-shutdown")]
     pub allow_shutdown: bool,
     /// Refuse `flush_all`
-    #[arg(short = 'F', long)]
+    #[arg(short = 'F', long, alias = "disable-flush-all")]
     pub no_flush: bool,
     /// Limit the memory of all items whose key begins with PREFIX; may be repeated, the longest
     /// matching prefix counts
     #[arg(long, value_name = "PREFIX=SIZE")]
     pub quota: Vec<QuotaPart>,
     /// Refuse to list items: `lru_crawler metadump`, `stats cachedump`
-    #[arg(short = 'X', long)]
+    #[arg(short = 'X', long, alias = "disable-dumping")]
     pub no_dump: bool,
     /// Refuse `watch`
-    #[arg(short = 'W', long)]
+    #[arg(short = 'W', long, alias = "disable-watch")]
     pub no_watch: bool,
     /// Count commands by key prefix, the part before this character (shown by `stats detail dump`,
     /// /metrics, /keys)
@@ -191,19 +191,19 @@ pub struct KvArgs {
     #[arg(long, value_name = "SPAN")]
     pub drain: Option<Span>,
     /// Run in the background
-    #[arg(short = 'd', long)]
+    #[arg(short = 'd', long, alias = "daemon")]
     pub daemonize: bool,
     /// Become this user once ports and sockets are open (root only)
     #[arg(short = 'u', long, value_name = "USER")]
     pub user: Option<String>,
     /// Write the process id to this file; the file is removed at exit
-    #[arg(short = 'P', long, value_name = "FILE")]
+    #[arg(short = 'P', long, alias = "pidfile", value_name = "FILE")]
     pub pid_file: Option<PathBuf>,
     /// Lock all memory, so that it is never swapped out
     #[arg(short = 'k', long)]
     pub lock_memory: bool,
     /// Allow core files as large as the system permits
-    #[arg(short = 'r')]
+    #[arg(short = 'r', long = "enable-coredumps")]
     pub core_files: bool,
     /// How long an idle thread polls for work before it sleeps, in microseconds
     #[arg(long, value_name = "US", default_value_t = 0)]
@@ -212,14 +212,17 @@ pub struct KvArgs {
     /// --flash); for TLS ssl_chain_cert=FILE, ssl_key=FILE, ssl_ca_cert=FILE, ssl_verify_mode=0..3,
     /// ssl_min_version=2..3, ssl_session_cache; options about memcached's internals are accepted
     /// without effect
-    #[arg(short = 'o', long, value_name = "OPTIONS", value_delimiter = ',')]
+    #[arg(short = 'o', long, alias = "extended", value_name = "OPTIONS", value_delimiter = ',')]
     pub option: Vec<String>,
     /// Log more; may be repeated
-    #[arg(short = 'v', action = clap::ArgAction::Count)]
+    #[arg(short = 'v', long, action = clap::ArgAction::Count)]
     pub verbose: u8,
     /// Print the ready line as JSON
     #[arg(long)]
     pub json: bool,
+    /// Print the licence, and the version of memcached that it is compatible with
+    #[arg(short = 'i', long = "license")]
+    pub shows_license: bool,
     /// Accepted as in memcached, without effect: items are stored without gaps, CAS numbers cost
     /// nothing
     #[command(flatten)]
@@ -234,12 +237,17 @@ fn compat(version: &str) -> Result<Compat, String> {
 /// Flags of memcached that have no effect here.
 #[derive(Debug, Args)]
 pub struct KvWithoutEffect {
-    #[arg(short = 'f', value_name = "FACTOR", hide = true)]
+    #[arg(short = 'f', long = "slab-growth-factor", value_name = "FACTOR", hide = true)]
     pub growth_factor: Option<f64>,
-    #[arg(short = 'n', value_name = "BYTES", hide = true)]
+    #[arg(short = 'n', long = "slab-min-size", value_name = "BYTES", hide = true)]
     pub chunk_bytes: Option<u32>,
-    #[arg(short = 'L', hide = true)]
+    #[arg(short = 'L', long = "enable-largepages", hide = true)]
     pub large_pages: bool,
-    #[arg(short = 'C', hide = true)]
+    #[arg(short = 'C', long = "disable-cas", hide = true)]
     pub no_cas: bool,
+    /// Items in memory do not survive a restart; those on flash do.
+    #[arg(short = 'e', long = "memory-file", value_name = "FILE", hide = true)]
+    pub memory_file: Option<PathBuf>,
+    #[arg(short = 'N', long = "napi-ids", alias = "napi_ids", value_name = "N", hide = true)]
+    pub napi_ids: Option<u32>,
 }

@@ -18,6 +18,7 @@ use signal_hook::iterator::Signals;
 
 use crate::args::{KvArgs, KvCommand};
 use crate::commands::kv_access::{TlsOptions, dialect, warn_of_open_doors};
+use crate::commands::kv_options::{self, Ignored};
 use crate::commands::{kv_bench, kv_top, refuse_remote, service};
 use crate::config::UsageError;
 use crate::logging;
@@ -32,38 +33,6 @@ const DESCRIPTORS_BESIDE_CLIENTS: u64 = 256;
 /// Fewer requests per turn only make a thread slower.
 const REQUESTS_PER_TURN_MIN: usize = 256;
 
-/// Options of memcached's `-o` about internals that Farpool does not have.
-const WITHOUT_EFFECT: [&str; 28] = [
-    "maxconns_fast",
-    "hashpower",
-    "tail_repair_time",
-    "hash_algorithm",
-    "lru_crawler",
-    "no_lru_crawler",
-    "lru_crawler_sleep",
-    "lru_crawler_tocrawl",
-    "lru_maintainer",
-    "no_lru_maintainer",
-    "hot_lru_pct",
-    "warm_lru_pct",
-    "hot_max_factor",
-    "warm_max_factor",
-    "temporary_ttl",
-    "slab_reassign",
-    "no_slab_reassign",
-    "slab_automove",
-    "slab_automove_ratio",
-    "slab_automove_window",
-    "slab_chunk_max",
-    "slab_sizes",
-    "track_sizes",
-    "watcher_logbuf_size",
-    "worker_logbuf_size",
-    "resp_obj_mem_limit",
-    "read_buf_mem_limit",
-    "modern",
-];
-
 /// Serves until a signal or a client stops the server.
 pub fn main(args: &KvArgs) -> anyhow::Result<u8> {
     match &args.command {
@@ -71,7 +40,13 @@ pub fn main(args: &KvArgs) -> anyhow::Result<u8> {
         Some(KvCommand::Top(args)) => return kv_top::main(args),
         None => {}
     }
-    let settings = settings(args)?;
+    if args.shows_license {
+        let memcached = args.compat.version();
+        println!("farpool kv, compatible with memcached {memcached}");
+        println!("licence: {}", env!("CARGO_PKG_LICENSE"));
+        return Ok(0);
+    }
+    let (settings, ignored) = settings(args)?;
     if args.daemonize {
         privileges::become_daemon().context("cannot run in the background")?;
     }
@@ -86,8 +61,13 @@ pub fn main(args: &KvArgs) -> anyhow::Result<u8> {
         [&settings.socket_path, &settings.keyvault_path].into_iter().flatten().cloned().collect();
     let (memory_bytes, threads) = (settings.memory_bytes as u64, settings.threads);
     raise_limits(args, settings.connections_max)?;
+    ignored.tell();
     warn_of_open_doors(&settings);
+    let tcp_count = settings.addresses.len() + settings.plain_addresses.len();
     let server = Server::bind(settings, at_most(unix_s))?;
+    if tcp_count > 0 {
+        kv_options::write_ports(&server.addresses()[..tcp_count]);
+    }
     let mut listen: Vec<String> = server.addresses().iter().map(ToString::to_string).collect();
     listen.extend(socket_paths.iter().map(|path| path.display().to_string()));
     let pid_file = args.pid_file.as_deref().map(PidFile::write).transpose()?;
@@ -190,8 +170,9 @@ fn say_ready(
     service::say_ready(&line)
 }
 
-fn settings(args: &KvArgs) -> Result<Settings, UsageError> {
-    refuse_what_is_not_built(args)?;
+/// The settings, and what was asked for without effect.
+fn settings(args: &KvArgs) -> Result<(Settings, Ignored), UsageError> {
+    kv_options::refuse_dangerous(args)?;
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let mut settings = Settings {
         dialect: dialect(args)?,
@@ -246,22 +227,27 @@ fn settings(args: &KvArgs) -> Result<Settings, UsageError> {
         settings.flash = Some(flash(part));
     }
     let mut tls = TlsOptions::default();
+    let mut ignored = Ignored::flags(args);
     for option in &args.option {
         if !tls.take(option)? {
-            take_option(&mut settings, option)?;
+            kv_options::take(&mut settings, &mut ignored, option)?;
         }
     }
     settings.tls = tls.load(args.tls)?;
-    if let Some(flash) = &mut settings.flash {
-        flash.reset = args.flash_reset;
-        #[expect(clippy::cast_precision_loss, reason = "no device writes 2^53 bytes a second")]
-        let rate = args.flash_write_rate.map(|Size(bytes)| bytes as f64);
-        flash.write_bytes_per_s = rate;
-        if let Some(directory) = &args.flash_books {
-            flash.books = Bookkeeping::Only(directory.clone());
-        }
+    complete_flash(&mut settings, args);
+    Ok((settings, ignored))
+}
+
+/// What flags beside PATH:SIZE say about flash.
+fn complete_flash(settings: &mut Settings, args: &KvArgs) {
+    let Some(flash) = &mut settings.flash else { return };
+    flash.reset = args.flash_reset;
+    #[expect(clippy::cast_precision_loss, reason = "no device writes 2^53 bytes a second")]
+    let rate = args.flash_write_rate.map(|Size(bytes)| bytes as f64);
+    flash.write_bytes_per_s = rate;
+    if let Some(directory) = &args.flash_books {
+        flash.books = Bookkeeping::Only(directory.clone());
     }
-    Ok(settings)
 }
 
 fn socket_mode(text: &str) -> Result<u32, UsageError> {
@@ -295,7 +281,7 @@ fn far(args: &KvArgs) -> Result<Option<FarSettings>, UsageError> {
     }))
 }
 
-fn flash(part: &FlashPart) -> FlashSettings {
+pub(super) fn flash(part: &FlashPart) -> FlashSettings {
     let path = part.path.clone();
     let books = Bookkeeping::Preferably(books_directories());
     FlashSettings { path, bytes: part.size.0, reset: false, write_bytes_per_s: None, books }
@@ -309,15 +295,6 @@ fn books_directories() -> Vec<PathBuf> {
     let of_user = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
     let directories = std::env::split_paths(&given).chain(["/run".into()]).chain(of_user);
     directories.chain(["/dev/shm".into()]).filter(|it| it.is_absolute()).collect()
-}
-
-fn refuse_what_is_not_built(args: &KvArgs) -> Result<(), UsageError> {
-    if args.udp_port.is_some_and(|port| port != 0) {
-        return Err(UsageError(
-            "UDP is not served: answers to forged addresses flooded others; use -U 0".into(),
-        ));
-    }
-    Ok(())
 }
 
 /// Returns `--memory` or `-m`, if one is given.
@@ -394,26 +371,5 @@ fn take_keyvault(settings: &mut Settings, args: &KvArgs) -> Result<(), UsageErro
         return Err(UsageError(how.into()));
     }
     settings.keyvault_leases = args.keyvault_leases;
-    Ok(())
-}
-
-fn take_option(settings: &mut Settings, option: &str) -> Result<(), UsageError> {
-    let (name, value) = option.split_once('=').unwrap_or((option, ""));
-    match name {
-        "idle_timeout" => {
-            let wrong = || UsageError(format!("{option:?}: idle_timeout is a number of seconds"));
-            settings.idle_timeout_s = value.parse().map_err(|_| wrong())?;
-        }
-        "ext_path" if settings.flash.is_none() => {
-            let part = value.parse().map_err(|error| UsageError(format!("{option:?}: {error}")))?;
-            settings.flash = Some(flash(&part));
-        }
-        "ext_path" => {
-            let once = "flash is one file or device: give ext_path or --flash, and once";
-            return Err(UsageError(once.into()));
-        }
-        _ if WITHOUT_EFFECT.contains(&name) => {}
-        _ => return Err(UsageError(format!("-o {name} is not an option that Farpool knows"))),
-    }
     Ok(())
 }

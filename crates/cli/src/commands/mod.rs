@@ -17,6 +17,7 @@ pub mod generate;
 pub mod kv;
 mod kv_access;
 pub mod kv_bench;
+mod kv_options;
 pub mod kv_top;
 pub mod lending;
 pub mod limit;

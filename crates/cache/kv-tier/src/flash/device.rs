@@ -92,6 +92,12 @@ fn most_bytes(shards: usize) -> u64 {
     Geometry { shards, zones_per_shard: ZONES_MAX }.file_bytes()
 }
 
+/// The smallest flash for this many shards, in bytes.
+#[must_use]
+pub fn least_bytes(shards: usize) -> u64 {
+    Geometry { shards, zones_per_shard: ZONES_MIN }.file_bytes()
+}
+
 pub(super) fn geometry(settings: &FlashSettings, shards: usize) -> Result<Geometry, FlashError> {
     let most = most_bytes(shards);
     if settings.bytes > most {
@@ -99,7 +105,7 @@ pub(super) fn geometry(settings: &FlashSettings, shards: usize) -> Result<Geomet
         return Err(FlashError::TooLarge { path, bytes, shards, most });
     }
     Geometry::fitting(settings.bytes, shards, ZONES_MIN).ok_or_else(|| {
-        let least = Geometry { shards, zones_per_shard: ZONES_MIN }.file_bytes();
+        let least = least_bytes(shards);
         let (path, bytes) = (settings.path.clone(), settings.bytes);
         FlashError::TooSmall { path, bytes, shards, least }
     })

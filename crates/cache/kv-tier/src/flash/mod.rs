@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use budget::Budget;
 use control::Control;
-pub use device::random_seed;
+pub use device::{least_bytes, random_seed};
 use farpool_units::PAGE_BYTES;
 use file::Part;
 pub use file::{FlashFile, Step, Unclosed};
