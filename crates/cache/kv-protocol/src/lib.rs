@@ -1,6 +1,6 @@
 //! memcached's text protocol, classic and meta: bytes to requests ([`request`]), requests to
-//! replies ([`classic`], [`meta`]); and its [`binary`] one. No I/O, no clock. Behaves as the version
-//! of memcached that [`compat`] names, down to the bytes of its errors.
+//! replies ([`classic`], [`meta`]); and its [`binary`] one. No I/O, no clock. Behaves as the
+//! version of memcached that [`compat`] names, down to the bytes of its errors.
 
 pub mod binary;
 pub mod classic;

@@ -23,8 +23,8 @@ const ITEMS: &str = "number age hits_to_hot hits_to_warm hits_to_cold hits_to_te
     outofmemory reclaimed tailrepairs mem_requested moves_to_cold moves_to_warm moves_within_lru \
     number_hot number_warm number_cold number_temp age_hot age_warm";
 /// Those of `stats slabs`, for each class.
-const SLABS: &str = "get_hits delete_hits incr_hits decr_hits cas_hits touch_hits cas_badval cmd_set \
-    chunk_size chunks_per_page total_pages total_chunks used_chunks free_chunks free_chunks_end \
+const SLABS: &str = "get_hits delete_hits incr_hits decr_hits cas_hits touch_hits cas_badval \
+    cmd_set chunk_size chunks_per_page total_pages total_chunks used_chunks free_chunks free_chunks_end \
     mem_requested";
 /// Those of `stats settings`.
 const SETTINGS: &str = "maxconns lru_crawler lru_crawler_sleep lru_crawler_tocrawl \
