@@ -23,7 +23,7 @@ use clap::Parser;
 
 use args::{Cli, Command, ControlAction, ControlArgs};
 use config::{Config, UsageError};
-use farpool_api::ApiError;
+use farpool_api::{ApiError, ProblemKind};
 
 /// Wrong flags, variables or configuration; clap uses the same code.
 const EXIT_USAGE: u8 = 2;
@@ -152,6 +152,8 @@ fn exit_of(error: &ApiError) -> u8 {
         ApiError::Unreachable { .. } => EXIT_UNREACHABLE,
         ApiError::BadUrl(_) => EXIT_USAGE,
         ApiError::BadAnswer { .. } => EXIT_FAILED,
+        // Nothing of the caller's contradicts it: there is no room yet.
+        ApiError::Problem(problem) if problem.is(ProblemKind::NoRoom) => EXIT_FAILED,
         ApiError::Problem(problem) => match problem.status {
             404 => EXIT_NOT_FOUND,
             409 | 412 => EXIT_CONFLICT,
@@ -165,6 +167,8 @@ fn exit_of(error: &ApiError) -> u8 {
 mod tests {
     use std::os::unix::process::ExitStatusExt;
 
+    use farpool_api::Problem;
+
     use super::*;
 
     #[test]
@@ -173,6 +177,14 @@ mod tests {
             let error = anyhow::anyhow!("the disk is full").context(outer);
             assert_eq!(told_once(&error), "it cannot be started: the disk is full");
         }
+    }
+
+    #[test]
+    fn a_rack_without_room_is_no_conflict() {
+        let exit = |kind| exit_of(&ApiError::Problem(Box::new(Problem::new(kind, ""))));
+        assert_eq!(exit(ProblemKind::NoRoom), EXIT_FAILED);
+        assert_eq!(exit(ProblemKind::Conflict), EXIT_CONFLICT);
+        assert_eq!(exit(ProblemKind::NotLeader), EXIT_UNREACHABLE);
     }
 
     /// Set in the process that is to end.
