@@ -9,8 +9,13 @@ mod home;
 #[path = "common/kv.rs"]
 mod server;
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::thread;
+use std::time::{Duration, Instant};
+
 use home::Home;
-use server::Kv;
+use server::{Client, Kv, PATIENCE};
 
 const MIB: usize = 1 << 20;
 const LIMIT: usize = 512 * MIB;
@@ -116,4 +121,144 @@ fn nor_do_they_with_flash_below() {
     println!("{most} bytes resident at most, {of_files} of files, with a limit of {LIMIT}");
     assert!(kv.client.stat("flash_bytes_written") > LIMIT as u64 / 2);
     assert!(most <= RESIDENT_MAX + 2 * FLASH_BUFFERS, "{} MiB", most / MIB);
+}
+
+/// Fills the server's memory with items.
+fn fill(kv: &mut Kv) {
+    let value = vec![b'f'; 10_000];
+    for key in 0..2 * LIMIT / value.len() {
+        kv.client.send(format!("set fill{key} 0 0 {} noreply\r\n", value.len()).as_bytes());
+        kv.client.send(&value);
+        kv.client.send(b"\r\n");
+    }
+    assert!(kv.client.stat("evictions") > 0, "its memory is full");
+}
+
+/// Waits until the process is within its limit.
+fn wait_for_memory(kv: &Kv) {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let resident = kv.status_bytes("VmRSS");
+        if resident <= RESIDENT_MAX {
+            return;
+        }
+        assert!(Instant::now() < deadline, "waited in vain: {} MiB", resident / MIB);
+        thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Values of the clients that stop within one.
+const HALF_SENDERS: usize = 1_000;
+const ANNOUNCED_BYTES: usize = 1_000_000;
+const SENT_BYTES: usize = 900_000;
+
+#[test]
+fn values_that_are_half_sent_take_no_more_than_the_limit() {
+    let home = tempfile::tempdir().expect("a home");
+    let mut kv = Kv::start(home.path(), &["-t", "2", "-m", "512", "-c", "2000"]);
+    fill(&mut kv);
+    assert_eq!(kv.client.ask("set half7 0 0 3\r\nold"), "STORED");
+    let head = |number| format!("set half{number} 0 0 {ANNOUNCED_BYTES}\r\n");
+    let half = vec![b'h'; SENT_BYTES];
+    let mut senders = Vec::new();
+    let mut most = 0;
+    for number in 0..HALF_SENDERS {
+        let mut sender = Client::connect(kv.address);
+        sender.send(head(number).as_bytes());
+        sender.send(&half);
+        senders.push(sender);
+        most = most.max(kv.status_bytes("VmRSS"));
+    }
+    println!("{} MiB resident at most", most / MIB);
+    assert!(most <= RESIDENT_MAX, "{} MiB", most / MIB);
+    kv.client.wait_for_stat("read_buf_oom", |refused| refused > HALF_SENDERS as u64 / 2);
+    // Each of them is told at the end of its value, and goes on: either it was stored or refused,
+    // and what is refused leaves no older value.
+    let rest = vec![b'h'; ANNOUNCED_BYTES - SENT_BYTES];
+    let mut stored = 0;
+    for (number, sender) in senders.iter_mut().enumerate() {
+        sender.send(&rest);
+        let is_stored = match &*sender.ask("") {
+            "STORED" => true,
+            "SERVER_ERROR out of memory storing object" => false,
+            other => panic!("client {number} was told {other:?}"),
+        };
+        stored += usize::from(is_stored);
+        if !is_stored {
+            let found = sender.ask(&format!("mg half{number} s"));
+            assert_eq!(found, "EN", "client {number}");
+        }
+    }
+    assert!(stored > 0, "those that had room");
+    drop(senders);
+    kv.client.wait_for_stat("read_buf_bytes", |bytes| bytes < MIB as u64);
+    fill(&mut kv);
+    wait_for_memory(&kv);
+}
+
+/// Honest clients whose values come slowly.
+const SLOW_SENDERS: usize = 100;
+
+#[test]
+fn values_that_come_slowly_are_stored() {
+    let home = tempfile::tempdir().expect("a home");
+    let mut kv = Kv::start(home.path(), &["-t", "2", "-m", "512"]);
+    let value = |number: usize| vec![b'a' + u8::try_from(number % 26).expect("< 26"); 1_000_000];
+    let mut senders: Vec<Client> = Vec::new();
+    for number in 0..SLOW_SENDERS {
+        let mut sender = Client::connect(kv.address);
+        sender.send(format!("set slow{number} 0 0 1000000\r\n").as_bytes());
+        senders.push(sender);
+    }
+    for piece in 0..10 {
+        for (number, sender) in senders.iter_mut().enumerate() {
+            sender.send(&value(number)[piece * 100_000..(piece + 1) * 100_000]);
+        }
+    }
+    for (number, sender) in senders.iter_mut().enumerate() {
+        assert_eq!(sender.ask(""), "STORED", "client {number}");
+    }
+    assert_eq!(kv.client.stat("read_buf_oom"), 0);
+    for (number, sender) in senders.iter_mut().enumerate() {
+        let expected = value(number);
+        assert_eq!(sender.ask(&format!("mg slow{number} v")), "VA 1000000");
+        assert!(sender.line().as_bytes() == expected, "the value of client {number}");
+    }
+}
+
+/// Clients that ask for much and do not read.
+const SILENT_READERS: usize = 400;
+
+#[test]
+fn replies_that_nobody_reads_take_no_more_than_the_limit() {
+    let home = tempfile::tempdir().expect("a home");
+    let mut kv = Kv::start(home.path(), &["-t", "2", "-m", "512", "-c", "2000"]);
+    fill(&mut kv);
+    let value = vec![b'v'; 1_000_000];
+    for key in ["a", "b", "c", "d"] {
+        kv.client.send(format!("set {key} 0 0 {}\r\n", value.len()).as_bytes());
+        kv.client.send(&value);
+        assert_eq!(kv.client.ask(""), "STORED");
+    }
+    let mut readers = Vec::new();
+    for _ in 0..SILENT_READERS {
+        let mut reader = TcpStream::connect(kv.address).expect("it listens");
+        reader.set_read_timeout(Some(PATIENCE)).expect("sockets have timeouts");
+        reader.write_all(&b"get a b c d\r\n".repeat(20)).expect("requests are short");
+        readers.push(reader);
+    }
+    kv.client.wait_for_stat("read_buf_oom", |closed| closed > 0);
+    kv.client.wait_for_stat("read_buf_bytes", |bytes| bytes <= LIMIT as u64 / 4);
+    // The allocator returns the memory within a second.
+    wait_for_memory(&kv);
+    // Who reads is served to the end, meanwhile.
+    let mut reader = TcpStream::connect(kv.address).expect("it listens");
+    reader.set_read_timeout(Some(PATIENCE)).expect("sockets have timeouts");
+    let mut writer = reader.try_clone().expect("sockets can be shared");
+    let asks = thread::spawn(move || writer.write_all(&b"get a b c d\r\n".repeat(20)));
+    let each = 4 * (b"VALUE a 0 1000000\r\n".len() + value.len() + 2) + b"END\r\n".len();
+    let mut reply = vec![0; 20 * each];
+    reader.read_exact(&mut reply).expect("all replies come");
+    asks.join().expect("the thread ends").expect("the server takes requests");
+    drop(readers);
 }

@@ -2,14 +2,13 @@
 
 use super::Shard;
 use super::command::{ReadFlags, StoreMode, StoreRequest};
-use super::reply::{TOO_LARGE, push_line, push_number, push_unless};
+use super::reply::{OUT_OF_MEMORY, TOO_LARGE, push_line, push_number, push_unless};
 use super::token::{self, split, unsigned_64};
 use farpool_kv_store::item::{ItemParts, ItemView, mark};
 use farpool_kv_store::key::HashedKey;
 use farpool_kv_store::{Found, StoreError};
 
 pub const NOT_NUMERIC: &str = "CLIENT_ERROR cannot increment or decrement non-numeric value";
-pub const OUT_OF_MEMORY: &str = "SERVER_ERROR out of memory storing object";
 /// How many keys of one `get` are loaded ahead of the one being answered.
 const LOOK_AHEAD: usize = 16;
 

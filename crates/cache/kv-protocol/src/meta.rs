@@ -11,7 +11,7 @@ use base64::Engine;
 use super::Shard;
 use super::classic::{self, Outcome, Wish};
 use super::command::{MetaKind, StoreMode};
-use super::reply::{BAD_FORMAT, OPAQUE_TOO_LONG, push_line, push_number, push_unless};
+use super::reply::{BAD_FORMAT, OPAQUE_TOO_LONG, OUT_OF_MEMORY, push_line, push_number, push_unless};
 use farpool_kv_store::item::{Header, ItemParts, mark};
 use farpool_kv_store::{Found, StoreError};
 use prepared::{BASE64, OPAQUE_BYTES_MAX};
@@ -282,12 +282,12 @@ fn delete_found(
     }
     let mut found = found;
     if flags.drops_value {
-        found = drop_value(shard, request, found).map_err(|_| classic::OUT_OF_MEMORY)?;
+        found = drop_value(shard, request, found).map_err(|_| OUT_OF_MEMORY)?;
     } else if !flags.marks_stale {
         shard.store.remove(found);
     }
     if flags.marks_stale {
-        mark_stale(shard, request, found).map_err(|_| classic::OUT_OF_MEMORY)?;
+        mark_stale(shard, request, found).map_err(|_| OUT_OF_MEMORY)?;
     }
     Ok(())
 }

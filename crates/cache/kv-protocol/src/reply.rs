@@ -2,6 +2,8 @@
 
 /// memcached's answer to a value larger than `-I` allows.
 pub const TOO_LARGE: &str = "SERVER_ERROR object too large for cache";
+/// memcached's answer to a value for which it finds no memory.
+pub const OUT_OF_MEMORY: &str = "SERVER_ERROR out of memory storing object";
 /// memcached's answer to most lines that it does not understand.
 pub const BAD_FORMAT: &str = "CLIENT_ERROR bad command line format";
 /// memcached's answer to an opaque token of more than 31 characters.

@@ -11,7 +11,7 @@ use farpool_units::exactly;
 use super::command::{MetaKind, MetaRequest, ReadFlags, StoreMode, StoreRequest};
 use super::compat::Compat;
 use super::meta::{WORDS_MAX, check_set, has_opaque_too_long};
-use super::reply::{BAD_FORMAT, OPAQUE_TOO_LONG, TOO_LARGE};
+use super::reply::{BAD_FORMAT, OPAQUE_TOO_LONG, OUT_OF_MEMORY, TOO_LARGE};
 use super::token::{Words, signed_32, unsigned_32, unsigned_64};
 use farpool_kv_store::item::{KEY_BYTES_MAX, memcached_bytes};
 
@@ -136,9 +136,17 @@ pub struct ParseLimits {
     pub item_bytes_max: usize,
     /// The version of memcached whose text protocol is spoken.
     pub compat: Compat,
+    /// No memory is left for values of which a part is still to come: they are refused.
+    pub lacks_memory: bool,
 }
 
 impl ParseLimits {
+    /// Values of items up to `item_bytes_max` are taken.
+    #[must_use]
+    pub const fn new(item_bytes_max: usize, compat: Compat) -> Self {
+        Self { item_bytes_max, compat, lacks_memory: false }
+    }
+
     /// Whether an item fits.
     #[must_use]
     pub const fn fits(&self, key_bytes: usize, client_flags: u32, value_bytes: usize) -> bool {
@@ -295,13 +303,18 @@ fn parse_store_data<'a>(
     limits: &ParseLimits,
 ) -> Parsed<'a> {
     let StoreRequest { mode, key, client_flags, quiet, .. } = request;
-    if !limits.fits(key.len(), client_flags, data_bytes - 2) {
+    let skipped = |reply| {
         // An old value must not outlive a set that failed.
         let drop = (mode == StoreMode::Set).then_some(KeyWord { word: key, is_base64: false });
-        let reply = TOO_LARGE;
-        return Parsed::Request(Request::Skipped { reply, quiet, skip_bytes: data_bytes, drop });
+        Parsed::Request(Request::Skipped { reply, quiet, skip_bytes: data_bytes, drop })
+    };
+    if !limits.fits(key.len(), client_flags, data_bytes - 2) {
+        return skipped(TOO_LARGE);
     }
-    let Some(data) = rest.get(..data_bytes) else { return Parsed::WantsData { data_bytes } };
+    let Some(data) = rest.get(..data_bytes) else {
+        let waits = Parsed::WantsData { data_bytes };
+        return if limits.lacks_memory { skipped(OUT_OF_MEMORY) } else { waits };
+    };
     let request = StoreRequest { data, ..request };
     Parsed::WithData { data_bytes, request: Request::Keys(KeyRequest::Store(request)) }
 }
@@ -401,9 +414,11 @@ fn parse_meta_set<'a>(
         {
             skipped(TOO_LARGE, Some(KeyWord { word: words.get(1), is_base64 }))
         }
-        Ok(_) => {
+        Ok((_, is_base64)) => {
             let Some(data) = rest.get(..data_bytes) else {
-                return Parsed::WantsData { data_bytes };
+                let drop = Some(KeyWord { word: words.get(1), is_base64 });
+                let waits = Parsed::WantsData { data_bytes };
+                return if limits.lacks_memory { skipped(OUT_OF_MEMORY, drop) } else { waits };
             };
             let request = MetaRequest { kind: MetaKind::Set, line, data, compat };
             Parsed::WithData { data_bytes, request: Request::Keys(KeyRequest::Meta(request)) }

@@ -17,3 +17,13 @@ pub fn keep_large_buffers_apart() {
         libc::mallopt(libc::M_TRIM_THRESHOLD, TRIM_BYTES);
     }
 }
+
+/// Returns the allocator's free memory to the kernel, wherever it is in the heap. Threads that
+/// allocate meanwhile wait.
+pub fn return_free_memory() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it changes only memory that is free; it may be called at any time.
+    unsafe {
+        libc::malloc_trim(0);
+    }
+}

@@ -38,7 +38,7 @@ impl Me {
         let written = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&epoll, &shared.mailboxes[number].wake, wake, written)?;
         let Settings { item_bytes_max, compat, .. } = shared.settings;
-        let limits = ParseLimits { item_bytes_max, compat };
+        let limits = ParseLimits::new(item_bytes_max, compat);
         Ok(Self { number, shared, limits, counts: ThreadCounts::default(), epoll })
     }
 

@@ -255,6 +255,9 @@ impl Worker {
         self.shard.store.set_now(now_s);
         self.shard.store.free_expired();
         self.shard.store.cut_strays();
+        // Who has not read for a while may have to give up now.
+        self.make_room_for_held();
+        self.take_back_held();
         self.keep_promises();
         let report = self.report();
         let (shared, number) = (&self.me.shared, self.me.number);
@@ -402,6 +405,7 @@ impl Worker {
             index_bytes: store.index_bytes() as u64,
             policy_bytes: store.policy_bytes() as u64,
             used_bytes: store.used_bytes() as u64,
+            held_bytes: self.clients.held_bytes() as u64,
             limit_bytes: store.settings().limit_bytes as u64,
             limit_was_set: true,
             leases_held: store.leases_held().leases as u64,

@@ -136,6 +136,26 @@ impl Store {
         self.make_room(0)
     }
 
+    /// Counts memory that others use for the shard, such as values that are still being received,
+    /// against its limit: items are evicted to make room. On error that room cannot be made, and
+    /// what was counted before still is.
+    pub fn set_beside(&mut self, bytes: usize) -> Result<(), StoreError> {
+        let more = bytes.saturating_sub(self.beside_bytes);
+        if more > 0 {
+            let made = self.evict_for(more);
+            self.release_idle(more);
+            made?;
+        }
+        self.beside_bytes = bytes;
+        Ok(())
+    }
+
+    /// Memory counted by [`Self::set_beside`].
+    #[must_use]
+    pub const fn beside_bytes(&self) -> usize {
+        self.beside_bytes
+    }
+
     /// Grows the ghost to a place for each item, once it has places for fewer than half of them.
     fn prepare_ghost(&mut self) {
         if self.ghost.capacity() < self.items / 2 {

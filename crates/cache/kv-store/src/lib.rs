@@ -181,6 +181,8 @@ pub struct Store {
     ranked: Option<Box<numbers::Ranked>>,
     /// The memory of that state.
     ranked_bytes: usize,
+    /// Memory that is used for the shard but not by it: see [`Store::set_beside`].
+    beside_bytes: usize,
     /// Events recorded for watchers.
     journal: Option<Box<Journal>>,
 }
@@ -229,6 +231,7 @@ impl Store {
             seen: [EntryAt::default(); SEEN],
             ranked: None,
             ranked_bytes: 0,
+            beside_bytes: 0,
             journal: None,
         })
     }
@@ -296,10 +299,14 @@ impl Store {
         self.index_bytes
     }
 
-    /// All memory that the shard uses.
+    /// All memory that counts against the shard's limit.
     #[must_use]
     pub const fn used_bytes(&self) -> usize {
-        self.arena.in_use_bytes() + self.index_bytes + self.ghost.bytes() + self.ranked_bytes
+        self.arena.in_use_bytes()
+            + self.index_bytes
+            + self.ghost.bytes()
+            + self.ranked_bytes
+            + self.beside_bytes
     }
 
     /// Memory that the shard holds from the kernel: what it uses, and free segments kept for reuse.

@@ -279,6 +279,11 @@ pub fn scan<'a>(buffer: &'a [u8], rules: &Rules) -> Scan<'a> {
             let bytes = HEADER_BYTES + header.body_bytes;
             match buffer.get(value_at..bytes) {
                 Some(value) => Scan::Request { bytes, head, request: make.with(value) },
+                None if rules.limits.lacks_memory && matches!(make, Unvalued::Store(_)) => {
+                    let drop = (header.command == opcode::SET).then_some(key);
+                    let request = refusal(&header, Status::OutOfMemory, drop);
+                    Scan::Request { bytes: value_at, head, request }
+                }
                 None => Scan::Incomplete { want_bytes: bytes },
             }
         }
@@ -337,9 +342,12 @@ const fn server<'a>(request: ServerRequest<'a>) -> Parsed<'a> {
     Parsed::Whole(Request::Server(request))
 }
 
+fn refusal<'a>(header: &Header, status: Status, drop: Option<&'a [u8]>) -> Request<'a> {
+    Request::Refused { refusal: status.into(), skip_bytes: header.value_bytes(), drop }
+}
+
 fn refused<'a>(header: &Header, status: Status, drop: Option<&'a [u8]>) -> Parsed<'a> {
-    let skip_bytes = header.value_bytes();
-    Parsed::Whole(Request::Refused { refusal: status.into(), skip_bytes, drop })
+    Parsed::Whole(refusal(header, status, drop))
 }
 
 /// The answer to lengths that do not fit the command.

@@ -10,7 +10,7 @@ use farpool_kv_store::clock::Clock;
 use farpool_kv_store::{SHARD_BYTES_MIN, Store as Items, StoreSettings};
 
 const RULES: Rules = Rules {
-    limits: ParseLimits { item_bytes_max: 1 << 20, compat: Compat::V1_6_45 },
+    limits: ParseLimits::new(1 << 20, Compat::V1_6_45),
     has_sasl: false,
     is_authenticated: true,
 };

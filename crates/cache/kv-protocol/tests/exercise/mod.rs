@@ -26,7 +26,7 @@ const PARTS_MAX: usize = 10_000;
 /// Reads a stream that arrives in the given pieces, as a version of memcached does; passes every
 /// complete request to `take`.
 fn read_all(compat: Compat, pieces: &[&[u8]], mut take: impl FnMut(&Request<'_>)) {
-    let limits = ParseLimits { item_bytes_max: ITEM_BYTES_MAX, compat };
+    let limits = ParseLimits::new(ITEM_BYTES_MAX, compat);
     let mut buffer: Vec<u8> = Vec::new();
     let mut skip = 0;
     for piece in pieces {

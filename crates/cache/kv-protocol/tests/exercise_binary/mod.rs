@@ -15,7 +15,7 @@ const ITEM_BYTES_MAX: usize = 64 << 10;
 /// The rules that two bits of input select.
 fn rules_of(byte: u8) -> Rules {
     Rules {
-        limits: ParseLimits { item_bytes_max: ITEM_BYTES_MAX, compat: Compat::V1_6_45 },
+        limits: ParseLimits::new(ITEM_BYTES_MAX, Compat::V1_6_45),
         has_sasl: byte & 1 != 0,
         is_authenticated: byte & 2 == 0,
     }

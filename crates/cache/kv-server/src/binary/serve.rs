@@ -9,7 +9,7 @@ use crate::mail::mailbox::{Ask, ConnectionId};
 use crate::text::BATCH;
 use crate::worker::Worker;
 use farpool_kv_protocol::binary::{
-    self, Head, KeyRequest, Request, Rules, Scan, push_refusal, scan,
+    self, Head, KeyRequest, Request, Rules, Scan, Status, push_refusal, scan,
 };
 use farpool_kv_protocol::request::KeyWord;
 use farpool_kv_store::item::ItemView;
@@ -136,12 +136,11 @@ impl Worker {
             Request::Key(request) => self.answer_binary_key(client, id, request, planned),
             Request::Server(request) => self.answer_binary_server(client, id, head, request),
             &Request::Refused { refusal, skip_bytes, drop } => {
-                if let Some(key) = drop {
-                    if let Some(journal) = self.shard.store.journal_mut() {
-                        journal.stored(key, ("set", "too_large"), 0, 0);
-                    }
-                    self.shard.counts.store_too_large += 1;
-                    self.drop_key(client, id, KeyWord { word: key, is_base64: false });
+                let key = drop.map(|word| KeyWord { word, is_base64: false });
+                match refusal.status {
+                    Status::TooLarge => self.refuse_value(client, id, "too_large", key),
+                    Status::OutOfMemory => self.refuse_value(client, id, "no_memory", key),
+                    _ => {}
                 }
                 push_refusal(&mut self.clients.out, head, refusal);
                 if skip_bytes > 0 {

@@ -13,6 +13,9 @@ const AWAITED_MIN: usize = 64;
 /// Within these bounds, awaited replies take no more memory than this once they arrive: their size
 /// is unknown before.
 const AWAITED_BYTES_MAX: usize = 64 << 20;
+/// No further request is taken while so many bytes of replies are kept or, going by those that
+/// arrived lately, expected.
+const EXPECTED_BYTES_MAX: usize = 1 << 20;
 
 /// What a watching client wants to be told, and how many events it missed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,6 +156,7 @@ impl Client {
             || self.replies.awaited().max(self.awaited) + more >= self.awaited_max
             || self.replies.ready_bytes() >= READY_BYTES_MAX
             || self.replies.asked_bytes() >= ASKED_BYTES_MAX
+            || self.replies.awaited() > 0 && self.replies.expected_bytes(more) >= EXPECTED_BYTES_MAX
     }
 
     /// Whether kept input can be served as soon as replies can be sent. The next piece of a list is
@@ -170,6 +174,28 @@ impl Client {
             && self.phase != Phase::Closing
             && !self.is_held_up()
             && !self.has_turn_left
+    }
+
+    /// Memory that its bytes take: requests that are not complete, and replies not sent yet.
+    #[must_use]
+    pub fn held_bytes(&self) -> usize {
+        self.withheld_bytes() + self.replies.held_bytes()
+    }
+
+    /// The part of [`Self::held_bytes`] that only the client can end: it does not send the rest of
+    /// a request, or does not read.
+    #[must_use]
+    pub const fn withheld_bytes(&self) -> usize {
+        self.input.capacity() + self.unsent.capacity()
+    }
+
+    /// How much the client withholds, times how long: a request from the first second on, replies
+    /// once it has not read for a second.
+    #[must_use]
+    pub fn withheld_byte_seconds(&self, now_s: u32) -> u64 {
+        let idle_s = u64::from(now_s.saturating_sub(self.last_active_s));
+        let (input, unsent) = (self.input.capacity() as u64, self.unsent.capacity() as u64);
+        input.saturating_mul(idle_s + 1).saturating_add(unsent.saturating_mul(idle_s))
     }
 
     /// Whether every request is answered and the answers sent.

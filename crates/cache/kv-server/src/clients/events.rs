@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::Clients;
 use super::connection::{Client, CloseReason, Phase};
-use super::sockets::{Connection, READ_BYTES};
+use super::sockets::Connection;
 use crate::keyvault::state::{KeyVaultState, Source};
 use crate::mail::mailbox::{Answer, Batch, ConnectionId, Message, Protocol, Told};
 use crate::settings::Dialect;
@@ -16,8 +16,12 @@ use crate::tls::session::Session;
 use crate::watch::journal;
 use crate::worker::Worker;
 
+/// An incomplete request of at least this length is read into its own buffer; a shorter one goes
+/// through the thread's.
+const DIRECT_BYTES_MIN: usize = 16 << 10;
+
 /// A connection's number as other threads refer to it.
-fn number_of(number: usize) -> u32 {
+pub(super) fn number_of(number: usize) -> u32 {
     u32::try_from(number).expect("numbers of connections are u32")
 }
 
@@ -67,6 +71,7 @@ impl Worker {
             tls,
             keyvault,
             moves_to: None,
+            counted_bytes: 0,
         };
         journal::note_opened(&mut self.shard.store, &connection);
         let mut is_open = true;
@@ -87,6 +92,7 @@ impl Worker {
     /// Hands a connection to another thread, with the input that this thread has not answered.
     fn hand_over(&mut self, number: usize, mut connection: Connection, to: usize) {
         let _ = epoll::delete(&self.me.epoll, &connection.socket);
+        self.clients.forget_held(&connection);
         self.clients.return_number(number_of(number));
         self.me.counts.connections -= 1;
         let input = std::mem::take(&mut connection.client.input);
@@ -99,6 +105,7 @@ impl Worker {
     /// Closes a connection; replies still owed to it are lost.
     pub(crate) fn close(&mut self, number: usize, reason: CloseReason) {
         let Some(mut connection) = self.clients.take(number) else { return };
+        self.clients.forget_held(&connection);
         Clients::end_session(&mut connection);
         if let Some(keyvault) = &mut connection.keyvault {
             keyvault.end_leases(&mut self.shard);
@@ -137,11 +144,24 @@ impl Worker {
     }
 
     /// Registers for what the connection needs next, or closes it.
-    pub(crate) fn put_back(&mut self, number: usize, mut connection: Connection, is_open: bool) {
+    pub(crate) fn put_back(&mut self, number: usize, connection: Connection, is_open: bool) {
+        self.put_back_alone(number, connection, is_open);
+        self.make_room_for_held();
+    }
+
+    /// As [`Self::put_back`], without regard to what all clients together hold.
+    pub(super) fn put_back_alone(
+        &mut self,
+        number: usize,
+        mut connection: Connection,
+        is_open: bool,
+    ) {
         if let Some(to) = connection.moves_to {
             return self.hand_over(number, connection, to);
         }
         self.ring_clients.join(&self.me, number_of(number), &connection);
+        connection.end_if_told();
+        self.clients.count_held(&mut connection);
         let is_done = connection.client.phase == Phase::Closing && connection.client.is_quiet();
         let is_refused = connection.client.is_refused;
         let is_open = is_open && !is_done && connection.watch(number, &self.me.epoll);
@@ -169,46 +189,59 @@ impl Worker {
         if connection.tls.is_some() {
             return self.receive_sealed(connection, id);
         }
+        // The buffer of a long request grows with the bytes received, so that a client gets no
+        // memory for bytes it only announces, and is read into directly.
         let client = &mut connection.client;
-        if client.input.is_empty() {
-            let mut buffer = std::mem::take(&mut self.clients.read_buffer);
-            let read = rustix::io::read(&connection.socket, &mut buffer[..]);
-            let is_open = match read {
-                Ok(0) => {
-                    // A client that only shut down its sending side still gets its replies.
-                    client.phase = Phase::Closing;
-                    true
-                }
-                Ok(bytes) => {
-                    self.me.counts.bytes_read += bytes as u64;
-                    let done = self.serve_any(connection, id, &buffer[..bytes]);
-                    let rest = &buffer[done..bytes];
-                    if !rest.is_empty() {
-                        let want = connection.client.want_bytes.max(rest.len());
-                        connection.client.input.reserve_exact(want.min(rest.len() + READ_BYTES));
-                        connection.client.input.extend_from_slice(rest);
-                    }
-                    self.clients.finish(connection, &mut self.me.counts)
-                }
-                Err(errno) => matches!(errno, Errno::AGAIN | Errno::INTR),
-            };
-            self.clients.read_buffer = buffer;
-            return is_open;
+        if client.input.len() < DIRECT_BYTES_MIN {
+            return self.receive_by_buffer(connection, id);
         }
-        // The rest of a request is appended to what is there. The buffer grows with the bytes
-        // received, so that a client gets no memory for bytes it only announces.
-        let want = client.want_bytes.saturating_sub(client.input.len());
-        client.input.reserve(want.min(client.input.len().max(READ_BYTES)).max(1));
-        match rustix::io::read(
-            &connection.socket,
-            rustix::buffer::spare_capacity(&mut client.input),
-        ) {
+        let missing = client.want_bytes.saturating_sub(client.input.len()).max(1);
+        client.input.reserve_exact(missing.min(client.input.len()));
+        let room = rustix::buffer::spare_capacity(&mut client.input);
+        let read = rustix::io::read(&connection.socket, room);
+        self.on_read(connection, id, read, |_| ())
+    }
+
+    /// Reads into the thread's buffer: a request that arrived whole is served from there.
+    fn receive_by_buffer(&mut self, connection: &mut Connection, id: ConnectionId) -> bool {
+        let mut buffer = self.clients.take_read_buffer();
+        let read = rustix::io::read(&connection.socket, &mut buffer[..]);
+        let is_open = if let Ok(bytes @ 1..) = read
+            && connection.client.input.is_empty()
+        {
+            self.me.counts.bytes_read += bytes as u64;
+            let done = self.serve_any(connection, id, &buffer[..bytes]);
+            connection.client.input.extend_from_slice(&buffer[done..bytes]);
+            self.clients.finish(connection, &mut self.me.counts)
+        } else {
+            let keep = |client: &mut Client| {
+                client.input.extend_from_slice(&buffer[..read.unwrap_or_default()]);
+            };
+            self.on_read(connection, id, read, keep)
+        };
+        self.clients.return_read_buffer(buffer);
+        is_open
+    }
+
+    /// Goes on with kept input, once `keep` has added to it what was `read`. False if the
+    /// connection is over.
+    fn on_read(
+        &mut self,
+        connection: &mut Connection,
+        id: ConnectionId,
+        read: Result<usize, Errno>,
+        keep: impl FnOnce(&mut Client),
+    ) -> bool {
+        let client = &mut connection.client;
+        match read {
             Ok(0) => {
+                // A client that only shut down its sending side still gets its replies.
                 client.phase = Phase::Closing;
                 true
             }
             Ok(bytes) => {
                 self.me.counts.bytes_read += bytes as u64;
+                keep(client);
                 if client.input.len() < client.want_bytes && client.phase == Phase::Requests {
                     return true;
                 }

@@ -3,6 +3,7 @@
 pub mod auth;
 pub(crate) mod connection;
 mod events;
+mod held;
 pub(crate) mod replies;
 pub(crate) mod sockets;
 
@@ -17,6 +18,7 @@ pub(crate) struct Clients {
     connections: Vec<Option<Connection>>,
     free: Vec<u32>,
     last_generation: u32,
+    held: held::Held,
     read_buffer: Vec<u8>,
     /// Replies to the connection being served.
     pub(crate) out: Vec<u8>,
@@ -29,6 +31,7 @@ impl Clients {
             connections: Vec::new(),
             free: Vec::new(),
             last_generation: 0,
+            held: held::Held::default(),
             read_buffer: vec![0; READ_BYTES],
             out: Vec::with_capacity(OUT_BYTES_MAX),
             spare: SpareBuffers::default(),

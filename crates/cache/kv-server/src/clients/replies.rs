@@ -79,6 +79,11 @@ pub struct Replies {
     awaited: usize,
     /// Bytes of the requests to which these are.
     asked_bytes: usize,
+    /// Bytes of replies, and of parts of replies, that have arrived but wait for others.
+    kept_bytes: usize,
+    /// How long replies that were awaited have been lately: the longest, halved with each that
+    /// arrived since.
+    recent_bytes: usize,
     ready_from: usize,
     /// Nothing is sent before the pieces in front of this one have arrived: other threads are about
     /// to make them.
@@ -145,6 +150,19 @@ impl Replies {
     #[must_use]
     pub const fn ready_bytes(&self) -> usize {
         self.buffers.ready.len() - self.ready_from
+    }
+
+    /// How many bytes of replies are kept, and are expected with what is awaited and `more`.
+    #[must_use]
+    pub const fn expected_bytes(&self, more: usize) -> usize {
+        let expected = (self.awaited + more).saturating_mul(self.recent_bytes);
+        expected.saturating_add(self.kept_bytes + self.ready_bytes())
+    }
+
+    /// Memory for bytes of replies.
+    #[must_use]
+    pub fn held_bytes(&self) -> usize {
+        self.buffers.ready.capacity() + self.buffers.held.capacity() + self.kept_bytes
     }
 
     fn push(&mut self, piece: Piece) -> Ticket {
@@ -221,6 +239,7 @@ impl Replies {
 
     /// Takes a reply that has arrived: it goes to `out` if it is next, else it waits its turn.
     pub fn arrive(&mut self, ticket: Ticket, reply: &[u8], out: &mut Vec<u8>) {
+        self.recent_bytes = reply.len().max(self.recent_bytes / 2);
         let arrived = if ticket.0 == self.first {
             let arrived = self.buffers.pieces.pop_front();
             self.first += 1;
@@ -228,8 +247,10 @@ impl Replies {
             self.drain(out);
             arrived
         } else {
-            let piece = self.piece_mut(ticket);
-            piece.map(|piece| std::mem::replace(piece, Piece::Arrived(reply.to_vec())))
+            let arrived = Piece::Arrived(reply.to_vec());
+            let piece = self.piece_mut(ticket).map(|piece| std::mem::replace(piece, arrived));
+            self.kept_bytes += if piece.is_some() { reply.len() } else { 0 };
+            piece
         };
         self.awaited -= usize::from(arrived.is_some());
         if let Some(Piece::Awaited { asked_bytes }) = arrived {
@@ -247,19 +268,25 @@ impl Replies {
         out: &mut Vec<u8>,
     ) {
         let is_first = ticket.0 == self.first;
+        self.recent_bytes = bytes.len().max(self.recent_bytes / 2);
         let Some(Piece::Merged(merge)) = self.piece_mut(ticket) else { return };
         if !merge.lacks_only(part) {
-            return merge.keep(part, bytes);
+            let kept_before = merge.kept_bytes();
+            merge.keep(part, bytes);
+            self.kept_bytes += merge.kept_bytes() - kept_before;
+            return;
         }
         let keys = merge.keys();
         if !is_first {
             merge.keep(part, bytes);
+            self.kept_bytes += bytes.len();
             self.awaited -= keys;
             return;
         }
         self.awaited -= keys;
         if let Some(Piece::Merged(merge)) = self.buffers.pieces.pop_front() {
             self.first += 1;
+            self.kept_bytes -= merge.kept_bytes();
             let own = self.ready_from..self.ready_from + merge.own_bytes();
             self.ready_from = own.end;
             merge.write(&self.buffers.ready[own], Some((part, bytes)), out);
@@ -290,8 +317,12 @@ impl Replies {
                     );
                     self.ready_from += bytes;
                 }
-                Piece::Arrived(reply) => out.extend_from_slice(reply),
+                Piece::Arrived(reply) => {
+                    self.kept_bytes -= reply.len();
+                    out.extend_from_slice(reply);
+                }
                 Piece::Merged(merge) if merge.is_whole() => {
+                    self.kept_bytes -= merge.kept_bytes();
                     let own = self.ready_from..self.ready_from + merge.own_bytes();
                     self.ready_from = own.end;
                     merge.write(&self.buffers.ready[own], None, out);
@@ -328,7 +359,7 @@ mod tests {
         let third = replies.push_awaited(0);
         replies.push_ready(b"f");
         replies.arrive(third, b"e", &mut out);
-        assert_eq!(out, b"");
+        assert_eq!((&out[..], replies.kept_bytes), (&b""[..], 1));
         replies.arrive(first, b"a", &mut out);
         assert_eq!(out, b"abc");
         let fourth = replies.push_awaited(0);
@@ -336,7 +367,7 @@ mod tests {
         assert_eq!(out, b"abcdef");
         replies.arrive(fourth, b"g", &mut out);
         assert_eq!(out, b"abcdefg");
-        assert!(replies.is_empty());
+        assert!(replies.is_empty() && replies.kept_bytes == 0);
     }
 
     #[test]

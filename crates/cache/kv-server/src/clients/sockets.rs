@@ -6,7 +6,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 
 use super::Clients;
-use super::connection::Client;
+use super::connection::{Client, Phase};
 use crate::keyvault::state::KeyVaultState;
 use crate::tls::session::Session;
 use crate::watch::report::ThreadCounts;
@@ -34,9 +34,20 @@ pub(crate) struct Connection {
     pub(crate) keyvault: Option<KeyVaultState>,
     /// The thread that is to serve it from now on.
     pub(crate) moves_to: Option<usize>,
+    /// How much of what its thread's clients hold is counted as this client's.
+    pub(crate) counted_bytes: usize,
 }
 
 impl Connection {
+    /// Ends a client that has ended its TLS session, once its requests are served: like one that
+    /// has shut down its sending side it still gets its replies.
+    pub(crate) fn end_if_told(&mut self) {
+        let has_ended = self.tls.as_ref().is_some_and(|session| session.has_ended());
+        if has_ended && self.client.wants_input() {
+            self.client.phase = Phase::Closing;
+        }
+    }
+
     /// Registers with epoll for what the connection needs next. False when that fails.
     pub(crate) fn watch(&mut self, number: usize, epoll: &OwnedFd) -> bool {
         let mut interest = epoll::EventFlags::empty();
@@ -96,7 +107,10 @@ impl Clients {
 
     /// Sends the replies made so far, after those still unsent. False if the connection is over.
     pub(crate) fn send(&mut self, connection: &mut Connection, counts: &mut ThreadCounts) -> bool {
+        let is_sealed = connection.tls.is_some();
         if let Some(session) = &mut connection.tls {
+            // Bytes of the protocol are counted, as they are when they are read.
+            counts.bytes_written += self.out.len() as u64;
             session.seal(&mut self.out);
         }
         let client = &mut connection.client;
@@ -107,7 +121,7 @@ impl Clients {
                 match send_bytes(&connection.socket, &client.unsent[client.sent_bytes..]) {
                     Ok(bytes) => {
                         client.sent_bytes += bytes;
-                        counts.bytes_written += bytes as u64;
+                        counts.bytes_written += if is_sealed { 0 } else { bytes as u64 };
                     }
                     Err(Errno::AGAIN) => return true,
                     Err(Errno::INTR) => {}
@@ -131,7 +145,7 @@ impl Clients {
                 }
             }
         }
-        counts.bytes_written += sent as u64;
+        counts.bytes_written += if is_sealed { 0 } else { sent as u64 };
         if is_open && sent < self.out.len() {
             client.unsent.extend_from_slice(&self.out[sent..]);
         }

@@ -88,6 +88,12 @@ impl Merge {
         }
     }
 
+    /// The bytes of the parts that are kept.
+    #[must_use]
+    pub fn kept_bytes(&self) -> usize {
+        self.parts.iter().filter_map(|(_, kept)| kept.as_ref()).map(Vec::len).sum()
+    }
+
     /// Appends the reply: `own` is this shard's, `last` a part that was not kept.
     pub fn write(&self, own: &[u8], last: Option<(PartNumber, &[u8])>, out: &mut Vec<u8>) {
         let mut parts: SmallVec<[PartReplies<'_>; 2]> = SmallVec::new();

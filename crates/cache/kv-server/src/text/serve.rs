@@ -17,7 +17,7 @@ use farpool_kv_protocol::Shard;
 use farpool_kv_protocol::classic::{self, Change};
 use farpool_kv_protocol::command::StoreMode;
 use farpool_kv_protocol::meta;
-use farpool_kv_protocol::reply::{push_line, push_unless};
+use farpool_kv_protocol::reply::{OUT_OF_MEMORY, TOO_LARGE, push_line, push_unless};
 use farpool_kv_protocol::request::{KeyRequest, KeyWord, Request, Scan, scan};
 use farpool_kv_protocol::token::split;
 use farpool_kv_store::key::HashedKey;
@@ -74,17 +74,20 @@ impl Worker {
             if planned.is_empty() {
                 break;
             }
-            budget -= planned.len();
+            let client = &mut connection.client;
             for request in &planned {
-                let next = self.answer(&mut connection.client, id, request);
+                let next = self.answer(client, id, request);
                 self.settle_victims();
                 if next == Next::Rest {
-                    connection.client.has_turn_left = true;
+                    client.has_turn_left = true;
                     break;
                 }
                 at += request.bytes.len();
-                connection.client.requests += 1;
-                if next == Next::Phase {
+                client.requests += 1;
+                budget -= 1;
+                // What a client does not read yet is not made yet.
+                let is_full = self.clients.out.len() >= OUT_BYTES_MAX || client.is_held_up();
+                if is_full || next == Next::Phase {
                     break;
                 }
             }
@@ -200,13 +203,11 @@ impl Worker {
             Request::Keys(request) => self.answer_keys(client, id, &request, planned),
             Request::Refused { reply, quiet } => push_unless(&mut self.clients.out, quiet, reply),
             Request::Skipped { reply, quiet, skip_bytes, drop } => {
-                if let Some(key) = drop {
-                    if let Some(journal) = self.shard.store.journal_mut() {
-                        journal.stored(key.word, ("set", "too_large"), 0, 0);
-                    }
-                    self.drop_key(client, id, key);
+                match reply {
+                    TOO_LARGE => self.refuse_value(client, id, "too_large", drop),
+                    OUT_OF_MEMORY => self.refuse_value(client, id, "no_memory", drop),
+                    _ => {}
                 }
-                self.shard.counts.store_too_large += u64::from(drop.is_some());
                 push_unless(&mut self.clients.out, quiet, reply);
                 client.phase = Phase::Skipping { bytes: skip_bytes };
                 return Next::Phase;
@@ -289,6 +290,27 @@ impl Worker {
             batch.extend_from_slice(bytes[1]);
         });
         self.me.counts.forwarded += 1;
+    }
+
+    /// Counts a value that is not stored, for a `reason` in memcached's words, and removes the item
+    /// of `key`, which would outlive it.
+    pub(crate) fn refuse_value(
+        &mut self,
+        client: &mut Client,
+        id: ConnectionId,
+        reason: &'static str,
+        key: Option<KeyWord<'_>>,
+    ) {
+        let counts = &mut self.shard.counts;
+        match reason {
+            "too_large" => counts.store_too_large += 1,
+            _ => counts.store_no_memory += 1,
+        }
+        let Some(key) = key else { return };
+        if let Some(journal) = self.shard.store.journal_mut() {
+            journal.stored(key.word, ("set", reason), 0, 0);
+        }
+        self.drop_key(client, id, key);
     }
 
     /// Removes a key's item, wherever it is.

@@ -5,7 +5,6 @@ mod receive;
 pub(crate) mod session;
 
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
@@ -62,7 +61,6 @@ pub struct Tls {
     pub settings: TlsSettings,
     /// For new sessions, with the time since which it applies. Sessions under way keep theirs.
     current: Mutex<(Arc<ServerConfig>, Instant)>,
-    handshake_errors: AtomicU64,
 }
 
 impl Tls {
@@ -70,7 +68,7 @@ impl Tls {
     pub fn load(settings: TlsSettings) -> Result<Self, TlsError> {
         let config = load(&settings)?;
         let current = Mutex::new((config, Instant::now()));
-        Ok(Self { settings, current, handshake_errors: AtomicU64::new(0) })
+        Ok(Self { settings, current })
     }
 
     /// Loads certificates and key anew, for sessions to come. If that fails, nothing changes.
@@ -84,14 +82,6 @@ impl Tls {
     pub(crate) fn begin(&self) -> Result<session::Session, rustls::Error> {
         let config = Arc::clone(&lock(&self.current).0);
         ServerConnection::new(config).map(session::Session::new)
-    }
-
-    pub(crate) fn count_handshake_error(&self) {
-        self.handshake_errors.fetch_add(1, Ordering::Relaxed);
-    }
-
-    pub(crate) fn handshake_errors(&self) -> u64 {
-        self.handshake_errors.load(Ordering::Relaxed)
     }
 
     /// How long the present certificates have been in use.

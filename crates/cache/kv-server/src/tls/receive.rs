@@ -2,7 +2,6 @@
 
 use rustix::io::Errno;
 
-use super::session::Opened;
 use crate::clients::connection::Phase;
 use crate::clients::sockets::Connection;
 use crate::mail::mailbox::ConnectionId;
@@ -36,7 +35,7 @@ impl Worker {
         let mut input = std::mem::take(&mut connection.client.input);
         let had_bytes = input.len();
         match session.open(sealed, &mut input) {
-            Ok(opened) => {
+            Ok(()) => {
                 self.me.counts.bytes_read += (input.len() - had_bytes) as u64;
                 let client = &mut connection.client;
                 let is_short = had_bytes > 0 && input.len() < client.want_bytes;
@@ -45,18 +44,11 @@ impl Worker {
                 } else if !self.process(connection, id, input) {
                     return false;
                 }
-                if opened == Opened::Ended {
-                    connection.client.phase = Phase::Closing;
-                }
                 // The session may have something to say although the protocol has not.
                 self.clients.send(connection, &mut self.me.counts)
             }
             Err(broken) => {
-                if broken.was_handshake
-                    && let Some(tls) = &self.me.shared.settings.tls
-                {
-                    tls.count_handshake_error();
-                }
+                self.me.counts.tls_handshake_errors += u64::from(broken.was_handshake);
                 tracing::debug!(%broken, "a TLS session ends");
                 connection.client.is_refused = true;
                 // Tells the client why, if it is still there.

@@ -8,15 +8,7 @@ use rustls::ServerConnection;
 #[derive(Debug)]
 pub(crate) struct Session {
     tls: ServerConnection,
-}
-
-/// What came of received bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Opened {
-    /// There may be more to come.
-    Open,
-    /// The client has said that it sends no more.
-    Ended,
+    has_ended: bool,
 }
 
 /// The session cannot go on; what [`Session::seal`] returns next tells the client why.
@@ -31,17 +23,12 @@ impl Session {
     pub(crate) fn new(mut tls: ServerConnection) -> Self {
         // The server has its own limits on what clients may leave unread.
         tls.set_buffer_limit(None);
-        Self { tls }
+        Self { tls, has_ended: false }
     }
 
     /// Takes bytes of the socket; appends what they carry to `plain`.
-    pub(crate) fn open(
-        &mut self,
-        mut sealed: &[u8],
-        plain: &mut Vec<u8>,
-    ) -> Result<Opened, Broken> {
-        let mut is_ended = false;
-        while !sealed.is_empty() && !is_ended {
+    pub(crate) fn open(&mut self, mut sealed: &[u8], plain: &mut Vec<u8>) -> Result<(), Broken> {
+        while !sealed.is_empty() && !self.has_ended {
             let was_handshake = self.tls.is_handshaking();
             let broken = |reason| Broken { reason, was_handshake };
             // Reading from memory fails only if what came before is unread: it is read below.
@@ -53,9 +40,14 @@ impl Session {
             let read = self.tls.reader().read_exact(&mut plain[start..]);
             read.map_err(|error| broken(rustls::Error::General(error.to_string())))?;
             // What follows the end of a session belongs to nobody.
-            is_ended = state.peer_has_closed() || taken == 0;
+            self.has_ended = state.peer_has_closed() || taken == 0;
         }
-        Ok(if is_ended { Opened::Ended } else { Opened::Open })
+        Ok(())
+    }
+
+    /// Whether the client has said that it sends no more.
+    pub(crate) const fn has_ended(&self) -> bool {
+        self.has_ended
     }
 
     /// Replaces bytes of the protocol by bytes for the socket, and adds those of the session

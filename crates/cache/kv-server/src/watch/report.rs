@@ -23,6 +23,8 @@ pub struct ShardReport {
     /// Memory of the policy's own state, if the store does not keep it.
     pub policy_bytes: u64,
     pub used_bytes: u64,
+    /// Memory for requests that are not complete and replies that are not sent.
+    pub held_bytes: u64,
     pub limit_bytes: u64,
     pub limit_was_set: bool,
     /// Values that clients read where they lie, and the segments pinned for that.
@@ -112,6 +114,11 @@ pub struct ThreadCounts {
     pub idle_kicks: u64,
     pub auth_commands: u64,
     pub auth_errors: u64,
+    /// TLS sessions that did not begin.
+    pub tls_handshake_errors: u64,
+    /// Clients that had to give up a request, or their connection, because bytes on their way took
+    /// too much memory.
+    pub read_buf_oom: u64,
     pub flush_commands: u64,
     /// Requests passed on to another shard.
     pub forwarded: u64,
@@ -177,6 +184,8 @@ impl ShardReport {
             idle_kicks,
             auth_commands,
             auth_errors,
+            tls_handshake_errors,
+            read_buf_oom,
             flush_commands,
             forwarded,
             journal_written,
@@ -185,6 +194,7 @@ impl ShardReport {
             watcher_skipped,
         );
         add_fields!(self, other, items, item_bytes, index_bytes, used_bytes, limit_bytes);
+        add_fields!(self, other, held_bytes);
         add_fields!(self, other, policy_bytes, leases_held, leased_bytes);
         add_fields!(self, other, lower_items, flash_items, late);
         add_fields!(self.reclaim, other.reclaim, dropped, spilled, lost);

@@ -53,6 +53,8 @@ pub(crate) fn push_general(shared: &Shared, clock: &Clock, sum: &ShardReport, ou
             ("hash_bytes", sum.index_bytes),
             ("policy_bytes", sum.policy_bytes),
             ("memory_used_bytes", sum.used_bytes),
+            ("read_buf_bytes", sum.held_bytes),
+            ("read_buf_oom", thread.read_buf_oom),
             ("bytes", sum.item_bytes),
             ("curr_items", sum.items),
             ("total_items", sum.store.total_items),
@@ -80,7 +82,7 @@ pub(crate) fn push_general(shared: &Shared, clock: &Clock, sum: &ShardReport, ou
         );
     }
     if let Some(tls) = &shared.settings.tls {
-        push(out, "ssl_handshake_errors", tls.handshake_errors());
+        push(out, "ssl_handshake_errors", thread.tls_handshake_errors);
         push(out, "time_since_server_cert_refresh", tls.age_s());
     }
     push_far(shared, sum, out);

@@ -1,0 +1,156 @@
+//! Memory for bytes on their way: requests that are not complete, replies that are not sent.
+//!
+//! A shard counts what its thread's clients hold against its limit and evicts items for it, up to a
+//! share of the limit. Beyond that, clients give up what they hold: first those who have held most
+//! for longest.
+
+use super::Clients;
+use super::connection::Phase;
+use super::events::number_of;
+use super::sockets::{Connection, READ_BYTES};
+use crate::heap;
+use crate::mail::mailbox::ConnectionId;
+use crate::settings::Dialect;
+use crate::worker::Worker;
+use farpool_kv_protocol::reply::push_line;
+
+/// The part of a shard's limit that bytes on their way may take: one in so many. One value of the
+/// largest size may always be received.
+const SHARE: usize = 4;
+/// What is held counts in whole steps of this size, so that usual requests evict nothing.
+const STEP_BYTES: usize = 1 << 20;
+/// Buffers of all lengths leave gaps between them in the heap: one byte in so many, as measured with
+/// a thousand clients that stop within values of 1 MB.
+const GAPS_SHARE: usize = 8;
+/// When so much less is held than at the most since the last time, or what clients hold has come
+/// and gone so often while it counts, the allocator returns its free memory to the kernel.
+const RETURNED_BYTES_MIN: usize = 8 << 20;
+
+/// What a thread's clients hold.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    bytes: usize,
+    /// The most that was held since the allocator last returned memory.
+    most_bytes: usize,
+    /// By how much clients have held more since then, in all.
+    grown_bytes: usize,
+}
+
+impl Held {
+    fn return_free_memory(&mut self) {
+        self.most_bytes = self.bytes;
+        self.grown_bytes = 0;
+        heap::return_free_memory();
+    }
+}
+
+impl Clients {
+    /// Counts what a connection holds now.
+    pub(super) fn count_held(&mut self, connection: &mut Connection) {
+        let bytes = connection.client.held_bytes();
+        self.held.bytes = self.held.bytes - connection.counted_bytes + bytes;
+        self.held.most_bytes = self.held.most_bytes.max(self.held.bytes);
+        self.held.grown_bytes += bytes.saturating_sub(connection.counted_bytes);
+        connection.counted_bytes = bytes;
+    }
+
+    /// Counts no longer what a connection holds.
+    pub(super) const fn forget_held(&mut self, connection: &Connection) {
+        self.held.bytes -= connection.counted_bytes;
+    }
+
+    /// Memory that the thread's clients hold, with the gaps in it.
+    pub(crate) const fn held_bytes(&self) -> usize {
+        self.held.bytes + self.held.bytes / GAPS_SHARE
+    }
+
+    /// The client that is to give up first: who has withheld most for longest. None if nobody
+    /// withholds anything.
+    fn first_to_give_up(&self, now_s: u32) -> Option<usize> {
+        let withheld = |it: &Connection| it.client.withheld_byte_seconds(now_s);
+        let all = (0..).zip(&self.connections);
+        let all = all.filter_map(|(number, it)| Some((number, withheld(it.as_ref()?))));
+        let (number, most) = all.max_by_key(|&(_, withheld)| withheld)?;
+        (most > 0).then_some(number)
+    }
+}
+
+impl Worker {
+    /// Makes room for what clients hold: items are evicted, or clients give up.
+    pub(crate) fn make_room_for_held(&mut self) {
+        while !self.has_room_for_held() {
+            let now_s = self.shard.clock.now_s();
+            let Some(number) = self.clients.first_to_give_up(now_s) else { return };
+            self.give_up(number);
+        }
+    }
+
+    /// Whether what clients hold has room within the shard's limit, if need be in place of items.
+    fn has_room_for_held(&mut self) -> bool {
+        let held_bytes = self.clients.held_bytes();
+        let store = &mut self.shard.store;
+        let one_value = self.me.limits.item_bytes_max + 2 * READ_BYTES;
+        let most_bytes = (store.settings().limit_bytes / SHARE).max(one_value);
+        let counted_bytes = held_bytes.min(most_bytes) / STEP_BYTES * STEP_BYTES;
+        let is_counted =
+            counted_bytes <= store.beside_bytes() || store.set_beside(counted_bytes).is_ok();
+        if store.beside_bytes() > 0 && self.clients.held.grown_bytes >= RETURNED_BYTES_MIN {
+            self.clients.held.return_free_memory();
+        }
+        held_bytes <= if is_counted { most_bytes } else { one_value }
+    }
+
+    /// Lets items have the memory that clients no longer hold. The allocator would keep it for
+    /// later requests.
+    pub(crate) fn take_back_held(&mut self) {
+        let counted_bytes = self.clients.held_bytes() / STEP_BYTES * STEP_BYTES;
+        let held = &self.clients.held;
+        if held.most_bytes - held.bytes >= RETURNED_BYTES_MIN {
+            self.clients.held.return_free_memory();
+        }
+        if counted_bytes < self.shard.store.beside_bytes() {
+            let lowered = self.shard.store.set_beside(counted_bytes);
+            debug_assert!(lowered.is_ok(), "less needs no room");
+        }
+    }
+
+    /// Makes a client give up what it withholds: a value that is not complete is refused, and the
+    /// rest of it discarded when it comes. A client that withholds anything else is closed.
+    fn give_up(&mut self, number: usize) {
+        let Some(mut connection) = self.clients.take(number) else { return };
+        let generation = connection.generation;
+        let id = ConnectionId { number: number_of(number), generation };
+        let withheld_bytes = connection.client.withheld_bytes();
+        self.me.counts.read_buf_oom += 1;
+        tracing::debug!(number, withheld_bytes, "a client gives up memory for others");
+        let mut is_open = true;
+        if connection.is_in_a_request() {
+            let input = std::mem::take(&mut connection.client.input);
+            self.me.limits.lacks_memory = true;
+            is_open = self.process(&mut connection, id, input);
+            self.me.limits.lacks_memory = false;
+        }
+        if connection.client.withheld_bytes() >= withheld_bytes {
+            is_open = false;
+            if connection.is_in_a_request() && connection.client.dialect == Dialect::Text {
+                push_line(&mut self.clients.out, "SERVER_ERROR out of memory reading request");
+                // The client may be gone already.
+                let _ = self.clients.finish(&mut connection, &mut self.me.counts);
+            }
+        }
+        self.put_back_alone(number, connection, is_open);
+    }
+}
+
+impl Connection {
+    /// Whether what it withholds is a request of which it has not sent the rest.
+    fn is_in_a_request(&self) -> bool {
+        let client = &self.client;
+        let is_at_requests = client.phase == Phase::Requests && client.is_authenticated;
+        is_at_requests
+            && self.keyvault.is_none()
+            && client.unsent.is_empty()
+            && !client.has_turn_left
+            && !client.is_held_up()
+    }
+}
