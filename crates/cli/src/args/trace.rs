@@ -161,7 +161,8 @@ pub struct ImportArgs {
     /// csv: the column of objects' names, which may be any text
     #[arg(long, value_name = "NAME")]
     pub object_column: Option<String>,
-    /// csv: the column of objects' sizes in bytes; an object is as many blocks as its size takes
+    /// csv: the column of sizes in bytes; an object is as many blocks as its size takes, an access
+    /// at an address is in all blocks that it touches
     #[arg(long, value_name = "NAME")]
     pub size_column: Option<String>,
     /// csv: the first line is data; columns are named 1, 2, 3, ...

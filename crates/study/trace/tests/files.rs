@@ -436,6 +436,27 @@ fn objects_have_names_and_sizes_and_files_need_no_header() {
 }
 
 #[test]
+fn sized_accesses_are_in_the_blocks_of_their_addresses() {
+    let columns = || CsvColumns { size: Some("size".to_owned()), ..CsvColumns::default() };
+    let found = |text: &str| imported("t.csv", text.as_bytes(), Format::Csv(columns()), 4096);
+    // The last one is of two bytes, one on either side of a page's end.
+    let text = "address,size\n0x12000,4096\n0x12000,4097\n0x13000,0\n0x13fff,2\n";
+    let records = found(text).unwrap();
+    let blocks: Vec<u64> = records.iter().map(|record| record.block).collect();
+    assert_eq!(blocks, [0x12, 0x12, 0x13, 0x13, 0x13, 0x14]);
+    let ticks: Vec<u64> = records.iter().map(|record| record.ticks).collect();
+    assert_eq!(ticks, [1, 1, 0, 1, 1, 0]);
+    for (row, reason) in [
+        ("0xffffffffffffffff,2", "beyond the last address"),
+        ("0,68719476737", "at most 16777216 blocks"),
+        ("photo,4096", "not a whole number"),
+    ] {
+        let refusal = found(&format!("address,size\n{row}\n")).unwrap_err();
+        assert!(refusal.contains("row 2") && refusal.contains(reason), "{refusal}");
+    }
+}
+
+#[test]
 fn sizes_of_oracle_general_count_if_asked_for() {
     let folder = TempDir::new().unwrap();
     let from = folder.path().join("t.oracleGeneral");

@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `block` or `address` | the block's number, or an address in bytes (divided by the block's bytes) | one of the three is needed |
 //! | an object's name | any text; objects are numbered as they appear | none |
-//! | an object's size | bytes; the object is as many blocks as that takes | one block |
+//! | a size | bytes; an object is as many blocks as that takes, and an address is accessed in every block from it to its last byte | one block |
 //! | `time` | absolute time in `time_unit`; must not go back | one tick a row |
 //! | `write` | 0/1, r/w, read/write, ld/st, load/store, true/false | read |
 //! | `thread` | number of the thread | 0 |
@@ -39,7 +39,7 @@ pub struct CsvColumns {
     pub thread: Option<String>,
     /// The column of names of objects, which may be any text.
     pub object: Option<String>,
-    /// The column of objects' sizes in bytes.
+    /// The column of sizes in bytes, of objects or of what is accessed at an address.
     pub size: Option<String>,
     /// The first line names the columns; without, their names are 1, 2, 3 and so on.
     pub has_header: bool,
@@ -108,7 +108,6 @@ pub(super) fn open<'a>(
         (Some(_), true) => Clock::Nanoseconds,
         (Some(_), false) => columns.time_unit,
     };
-    let shift = if layout.kind == Place::Address { block_bytes.trailing_zeros() } else { 0 };
     // Ticks count per thread, but times must not go back over all threads.
     let mut last: HashMap<u32, u64> = HashMap::new();
     let mut latest = 0;
@@ -132,7 +131,6 @@ pub(super) fn open<'a>(
             }
             let wrong = |reason| Wrong::At(row, reason);
             let (mut record, time) = layout.parse(&line, &mut objects).map_err(wrong)?;
-            record.block >>= shift;
             if let Some(now) = time {
                 if now < latest {
                     let reason = format!("time goes back, from {latest} to {now}");
@@ -228,7 +226,7 @@ impl Layout {
         })
     }
 
-    /// Parses a line into its record, with an address not yet divided, and its time.
+    /// Parses a line into its first record and its time; `objects` holds the records that follow.
     fn parse(&self, line: &str, objects: &mut Objects) -> Result<(Record, Option<u64>), String> {
         let cells = fields(line, self.separator)?;
         let cell = |at: usize| {
@@ -243,8 +241,11 @@ impl Layout {
         let place = cell(self.place)?;
         let size = self.size.map(|at| number(cell(at)?)).transpose()?;
         let block = match (self.kind, size) {
-            (Place::Block | Place::Address, None) => number(place)?,
-            (_, size) => objects.add(place, size.unwrap_or(0), record)?,
+            (Place::Block, None) => number(place)?,
+            (Place::Address, size) => objects.range(number(place)?, size.unwrap_or(0), record)?,
+            (Place::Block | Place::Object, size) => {
+                objects.add(place, size.unwrap_or(0), record)?
+            }
         };
         Ok((Record { block, ..record }, time))
     }

@@ -1,4 +1,5 @@
 //! Objects with names and sizes, as blocks: each object has a range of block numbers of its own.
+//! What is accessed at an address is the blocks that it lies in.
 
 use std::collections::HashMap;
 
@@ -44,9 +45,6 @@ impl Objects {
         record: Record,
     ) -> Result<u64, String> {
         let blocks = size_bytes.div_ceil(self.block_bytes).max(1);
-        if blocks > OBJECT_BLOCKS_MAX {
-            return Err(format!("an object of {size_bytes} bytes"));
-        }
         let next = self.numbers.len();
         let number = match self.numbers.get(name) {
             Some(number) => *number,
@@ -54,8 +52,42 @@ impl Objects {
             None => *self.numbers.entry(name.into()).or_insert(next as u64),
         };
         let first = number * OBJECT_BLOCKS_MAX;
+        self.follow(first, blocks, size_bytes, record)?;
+        Ok(first)
+    }
+
+    /// Returns the block of an address, of which this many bytes are accessed, at least one; the
+    /// others as for [`Objects::add`].
+    ///
+    /// # Errors
+    /// An access larger than any, or beyond the last address.
+    pub(super) fn range(
+        &mut self,
+        address: u64,
+        size_bytes: u64,
+        record: Record,
+    ) -> Result<u64, String> {
+        let last = address.checked_add(size_bytes.max(1) - 1).ok_or_else(|| {
+            format!("{size_bytes} bytes at address {address} go beyond the last address")
+        })?;
+        let first = address / self.block_bytes;
+        self.follow(first, last / self.block_bytes - first + 1, size_bytes, record)?;
+        Ok(first)
+    }
+
+    /// Has [`Objects::waiting`] return the blocks after the first of `blocks`.
+    fn follow(
+        &mut self,
+        first: u64,
+        blocks: u64,
+        size_bytes: u64,
+        record: Record,
+    ) -> Result<(), String> {
+        if blocks > OBJECT_BLOCKS_MAX {
+            return Err(format!("{size_bytes} bytes at once; at most {OBJECT_BLOCKS_MAX} blocks"));
+        }
         self.rest =
             (blocks > 1).then_some((Record { block: first + 1, ticks: 0, ..record }, blocks - 1));
-        Ok(first)
+        Ok(())
     }
 }
