@@ -236,6 +236,19 @@ fn text_of_every_usual_kind_is_read() {
 }
 
 #[test]
+fn a_row_without_end_is_refused_before_it_fills_memory() {
+    // A line, and a quote that is never closed over many lines.
+    for endless in ["x".repeat(1 << 20), "a,0,1,5\n".repeat(1 << 17)] {
+        let begins = "vm,time_s,cpu,memory_bytes\na,0,1,5\n\"";
+        let (_folder, path) = text("vms.csv", format!("{begins}{endless}").as_bytes());
+        let error = read(&path).expect_err("no row");
+        assert!(error.contains("row 3: a line of more than 65536 bytes"), "{error}");
+    }
+    let (_folder, path) = text("vms.csv", &vec![b','; 1 << 20]);
+    assert!(read(&path).expect_err("no header").contains("row 1: a line of more than"));
+}
+
+#[test]
 fn memory_alone_is_enough_for_pools_and_processors_alone_are_not() {
     let (_folder, path) =
         text("vms.csv", b"vm,time_s,memory_bytes\na,0,1000\na,300,10\nb,0,3\nb,300,1000\n");

@@ -4,11 +4,11 @@
 //! fields, and may be quoted. A byte-order mark is skipped; gzip and zstd are unpacked.
 
 use std::collections::HashMap;
-use std::fs::File;
-use std::io::{BufRead, BufReader, Cursor, Read};
+use std::io::{BufRead, Cursor, Read};
 use std::path::Path;
 
 use csv::{ReaderBuilder, StringRecord, Trim};
+use farpool_text::{Allowance, Bounded, Line, ToldBy};
 use farpool_units::at_most;
 
 use super::columns::{Columns, PromisedColumns, SeriesColumns, TimeUnit};
@@ -22,15 +22,14 @@ const FIRST_ROW: usize = 2;
 const LINE_BYTES_MAX: usize = 1 << 16;
 /// As for Parquet: beyond this the columns take more than 2 GiB.
 const ROWS_MAX: usize = 1 << 26;
-const SEPARATORS: [u8; 4] = *b",;\t|";
-const GZIP: &[u8] = &[0x1F, 0x8B];
-const ZSTD: &[u8] = &[0x28, 0xB5, 0x2F, 0xFD];
-const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+/// What the reader of records asks for at once; it may ask for so much beyond the end of a record.
+const BUFFER_BYTES: usize = 1 << 13;
 
 /// The rows of a table after its header.
 struct Lines<'a> {
     path: &'a Path,
-    reader: csv::Reader<Box<dyn Read>>,
+    reader: csv::Reader<Bounded<Box<dyn Read>>>,
+    allowance: Allowance,
     fields: StringRecord,
     separator: char,
     width: usize,
@@ -39,16 +38,16 @@ struct Lines<'a> {
 
 impl<'a> Lines<'a> {
     fn open(path: &'a Path) -> Result<(Lines<'a>, Vec<String>), PlanError> {
-        let mut input = unpacked(path)?;
-        let header = first_line(path, &mut input)?;
-        let separator = separator(&header);
+        let mut input = farpool_text::open(path, ToldBy::Content).map_err(PlanError::io(path))?;
+        let header = first_line(path, &mut *input)?;
+        let separator = farpool_text::separator(&header);
         let whole: Box<dyn Read> = Box::new(Cursor::new(header).chain(input));
+        let (whole, allowance) = Bounded::new(whole);
         let mut options = ReaderBuilder::new();
         options.delimiter(separator).trim(Trim::All).has_headers(false).flexible(true);
-        let reader = options.from_reader(whole);
-        let fields = StringRecord::new();
-        let mut lines =
-            Lines { path, reader, fields, separator: separator.into(), width: 0, rows: 0 };
+        let reader = options.buffer_capacity(BUFFER_BYTES).from_reader(whole);
+        let (fields, separator) = (StringRecord::new(), separator.into());
+        let mut lines = Lines { path, reader, allowance, fields, separator, width: 0, rows: 0 };
         let header = match lines.next()? {
             Some(_) => lines.fields.iter().map(str::to_owned).collect::<Vec<_>>(),
             None => return Err(PlanError::foreign(path, "it is empty")),
@@ -60,6 +59,7 @@ impl<'a> Lines<'a> {
     /// Moves to the next row. Returns the number of its line, or None at the end.
     fn next(&mut self) -> Result<Option<usize>, PlanError> {
         let before = self.reader.position().clone();
+        self.allowance.renew((LINE_BYTES_MAX + BUFFER_BYTES) as u64);
         let is_there = self.reader.read_record(&mut self.fields);
         let begins = self.fields.position().unwrap_or(&before).clone();
         let row = at_most(begins.line());
@@ -67,11 +67,14 @@ impl<'a> Lines<'a> {
         match is_there {
             Ok(true) => {}
             Ok(false) => return Ok(None),
+            Err(_) if self.allowance.is_spent() => {
+                return Err(PlanError::row(self.path, at_most(before.line()), too_long()));
+            }
             Err(error) => return Err(unreadable(self.path, at_most(before.line()), error)),
         }
         let bytes = self.reader.position().byte().saturating_sub(begins.byte());
         if bytes > LINE_BYTES_MAX as u64 {
-            return wrong(format!("a line of {bytes} bytes, or a quote that is not closed"));
+            return wrong(too_long());
         }
         if self.width > 0 && self.fields.len() != self.width {
             let (found, wanted) = (self.fields.len(), self.width);
@@ -97,49 +100,19 @@ fn unreadable(path: &Path, row: usize, error: csv::Error) -> PlanError {
     }
 }
 
-/// Opens a file, unpacking it by what it begins with, whatever its name.
-fn unpacked(path: &Path) -> Result<BufReader<Box<dyn Read>>, PlanError> {
-    const BUFFER_BYTES: usize = 1 << 20;
-    let file = File::open(path).map_err(PlanError::io(path))?;
-    let mut file = BufReader::with_capacity(BUFFER_BYTES, file);
-    let begins = file.fill_buf().map_err(PlanError::io(path))?;
-    let plain: Box<dyn Read> = if begins.starts_with(GZIP) {
-        Box::new(flate2::bufread::MultiGzDecoder::new(file))
-    } else if begins.starts_with(ZSTD) {
-        Box::new(zstd::Decoder::with_buffer(file).map_err(PlanError::io(path))?)
-    } else {
-        Box::new(file)
-    };
-    let mut text = BufReader::with_capacity(BUFFER_BYTES, plain);
-    let begins = text.fill_buf().map_err(PlanError::io(path))?;
-    if begins.starts_with(BYTE_ORDER_MARK) {
-        text.consume(BYTE_ORDER_MARK.len());
-    }
-    Ok(text)
+fn too_long() -> String {
+    format!("a line of more than {LINE_BYTES_MAX} bytes, or a quote that is not closed")
 }
 
 fn first_line(path: &Path, input: &mut dyn BufRead) -> Result<Vec<u8>, PlanError> {
     let mut line = Vec::new();
-    let most = LINE_BYTES_MAX as u64 + 1;
-    input.take(most).read_until(b'\n', &mut line).map_err(PlanError::io(path))?;
-    match line.len() > LINE_BYTES_MAX {
-        true => Err(PlanError::row(path, 1, format!("a line of more than {LINE_BYTES_MAX} bytes"))),
-        false => Ok(line),
+    match farpool_text::read_line(input, &mut line, LINE_BYTES_MAX).map_err(PlanError::io(path))? {
+        Line::TooLong => Err(PlanError::row(path, 1, too_long())),
+        Line::Whole | Line::End => {
+            farpool_text::strip_byte_order_mark(&mut line);
+            Ok(line)
+        }
     }
-}
-
-/// Returns the separator that splits the header into most fields; a comma if none does.
-fn separator(header: &[u8]) -> u8 {
-    let count = |separator: u8| {
-        let mut is_quoted = false;
-        let counted = header.iter().filter(|byte| {
-            is_quoted ^= **byte == b'"';
-            **byte == separator && !is_quoted
-        });
-        counted.count()
-    };
-    // Of equal ones the first: `max_by_key` would return the last.
-    SEPARATORS.into_iter().rev().max_by_key(|separator| count(*separator)).unwrap_or(b',')
 }
 
 fn number(path: &Path, row: usize, name: &str, field: &str) -> Result<f64, PlanError> {

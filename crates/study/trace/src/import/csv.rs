@@ -67,8 +67,6 @@ impl Default for CsvColumns {
 /// The longest line accepted: a longer one is not a row of numbers.
 const MAX_LINE_BYTES: usize = 1 << 16;
 
-const SEPARATORS: [char; 4] = [',', ';', '\t', '|'];
-
 /// What names a block.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
@@ -98,9 +96,6 @@ pub(super) fn open<'a>(
     let mut row = 1;
     if !read_text(input, &mut line, row)? {
         return Err(Wrong::At(1, "the file is empty".to_owned()));
-    }
-    if let Some(rest) = line.strip_prefix('\u{feff}') {
-        line = rest.to_owned();
     }
     let layout = Layout::from_header(&line, columns).map_err(|reason| Wrong::At(1, reason))?;
     let clock = match (layout.time, columns.has_decimal_seconds) {
@@ -148,6 +143,9 @@ pub(super) fn open<'a>(
 fn read_text(input: &mut dyn BufRead, line: &mut String, row: u64) -> Result<bool, Wrong> {
     let mut bytes = std::mem::take(line).into_bytes();
     let is_there = read_line(input, &mut bytes, row, MAX_LINE_BYTES)?;
+    if row == 1 {
+        farpool_text::strip_byte_order_mark(&mut bytes);
+    }
     *line = String::from_utf8(bytes).map_err(|_| Wrong::At(row, "not text".to_owned()))?;
     Ok(is_there)
 }
@@ -179,9 +177,7 @@ fn fields(line: &str, separator: char) -> Result<Vec<Cow<'_, str>>, String> {
 
 impl Layout {
     fn from_header(line: &str, columns: &CsvColumns) -> Result<Self, String> {
-        let count = |separator: &char| fields(line, *separator).map_or(0, |found| found.len());
-        // Of equal ones the first: `max_by_key` would return the last.
-        let separator = SEPARATORS.into_iter().rev().max_by_key(count).unwrap_or(',');
+        let separator = farpool_text::separator(line.as_bytes()).into();
         let first = fields(line, separator)?;
         let names: Vec<String> = match columns.has_header {
             true => first.into_iter().map(Cow::into_owned).collect(),

@@ -11,9 +11,10 @@ mod vscsi;
 pub use csv::CsvColumns;
 pub(crate) use oracle_general::to_bytes as oracle_general_record;
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, Read};
+use std::io::BufRead;
 use std::path::Path;
+
+use farpool_text::{Line, ToldBy};
 
 use crate::error::TraceError;
 use crate::record::{Clock, Record, TraceInfo};
@@ -94,9 +95,8 @@ impl From<std::io::Error> for Wrong {
 /// Reads `from` and writes the trace `to`; `progress` is called with the number of records now and
 /// then.
 ///
-/// A file whose name ends in `.zst` or `.gz` is decompressed, and so is text that is compressed
-/// whatever its name. Nothing is left at `to` unless all of it was
-/// read.
+/// Text is decompressed if it begins as gzip or zstd does, other files if their name ends in `.gz` or
+/// `.zst`. Nothing is left at `to` unless all of it was read.
 ///
 /// # Errors
 /// The first row that breaks the format, by file and row.
@@ -188,29 +188,9 @@ fn take_all(
 const PROGRESS_RECORDS: u64 = 1 << 18;
 
 fn open(path: &Path, is_text: bool) -> Result<Box<dyn BufRead>, TraceError> {
-    const GZIP: &[u8] = &[0x1F, 0x8B];
-    const ZSTD: &[u8] = &[0x28, 0xB5, 0x2F, 0xFD];
-    let file = File::open(path).map_err(TraceError::io(path))?;
-    let mut file = BufReader::with_capacity(INPUT_BUFFER_BYTES, file);
-    let begins = file.fill_buf().map_err(TraceError::io(path))?;
-    let is = |ending: &str, magic: &[u8]| {
-        path.extension().is_some_and(|extension| extension == ending)
-            || is_text && begins.starts_with(magic)
-    };
-    let (is_gzip, is_zstd) = (is("gz", GZIP), is("zst", ZSTD));
-    Ok(if is_gzip {
-        let decoder = flate2::bufread::MultiGzDecoder::new(file);
-        Box::new(BufReader::with_capacity(INPUT_BUFFER_BYTES, decoder))
-    } else if is_zstd {
-        let decoder = zstd::Decoder::with_buffer(file).map_err(TraceError::io(path))?;
-        Box::new(BufReader::with_capacity(INPUT_BUFFER_BYTES, decoder))
-    } else {
-        Box::new(file)
-    })
+    let told_by = if is_text { ToldBy::Content } else { ToldBy::Name };
+    farpool_text::open(path, told_by).map_err(TraceError::io(path))
 }
-
-/// Large enough that the cost of system calls does not show.
-const INPUT_BUFFER_BYTES: usize = 1 << 18;
 
 /// Fills `record`. False at a clean end, an error inside a record.
 fn read_record(input: &mut (impl BufRead + ?Sized), record: &mut [u8]) -> Result<bool, Wrong> {
@@ -230,20 +210,18 @@ fn read_record(input: &mut (impl BufRead + ?Sized), record: &mut [u8]) -> Result
     Ok(true)
 }
 
-/// Reads a line with its end into `line`, holding at most `bytes_max` + 1 bytes. False at the end.
+/// Reads a line with its end into `line`, of at most `bytes_max` bytes. False at the end.
 fn read_line(
     input: &mut dyn BufRead,
     line: &mut Vec<u8>,
     row: u64,
     bytes_max: usize,
 ) -> Result<bool, Wrong> {
-    line.clear();
-    // One byte over the limit tells a line too long from one just long enough.
-    let count = input.take(bytes_max as u64 + 1).read_until(b'\n', line)?;
-    if count > bytes_max {
-        return Err(Wrong::At(row, format!("longer than {bytes_max} bytes")));
+    match farpool_text::read_line(input, line, bytes_max)? {
+        Line::Whole => Ok(true),
+        Line::End => Ok(false),
+        Line::TooLong => Err(Wrong::At(row, format!("longer than {bytes_max} bytes"))),
     }
-    Ok(count > 0)
 }
 
 /// Turns absolute times into ticks; time must not go back.
