@@ -190,6 +190,35 @@ fn decimals_have_their_scale_and_dates_are_no_numbers() {
         let read = read(&path).expect("decimals");
         assert_eq!(read.memory(0), [1.5 * GIB, 2.5 * GIB], "{kind}");
     }
+    let hundredths = |group: &mut SerializedRowGroupWriter<'_, File>, steps: &[i64]| {
+        let of = |step: &i64| {
+            let value = (NEW_YEAR_S + 300 * step) * 100;
+            FixedLenByteArray::from([[0].as_slice(), &value.to_be_bytes()].concat())
+        };
+        column::<FixedLenByteArrayType>(group, &steps.iter().map(of).collect::<Vec<_>>());
+    };
+    for name in ["time_s", "timestamp"] {
+        let plain = Compression::UNCOMPRESSED;
+        write(&path, plain, &format!("int64 {name} (DECIMAL(18, 2))"), whole(100, NEW_YEAR_S));
+        is_right(&path, &format!("{name} in hundredths"));
+        let kind = format!("fixed_len_byte_array(9) {name} (DECIMAL(20, 2))");
+        write(&path, plain, &kind, hundredths);
+        is_right(&path, &kind);
+    }
+    let too_long = |group: &mut SerializedRowGroupWriter<'_, File>, steps: &[i64]| {
+        let of =
+            |step: &i64| FixedLenByteArray::from([[1].as_slice(), &step.to_be_bytes()].concat());
+        column::<FixedLenByteArrayType>(group, &steps.iter().map(of).collect::<Vec<_>>());
+    };
+    let kind = "fixed_len_byte_array(9) time_s (DECIMAL(20, 2))";
+    write(&path, Compression::UNCOMPRESSED, kind, too_long);
+    let error = read(&path).expect_err("2^64 hundredths");
+    assert!(error.contains("row 1") && error.contains("digits"), "{error}");
+    write(&path, Compression::UNCOMPRESSED, "binary time_s (DECIMAL(9, 2))", |group, steps| {
+        let of = |step: &i64| ByteArray::from(step.to_string().as_str());
+        column::<ByteArrayType>(group, &steps.iter().map(of).collect::<Vec<_>>());
+    });
+    assert!(read(&path).expect_err("digits of a decimal").contains("no times"));
     write(&path, Compression::UNCOMPRESSED, "int64 time_s (TIME(MICROS,true))", whole(1, 0));
     assert!(read(&path).expect_err("a time of day").contains("no times"));
 }

@@ -113,11 +113,13 @@ impl<'a> Table<'a> {
     fn times(&self, at: usize, named: TimeUnit) -> Result<Times, PlanError> {
         let column = self.column(at);
         let own = stamp_unit(&column);
-        if own.is_none() && !is_number(&column) && column.physical_type() != Type::BYTE_ARRAY {
+        let is_text = column.physical_type() == Type::BYTE_ARRAY && !is_decimal(&column);
+        if own.is_none() && !is_number(&column) && !is_text {
             return Err(self.other_type(at, "times"));
         }
         let unsigned = is_unsigned(&column);
-        let mut times = Times::new(own.map_or(named, TimeUnit::PerSecond));
+        let unit = own.map_or(named, TimeUnit::PerSecond);
+        let mut times = Times::decimals(unit, decimals(&column));
         let mut wrong = None;
         for group in self.groups() {
             let group = group?;
@@ -141,6 +143,19 @@ impl<'a> Table<'a> {
                 }
                 ColumnReader::DoubleColumnReader(reader) => {
                     self.each(at, &*group, reader, |value| times.real(*value))?;
+                }
+                // Only decimals get here.
+                ColumnReader::FixedLenByteArrayColumnReader(reader) => {
+                    self.each(at, &*group, reader, |value| {
+                        let row = FIRST_ROW + times.len();
+                        match whole(value.data()) {
+                            Some(value) => times.whole(value),
+                            None => {
+                                let why = "its time has more than 18 digits";
+                                wrong.get_or_insert(PlanError::row(self.path, row, why));
+                            }
+                        }
+                    })?;
                 }
                 ColumnReader::ByteArrayColumnReader(reader) => {
                     self.each(at, &*group, reader, |value| {
@@ -269,8 +284,6 @@ fn is_number(column: &ColumnDescriptor) -> bool {
         column.logical_type_ref(),
         None | Some(LogicalType::Integer(_) | LogicalType::Decimal(_))
     );
-    let is_decimal = matches!(column.logical_type_ref(), Some(LogicalType::Decimal(_)))
-        || column.converted_type() == ConvertedType::DECIMAL;
     let is_date = matches!(
         column.converted_type(),
         ConvertedType::DATE
@@ -281,7 +294,12 @@ fn is_number(column: &ColumnDescriptor) -> bool {
     );
     let is_bytes = matches!(column.physical_type(), Type::FIXED_LEN_BYTE_ARRAY | Type::BYTE_ARRAY);
     let is_fixed = column.physical_type() == Type::FIXED_LEN_BYTE_ARRAY;
-    is_plain && !is_date && (!is_bytes || is_fixed && is_decimal)
+    is_plain && !is_date && (!is_bytes || is_fixed && is_decimal(column))
+}
+
+fn is_decimal(column: &ColumnDescriptor) -> bool {
+    matches!(column.logical_type_ref(), Some(LogicalType::Decimal(_)))
+        || column.converted_type() == ConvertedType::DECIMAL
 }
 
 fn is_unsigned(column: &ColumnDescriptor) -> bool {
@@ -328,6 +346,17 @@ fn big_endian(bytes: &[u8]) -> f64 {
     let negative = bytes.first().is_some_and(|first| *first >= 0x80);
     let start = if negative { -1.0 } else { 0.0 };
     bytes.iter().fold(start, |value, byte| value * 256.0 + f64::from(*byte))
+}
+
+/// The same, if 64 bits hold it.
+fn whole(bytes: &[u8]) -> Option<i64> {
+    let sign = if bytes.first().is_some_and(|first| *first >= 0x80) { u8::MAX } else { 0 };
+    let (rest, last) = bytes.split_at(bytes.len().saturating_sub(size_of::<i64>()));
+    let mut value = [sign; size_of::<i64>()];
+    value[size_of::<i64>() - last.len()..].copy_from_slice(last);
+    let value = i64::from_be_bytes(value);
+    let fits = rest.iter().all(|byte| *byte == sign) && (value < 0) == (sign != 0);
+    fits.then_some(value)
 }
 
 pub(super) fn read_rows(path: &Path, columns: &Columns) -> Result<Rows, PlanError> {

@@ -22,6 +22,9 @@ const ISO_8601: [&str; 4] =
 #[derive(Debug)]
 pub(super) struct Times {
     unit: TimeUnit,
+    /// What one unit of the column's numbers is written as: 100 for decimals with two digits after
+    /// the point, else 1.
+    scale: f64,
     /// What whole numbers are relative to: the first one. Nanoseconds since 1970 would lose digits
     /// as f64.
     base: Option<i64>,
@@ -36,12 +39,18 @@ impl Times {
     pub(super) fn new(unit: TimeUnit) -> Times {
         Times {
             unit,
+            scale: 1.0,
             base: None,
             values: Vec::new(),
             least: f64::INFINITY,
             most: f64::NEG_INFINITY,
             is_text: false,
         }
+    }
+
+    /// The same for whole numbers whose last `decimals` digits are after the point.
+    pub(super) fn decimals(unit: TimeUnit, decimals: i32) -> Times {
+        Times { scale: 10_f64.powi(decimals), ..Times::new(unit) }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -95,29 +104,26 @@ impl Times {
         if self.is_text {
             self.unit = TimeUnit::PerSecond(1e9);
         }
-        let per_second = match self.unit {
-            TimeUnit::Steps => return Ok((TimeUnit::Steps, self.values)),
-            TimeUnit::PerSecond(per_second) => per_second,
-            TimeUnit::Unknown => self.since_1970()?,
+        let (unit, per_unit) = match self.unit {
+            TimeUnit::Steps => (TimeUnit::Steps, 1.0),
+            TimeUnit::PerSecond(per_second) => (TimeUnit::PerSecond(1.0), per_second),
+            TimeUnit::Unknown => (TimeUnit::PerSecond(1.0), self.since_1970()?),
         };
         // Divided, not multiplied by 0.001: whole seconds stay whole.
-        self.values.iter_mut().for_each(|value| *value /= per_second);
-        Ok((TimeUnit::PerSecond(1.0), self.values))
+        let divisor = per_unit * self.scale;
+        self.values.iter_mut().for_each(|value| *value /= divisor);
+        Ok((unit, self.values))
     }
 
     fn since_1970(&self) -> Result<f64, String> {
         if self.values.is_empty() {
             return Ok(1.0);
         }
-        let is_all = |per: f64| {
-            EPOCH_S.contains(&(self.least / per)) && EPOCH_S.contains(&(self.most / per))
-        };
+        let (least, most) = (self.least / self.scale, self.most / self.scale);
+        let is_all = |per: f64| EPOCH_S.contains(&(least / per)) && EPOCH_S.contains(&(most / per));
         let found = SINCE_1970.iter().find(|(_, per_second)| is_all(*per_second));
         found.map(|(_, per_second)| *per_second).ok_or_else(|| {
-            format!(
-                "numbers from {} to {} may be seconds or parts of a second",
-                self.least, self.most
-            )
+            format!("numbers from {least} to {most} may be seconds or parts of a second")
         })
     }
 }
