@@ -50,7 +50,7 @@ pub fn pool(args: &PoolArgs) -> anyhow::Result<u8> {
         blades: args.blades.unwrap_or(0),
         percentiles: args.percentile.clone(),
         local_price_per_gib: local_price,
-        far_price_per_gib: args.far_price.map_or(local_price, Prices::middle),
+        far_price_per_gib: args.far_price.map(Prices::middle),
         member_cost: args.member_cost.map(Prices::middle),
         // No machine has enough memory for the rounding to matter.
         #[allow(clippy::cast_precision_loss)]

@@ -27,6 +27,9 @@ pub use verdict::{Advice, Verdict};
 pub use what_if::{BladeLost, Changes, Corner, Grouped, How, Span, WhatIf, Year};
 
 const GIB: f64 = farpool_units::GIB as f64;
+/// Machines times random groupings: the order of each grouping is kept, in 2 GiB at most, as the
+/// series themselves. More is refused.
+const PLACES_MAX: usize = 1 << 28;
 /// Nobody knows the use of memory in more years.
 const YEARS_MAX: u32 = 30;
 /// The range that 95 of 100 groupings lie in.
@@ -48,8 +51,8 @@ pub struct Question {
     pub percentiles: Vec<f64>,
     /// Dollars per GiB of memory in a server.
     pub local_price_per_gib: f64,
-    /// Dollars per GiB of memory in a blade.
-    pub far_price_per_gib: f64,
+    /// Dollars per GiB of memory in a blade; None for as much as in a server, whatever that costs.
+    pub far_price_per_gib: Option<f64>,
     /// Dollars that a member pays to join a pool: its port and its share of switch and blade.
     pub member_cost: Option<f64>,
     /// A machine's memory, for files that give only shares of it.
@@ -73,12 +76,19 @@ impl Default for Question {
             blades: 0,
             percentiles: vec![99.9, 99.0, 95.0],
             local_price_per_gib: 0.0,
-            far_price_per_gib: 0.0,
+            far_price_per_gib: None,
             member_cost: None,
             machine_memory_bytes: None,
             worth: 0.1,
             changes: Changes::default(),
         }
+    }
+}
+
+impl Question {
+    /// Dollars per GiB of memory in a blade where one in a server costs this.
+    fn far_price(&self, local_price_per_gib: f64) -> f64 {
+        self.far_price_per_gib.unwrap_or(local_price_per_gib)
     }
 }
 
@@ -186,12 +196,19 @@ fn check(of: &Utilisation, question: &Question) -> Result<(), PlanError> {
     if question.groupings == 0 {
         return wrong("no groupings to try".into());
     }
+    let (vms, groupings) = (of.vms.len(), question.groupings);
+    if vms.saturating_mul(groupings) > PLACES_MAX {
+        let most = PLACES_MAX / vms;
+        return wrong(format!(
+            "{groupings} groupings of {vms} machines; give --groupings {most} or less"
+        ));
+    }
     if question.blades == 1 {
         return wrong("the spare of a pool of one blade would be all of it; give 2 or more".into());
     }
     let money = [
         ("a GiB in a server", Some(question.local_price_per_gib)),
-        ("a GiB in a blade", Some(question.far_price_per_gib)),
+        ("a GiB in a blade", question.far_price_per_gib),
         ("a member", question.member_cost),
         ("a machine's memory", question.machine_memory_bytes),
     ];
@@ -248,12 +265,18 @@ impl Members {
     /// Returns the far memory that these machines use together over time.
     fn sum(&self, of: &[usize]) -> Vec<f64> {
         let mut sum = vec![0.0; self.steps];
+        self.sum_into(of, &mut sum);
+        sum
+    }
+
+    /// The same into `sum`, whatever it holds.
+    fn sum_into(&self, of: &[usize], sum: &mut [f64]) {
+        sum.fill(0.0);
         for vm in of {
             for (total, far) in sum.iter_mut().zip(&self.far[*vm]) {
                 *total += far;
             }
         }
-        sum
     }
 }
 
@@ -297,7 +320,8 @@ fn size(members: &Members, vms: usize, orders: &[Vec<usize>], question: &Questio
     let apart = members.sum_of_peaks - local;
     let break_even = members.unit_gib.map(|gib| {
         let (apart, pooled) = (apart * gib, with_spare * gib);
-        (apart * question.local_price_per_gib - pooled * question.far_price_per_gib) / count
+        let local_price = question.local_price_per_gib;
+        (apart * local_price - pooled * question.far_price(local_price)) / count
     });
     let priced = question.local_price_per_gib > 0.0;
     let break_even = break_even.filter(|_| priced && vms > 1);
@@ -377,7 +401,7 @@ mod tests {
         let priced = Question {
             group: 4,
             local_price_per_gib: 10.0,
-            far_price_per_gib: 10.0,
+            far_price_per_gib: Some(10.0),
             member_cost: Some(3.0),
             machine_memory_bytes: Some(GIB),
             ..Question::default()
@@ -388,6 +412,13 @@ mod tests {
         assert_eq!(all.net_per_member, Some(2.0));
         let unsized_ = asked(Question { machine_memory_bytes: None, ..priced });
         assert_eq!(unsized_.sizes.last().expect("a size").break_even_member_cost, None);
+    }
+
+    #[test]
+    fn more_groupings_than_memory_holds_are_refused_before_any_is_made() {
+        let question = Question { group: 2, groupings: usize::MAX, ..Question::default() };
+        let error = plan(&example(), &question, &mut |_| {}).expect_err("all of memory");
+        assert!(error.to_string().contains("--groupings 67108864 or less"), "{error}");
     }
 
     #[test]

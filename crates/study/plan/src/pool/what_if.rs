@@ -93,44 +93,86 @@ pub struct WhatIf {
     pub prices: Vec<Corner>,
 }
 
-/// What pools hold over time, and how large each is today.
+/// How often and by how much pools are too small, as each is summed up.
+#[derive(Clone, Copy, Debug)]
+struct Shortage {
+    /// Use, relative to today.
+    factor: f64,
+    /// Room, relative to a pool's peak of today.
+    room: f64,
+    short: usize,
+    steps: usize,
+    worst: f64,
+}
+
+impl Shortage {
+    fn new(factor: f64, room: f64) -> Shortage {
+        Shortage { factor, room, short: 0, steps: 0, worst: 0.0 }
+    }
+
+    fn add(&mut self, held: &[f64], peak: f64) {
+        let memory = peak * self.room;
+        self.steps += held.len();
+        for used in held {
+            // Rounding is no shortage.
+            let excess = used * self.factor - memory;
+            if excess > memory * 1e-9 {
+                self.short += 1;
+                let share = if memory > 0.0 { excess / memory } else { f64::INFINITY };
+                self.worst = self.worst.max(share);
+            }
+        }
+    }
+
+    /// Returns the share of steps that are short, and the worst excess relative to the room.
+    fn told(&self) -> (f64, f64) {
+        #[allow(clippy::cast_precision_loss)] // of steps
+        let share = self.short as f64 / self.steps.max(1) as f64;
+        (share, self.worst)
+    }
+}
+
+/// Sums over the pools of all groupings.
 struct Pools {
-    held: Vec<Vec<f64>>,
-    peaks: Vec<f64>,
+    /// Of the peaks of today.
+    peaks: f64,
+    /// Of each year, from today on.
+    years: Vec<Shortage>,
+    /// Of a blade lost, with one spare and without.
+    blade_lost: Vec<Shortage>,
 }
 
 impl Pools {
-    fn new(members: &Members, orders: &[Vec<usize>], group: usize) -> Pools {
-        let pools = orders.iter().flat_map(|order| order.chunks(group));
-        let held: Vec<Vec<f64>> = pools.map(|pool| members.sum(pool)).collect();
-        let peaks = held.iter().map(|held| peak(held)).collect();
-        Pools { held, peaks }
-    }
-
-    /// Returns the share of steps in which `factor` times the use exceeds `room` times the peak of
-    /// today, and the worst excess relative to that room.
-    fn short(&self, factor: f64, room: f64) -> (f64, f64) {
-        let (mut short, mut steps, mut worst) = (0_usize, 0_usize, 0.0_f64);
-        for (held, peak) in self.held.iter().zip(&self.peaks) {
-            let memory = peak * room;
-            steps += held.len();
-            for used in held {
-                // Rounding is no shortage.
-                let excess = used * factor - memory;
-                if excess > memory * 1e-9 {
-                    short += 1;
-                    worst = worst.max(if memory > 0.0 { excess / memory } else { f64::INFINITY });
-                }
+    /// Looks at one pool at a time: all pools of all groupings over time take as much memory as the
+    /// file, times the groupings.
+    fn new(members: &Members, orders: &[Vec<usize>], question: &Question) -> Pools {
+        let Changes { growth_per_year, years, .. } = question.changes;
+        let spare = spare_factor(question.blades, question.group);
+        let year = |year: u32| {
+            let factor = (1.0 + growth_per_year).powi(farpool_units::exactly(year));
+            Shortage::new(factor, spare)
+        };
+        let years = if years == 0 { Vec::new() } else { (0..=years).map(year).collect() };
+        let blades = f64::from(question.blades);
+        let lost = |room: f64| Shortage::new(1.0, room * (blades - 1.0) / blades);
+        let blade_lost =
+            if question.blades < 2 { Vec::new() } else { vec![lost(spare), lost(1.0)] };
+        let mut pools = Pools { peaks: 0.0, years, blade_lost };
+        let mut held = vec![0.0; members.steps];
+        for pool in orders.iter().flat_map(|order| order.chunks(question.group)) {
+            members.sum_into(pool, &mut held);
+            let peak = peak(&held);
+            pools.peaks += peak;
+            for shortage in pools.years.iter_mut().chain(&mut pools.blade_lost) {
+                shortage.add(&held, peak);
             }
         }
-        #[allow(clippy::cast_precision_loss)] // of steps
-        let share = short as f64 / steps.max(1) as f64;
-        (share, worst)
+        pools
     }
 }
 
 pub(super) fn what_if(members: &Members, orders: &[Vec<usize>], question: &Question) -> WhatIf {
-    let pools = Pools::new(members, orders, question.group);
+    let pools = Pools::new(members, orders, question);
     WhatIf {
         growth: growth(members, &pools, orders.len(), question),
         blade_lost: blade_lost(&pools, question),
@@ -143,51 +185,41 @@ pub(super) fn what_if(members: &Members, orders: &[Vec<usize>], question: &Quest
 fn pooled(pools: &Pools, groupings: usize) -> f64 {
     #[allow(clippy::cast_precision_loss)] // of groupings
     let groupings = groupings as f64;
-    pools.peaks.iter().sum::<f64>() / groupings
+    pools.peaks / groupings
 }
 
 fn growth(members: &Members, pools: &Pools, groupings: usize, question: &Question) -> Vec<Year> {
-    let changes = &question.changes;
-    if changes.years == 0 {
-        return Vec::new();
-    }
     let local: f64 = members.local.iter().sum();
     let spare = spare_factor(question.blades, question.group);
     let today = local + pooled(pools, groupings) * spare;
-    let year = |year: u32| {
-        let factor = (1.0 + changes.growth_per_year).powi(farpool_units::exactly(year));
-        let (short_share, worst_short_share) = pools.short(factor, spare);
+    let year = |(year, shortage): (u32, &Shortage)| {
+        let (short_share, worst_short_share) = shortage.told();
         Year {
             year,
-            factor,
-            sum_of_peaks: members.sum_of_peaks * factor,
-            pooled: today * factor,
+            factor: shortage.factor,
+            sum_of_peaks: members.sum_of_peaks * shortage.factor,
+            pooled: today * shortage.factor,
             short_share,
             worst_short_share,
         }
     };
-    (0..=changes.years).map(year).collect()
+    (0..).zip(&pools.years).map(year).collect()
 }
 
 fn blade_lost(pools: &Pools, question: &Question) -> Vec<BladeLost> {
-    if question.blades < 2 {
-        return Vec::new();
-    }
-    let blades = f64::from(question.blades);
-    let lost = |has_spare: bool| {
-        let spare = if has_spare { spare_factor(question.blades, question.group) } else { 1.0 };
-        let (short_share, worst_short_share) = pools.short(1.0, spare * (blades - 1.0) / blades);
+    let lost = |(has_spare, shortage): (bool, &Shortage)| {
+        let (short_share, worst_short_share) = shortage.told();
         BladeLost {
             blades: question.blades,
             has_spare,
             // Every member is spread over all blades.
             vms_hit: question.group,
-            lost_share: 1.0 / blades,
+            lost_share: 1.0 / f64::from(question.blades),
             short_share,
             worst_short_share,
         }
     };
-    vec![lost(true), lost(false)]
+    [true, false].into_iter().zip(&pools.blade_lost).map(lost).collect()
 }
 
 fn grouped(
@@ -222,8 +254,10 @@ fn prices(members: &Members, pools: &Pools, groupings: usize, question: &Questio
     let Some(gib) = members.unit_gib.filter(|_| spans.iter().any(Option::is_some)) else {
         return Vec::new();
     };
-    let ends = |span: Option<Span>, one: Option<f64>| -> Vec<Option<f64>> {
-        span.map_or_else(|| vec![one], |(low, high)| vec![Some(low), Some(high)])
+    let ends = |span: Option<Span>, one: f64| span.map_or(vec![one], |(low, high)| vec![low, high]);
+    let costs: Vec<Option<f64>> = match changes.member_cost {
+        Some((low, high)) => vec![Some(low), Some(high)],
+        None => vec![question.member_cost],
     };
     let local: f64 = members.local.iter().sum();
     let spare = spare_factor(question.blades, question.group);
@@ -232,16 +266,16 @@ fn prices(members: &Members, pools: &Pools, groupings: usize, question: &Questio
     #[allow(clippy::cast_precision_loss)] // of machines
     let count = members.count() as f64;
     let mut corners = Vec::new();
-    for local_price in ends(changes.local_price_per_gib, Some(question.local_price_per_gib)) {
-        for far_price in ends(changes.far_price_per_gib, Some(question.far_price_per_gib)) {
-            for member_cost in ends(changes.member_cost, question.member_cost) {
-                let (local_price, far_price) =
-                    (local_price.unwrap_or(0.0), far_price.unwrap_or(0.0));
+    for local_price in ends(changes.local_price_per_gib, question.local_price_per_gib) {
+        // A price of far memory that follows that of local memory is another one at each end.
+        let far_price = question.far_price(local_price);
+        for far_price in ends(changes.far_price_per_gib, far_price) {
+            for member_cost in &costs {
                 let break_even = (apart * local_price - far * far_price) / count;
                 corners.push(Corner {
                     local_price_per_gib: local_price,
                     far_price_per_gib: far_price,
-                    member_cost,
+                    member_cost: *member_cost,
                     break_even_member_cost: break_even,
                     net_per_member: member_cost.map(|cost| break_even - cost),
                 });
@@ -316,7 +350,6 @@ mod tests {
             blades,
             changes,
             local_price_per_gib: 8.0,
-            far_price_per_gib: 8.0,
             machine_memory_bytes: Some(f64::from(1 << 30)),
             ..Question::default()
         };
@@ -365,5 +398,16 @@ mod tests {
         let told = priced.advice.reasons.iter().any(|it| it.contains("depends on the prices"));
         assert!(told, "{:?}", priced.advice.reasons);
         assert!(answer(Changes::default(), 0).what_if.prices.is_empty());
+    }
+
+    #[test]
+    fn far_memory_costs_as_much_as_local_memory_at_both_ends_unless_it_has_a_price() {
+        let spans = Changes { local_price_per_gib: Some((4.0, 8.0)), ..Changes::default() };
+        let prices = answer(spans, 0).what_if.prices;
+        let far: Vec<f64> = prices.iter().map(|corner| corner.far_price_per_gib).collect();
+        assert_eq!(far, [4.0, 8.0]);
+        // The same memory at twice the price saves twice as much.
+        let even: Vec<f64> = prices.iter().map(|corner| corner.break_even_member_cost).collect();
+        assert!((even[1] - 2.0 * even[0]).abs() < 1e-9, "{even:?}");
     }
 }
