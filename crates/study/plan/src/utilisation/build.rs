@@ -17,8 +17,15 @@ const VMS_MAX: usize = 1 << 24;
 const STEP_S: f64 = 300.0;
 /// Times are sums of rounded numbers; a sample this close to the next step, in steps, is in it.
 const ROUNDING_STEPS: f64 = 1e-6;
-/// If more than one in so many samples shares a step with another, the file is refused; jitter and
-/// changes of summer time make fewer.
+/// Where steps are as long as the distance of samples, a sample may be this early or late, in steps,
+/// and still has the place it would have in time: places are counted from a machine's first sample,
+/// which may be off as well. With more it may take the place of its neighbour; then it is counted as
+/// merged.
+const JITTER_STEPS: f64 = 0.25;
+/// Lengths of steps that people choose are multiples of these, in seconds.
+const ROUND_S: [f64; 5] = [3600.0, 60.0, 10.0, 1.0, 0.1];
+/// If more than one in so many samples shares a step with another, the file is refused; what jitter
+/// is left and changes of summer time make fewer.
 const MERGED_OF: usize = 10;
 /// The most memory of a machine: 1 EiB. What is above is no memory, but another unit or damage.
 const MEMORY_BYTES_MAX: f64 = (1_u64 << 60) as f64;
@@ -37,18 +44,19 @@ pub(super) fn build(path: &Path, rows: Rows, options: &Options) -> Result<Utilis
     }
     let mut checked = rows;
     let above_100_percent = check(path, &mut checked, options.above)?;
-    let (step_s, is_asked) = step_length(&checked, options.step_s)?;
-    let places = Places::new(path, &checked, step_s)?;
+    let step = step_length(&checked, options.step_s)?;
+    let step_s = step.length_s;
+    let places = Places::new(path, &checked, &step)?;
     let (vms, steps) = (checked.names.len(), places.steps);
     if steps.saturating_mul(vms) > CELLS_MAX {
         let reason = format!("{vms} machines over {steps} steps; together at most {CELLS_MAX}");
         return Err(PlanError::foreign(path, reason));
     }
-    let merged = if is_asked { 0 } else { merged(path, &checked, &places, step_s)? };
+    let merged = merged(path, &checked, &places, &step)?;
     let mut cpu = vec![f64::NAN; vms * steps];
     let mut memory = vec![f64::NAN; vms * steps];
     for (row, vm) in checked.vm.iter().enumerate() {
-        let cell = *vm as usize * steps + places.step(checked.time[row]);
+        let cell = *vm as usize * steps + places.of(*vm, checked.time[row]);
         // Of several samples in one step the largest counts; the maximum of NaN and a number is the
         // number.
         cpu[cell] = cpu[cell].max(checked.cpu.get(row).copied().unwrap_or(0.0));
@@ -74,58 +82,87 @@ pub(super) fn build(path: &Path, rows: Rows, options: &Options) -> Result<Utilis
     })
 }
 
+/// The length of a step, and what it means.
+struct Step {
+    length_s: f64,
+    /// The length is the user's, not that of the samples.
+    is_asked: bool,
+    /// A step is to hold several samples of a machine.
+    holds_several: bool,
+}
+
 /// Where times are among the steps.
 struct Places {
     start: f64,
     divisor: f64,
+    /// Each machine's first time; empty if a step holds several samples.
+    firsts: Vec<f64>,
     steps: usize,
 }
 
 impl Places {
-    fn new(path: &Path, rows: &Rows, step_s: f64) -> Result<Places, PlanError> {
+    fn new(path: &Path, rows: &Rows, step: &Step) -> Result<Places, PlanError> {
         let start = rows.time.iter().copied().fold(f64::MAX, f64::min);
-        let divisor = if rows.units.0 == TimeUnit::Steps { 1.0 } else { step_s };
+        let divisor = if rows.units.0 == TimeUnit::Steps { 1.0 } else { step.length_s };
         let last = rows.time.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1));
         let (row, last) = last.map_or((0, 0.0), |(row, last)| (row, (last - start) / divisor));
-        let mut places = Places { start, divisor, steps: 0 };
         if last >= CELLS_MAX as f64 {
             let reason = format!(
-                "its time is {last:.0} steps of {step_s} s after the first; at most {CELLS_MAX} are \
-                 planned with: correct it, or set longer steps with --step"
+                "its time is {last:.0} steps of {} s after the first; at most {CELLS_MAX} are \
+                 planned with: correct it, or set longer steps with --step",
+                step.length_s
             );
             return Err(PlanError::row(path, rows.first_row + row, reason));
         }
-        places.steps = places.step(rows.time[row]) + 1;
+        let mut places = Places { start, divisor, firsts: Vec::new(), steps: 0 };
+        if !step.holds_several {
+            places.firsts = vec![f64::NAN; rows.names.len()];
+            for (vm, time) in rows.vm.iter().zip(&rows.time) {
+                let first = &mut places.firsts[*vm as usize];
+                *first = first.min(*time);
+            }
+        }
+        let taken = rows.vm.iter().zip(&rows.time).map(|(vm, time)| places.of(*vm, *time));
+        places.steps = taken.max().map_or(0, |last| last + 1);
         Ok(places)
     }
 
-    /// Returns the step of a time. A time that is a whole number of steps but for rounding is in
-    /// the step that it begins.
-    fn step(&self, time: f64) -> usize {
-        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // below `CELLS_MAX`
-        let step = ((time - self.start) / self.divisor + ROUNDING_STEPS).floor() as usize;
-        step
+    /// Returns the step of a machine's time. A time that is a whole number of steps but for
+    /// rounding is in the step that it begins.
+    fn of(&self, vm: u32, time: f64) -> usize {
+        let Some(first) = self.firsts.get(vm as usize) else {
+            return whole_steps((time - self.start) / self.divisor + ROUNDING_STEPS);
+        };
+        let before = whole_steps((first - self.start) / self.divisor + ROUNDING_STEPS);
+        before + whole_steps((time - first) / self.divisor + 2.0 * JITTER_STEPS)
     }
 }
 
-/// Counts the samples that share a step with the one before of their machine. Jitter makes a few;
-/// many mean that the step is not the distance of the samples.
-fn merged(path: &Path, rows: &Rows, places: &Places, step_s: f64) -> Result<usize, PlanError> {
+fn whole_steps(steps: f64) -> usize {
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // 0 to `CELLS_MAX`
+    let whole = steps.floor() as usize;
+    whole
+}
+
+/// Counts the samples that share a step with the one before of their machine. If the length is that
+/// of the samples, many mean that it is not their usual distance.
+fn merged(path: &Path, rows: &Rows, places: &Places, step: &Step) -> Result<usize, PlanError> {
     let mut last = vec![usize::MAX; rows.names.len()];
     let (mut merged, mut first) = (0, None);
     for (row, vm) in rows.vm.iter().enumerate() {
-        let step = places.step(rows.time[row]);
-        if std::mem::replace(&mut last[*vm as usize], step) == step {
+        let place = places.of(*vm, rows.time[row]);
+        if std::mem::replace(&mut last[*vm as usize], place) == place {
             merged += 1;
             first.get_or_insert(row);
         }
     }
     match first {
-        Some(row) if merged * MERGED_OF > rows.vm.len() => {
+        Some(row) if !step.is_asked && merged * MERGED_OF > rows.vm.len() => {
             let reason = format!(
-                "it is in the same step of {step_s} s as the sample before, as are {merged} of {} \
+                "it is in the same step of {} s as the sample before, as are {merged} of {} \
                  samples: the median distance of samples is not their usual one; set the step with \
                  --step, such as --step 300s",
+                step.length_s,
                 rows.vm.len()
             );
             Err(PlanError::row(path, rows.first_row + row, reason))
@@ -192,30 +229,59 @@ fn impossible(what: impl Display, value: f64, most: f64) -> Option<String> {
     }
 }
 
-/// Returns the length of a step, and true if it is the one asked for. A step below the distance of
-/// the samples is filled with the value before.
-fn step_length(rows: &Rows, asked: Option<f64>) -> Result<(f64, bool), PlanError> {
+/// Returns the step: the one asked for, or the median distance of a machine's samples. A step below
+/// that distance is filled with the value before.
+fn step_length(rows: &Rows, asked: Option<f64>) -> Result<Step, PlanError> {
     if let Some(step_s) = asked.filter(|step_s| !step_s.is_finite() || *step_s <= 0.0) {
         return Err(PlanError::Question(format!("a step cannot last {step_s} s")));
     }
-    match asked {
-        _ if rows.units.0 == TimeUnit::Steps => return Ok((STEP_S, false)),
-        Some(asked) => return Ok((asked, true)),
-        None => {}
+    if rows.units.0 == TimeUnit::Steps {
+        return Ok(Step { length_s: STEP_S, is_asked: false, holds_several: false });
     }
+    let usual_s = usual_distance(rows);
+    Ok(match asked {
+        Some(length_s) => {
+            let holds_several = usual_s.is_some_and(|usual_s| length_s >= 2.0 * usual_s);
+            Step { length_s, is_asked: true, holds_several }
+        }
+        None => {
+            let length_s = usual_s.unwrap_or(STEP_S);
+            Step { length_s, is_asked: false, holds_several: false }
+        }
+    })
+}
+
+/// Returns the usual distance of a machine's samples; None if no machine has two. It is the mean of
+/// all gaps of one step, or the median or a round number if either stays within the jitter over all
+/// samples of a machine.
+fn usual_distance(rows: &Rows) -> Option<f64> {
     let mut last = vec![f64::NAN; rows.names.len()];
+    let mut counts = vec![0_u32; rows.names.len()];
     let mut gaps: Vec<f64> = Vec::new();
     for (vm, time) in rows.vm.iter().zip(&rows.time) {
         let before = std::mem::replace(&mut last[*vm as usize], *time);
         if !before.is_nan() {
+            counts[*vm as usize] += 1;
             gaps.push(time - before);
         }
     }
     if gaps.is_empty() {
-        return Ok((STEP_S, false));
+        return None;
     }
     let middle = gaps.len() / 2;
-    Ok((*gaps.select_nth_unstable_by(middle, f64::total_cmp).1, false))
+    let median = *gaps.select_nth_unstable_by(middle, f64::total_cmp).1;
+    // Both samples of a gap may be off.
+    let is_single = |gap: &&f64| (*gap - median).abs() < 2.0 * JITTER_STEPS * median;
+    let (sum, single) = gaps
+        .iter()
+        .filter(is_single)
+        .fold((0.0, 0.0), |(sum, count), gap| (sum + gap, count + 1.0));
+    let mean = sum / single;
+    let longest = f64::from(counts.into_iter().max().unwrap_or(0));
+    let is_harmless =
+        |other: &f64| *other > 0.0 && (other - mean).abs() * longest < JITTER_STEPS * mean;
+    let rounded = ROUND_S.map(|unit| (mean / unit).round() * unit);
+    Some([median].into_iter().chain(rounded).find(is_harmless).unwrap_or(mean))
 }
 
 /// Fills the gaps in each machine's series. Returns the numbers of values held and of values
@@ -365,12 +431,54 @@ mod tests {
         let options = Options { step_s: Some(300.0), ..Options::default() };
         let mended = built(&gap, &options).expect("with the step that it names");
         assert_eq!((mended.steps, mended.step_s), (301, 300.0));
-        // Jitter alone is counted.
+        // One that is far too early takes the place of its neighbour, and is counted.
+        let early = |at| if at == 20 { 200.0 } else { 0.0 };
         let jitter: Vec<_> =
-            (0..40).map(|at| (0, f64::from(at) * 300.0 - f64::from(at == 20), 0.1, 5.0)).collect();
+            (0..40).map(|at| (0, f64::from(at) * 300.0 - early(at), 0.1, 5.0)).collect();
         let counted = built(&jitter, &Options::default()).expect("good rows");
         assert_eq!((counted.step_s, counted.mended.merged), (300.0, 1));
         assert!(counted.warnings()[0].contains("1 samples"), "{:?}", counted.warnings());
+    }
+
+    /// Some samples are early or late by a fifth of a step, in machines of each phase.
+    #[test]
+    fn jitter_moves_no_sample_to_another_step() {
+        let off = |at: i32| [0.0, 0.0, 0.0, 60.0, -60.0][usize::try_from(at % 5).expect("0 to 4")];
+        for phase in [0.0, 75.0, 225.0, 299.0] {
+            let sample = |at: i32| {
+                let time = f64::from(at) * 300.0 + off(at);
+                let memory = f64::from(at);
+                [(0, time, 0.1, memory), (1, time + phase, 0.1, memory)]
+            };
+            let samples: Vec<_> = (0..100).flat_map(sample).collect();
+            for step_s in [None, Some(300.0)] {
+                let options = Options { step_s, ..Options::default() };
+                let built = built(&samples, &options).expect("good rows");
+                let told = (built.steps, built.step_s, built.mended.merged, built.mended.held);
+                assert_eq!(told, (100, 300.0, 0, 0), "{phase} {step_s:?}");
+                let wanted: Vec<f64> = (0..100).map(f64::from).collect();
+                assert_eq!((built.memory(0), built.memory(1)), (&wanted[..], &wanted[..]));
+            }
+        }
+    }
+
+    /// 300.5 s in whole seconds.
+    #[test]
+    fn a_distance_that_is_not_round_is_found_from_all_samples() {
+        let time = |at: i32| (f64::from(at) * 300.5).floor();
+        let samples: Vec<_> = (0..2000).map(|at| (0, time(at), 0.1, 5.0)).collect();
+        let built = built(&samples, &Options::default()).expect("good rows");
+        assert_eq!((built.steps, built.mended.merged, built.mended.held), (2000, 0, 0));
+        assert!((built.step_s - 300.5).abs() < 0.01, "{}", built.step_s);
+    }
+
+    #[test]
+    fn samples_that_a_step_asked_for_merges_are_counted() {
+        let samples: Vec<_> = (0..100).map(|at| (0, f64::from(at) * 300.0, 0.1, 5.0)).collect();
+        let options = Options { step_s: Some(3600.0), ..Options::default() };
+        let built = built(&samples, &options).expect("good rows");
+        assert_eq!((built.steps, built.mended.merged), (9, 91));
+        assert!(built.warnings()[0].starts_with("91 samples"), "{:?}", built.warnings());
     }
 
     #[test]

@@ -61,8 +61,7 @@ pub struct Mended {
     pub held: usize,
     /// Samples missing before a machine's first and after its last: taken as no use.
     pub absent: usize,
-    /// Samples in the step of another one of their machine, where the step was not asked for: the
-    /// largest counts.
+    /// Samples in the step of another one of their machine: the largest counts.
     pub merged: usize,
 }
 
@@ -161,9 +160,13 @@ impl Utilisation {
         };
         #[allow(clippy::cast_precision_loss)] // of a number of steps
         let step_s = self.step_s * factor as f64;
+        let steps = self.steps.div_ceil(factor);
+        let mut mended = self.mended;
+        mended.merged += (self.steps - steps) * self.vms.len();
         Utilisation {
-            steps: self.steps.div_ceil(factor),
+            steps,
             step_s,
+            mended,
             cpu: coarser(&self.cpu),
             memory: coarser(&self.memory),
             ..self.clone()
@@ -192,7 +195,7 @@ impl Utilisation {
         if merged > 0 {
             warnings.push(format!(
                 "{merged} samples are in the same step of {} s as another one of their machine, \
-                 and the largest counts; set the step with --step",
+                 and the largest counts; --step sets the step",
                 self.step_s
             ));
         }
