@@ -115,7 +115,7 @@ fn samples(trace: DensePages<'_>) -> Result<(), Box<dyn Error>> {
     let sizes: Vec<usize> = (1..=64).map(|step| PAGES as usize * step / 64).collect();
     for share in [0.1, 0.01, 0.001] {
         let rate = Rate::new(share)?;
-        let (time_s, estimate) = best(1, || sampled_lru(&of, &sizes, rate));
+        let (time_s, estimate) = best(1, || sampled_lru(&of, &sizes, rate, |_| {}));
         let estimate = estimate?;
         let off = sizes
             .iter()

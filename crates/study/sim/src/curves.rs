@@ -7,7 +7,10 @@ use serde::Serialize;
 
 use crate::load::Pages;
 use crate::misses::{CacheConfig, DensePages, MissPolicy};
-use crate::mrc::{Estimate, LruCurve, Miniature, Population, Rate, SampleError, sampled_lru};
+use crate::mrc::{
+    Estimate, LruCurve, Miniature, Population, Rate, SampleError, sampled_lru,
+    sampled_lru_memory_bytes,
+};
 use crate::sweep::{self, Progress, sweep};
 
 /// Requests up to which [`Method::Auto`] counts the LRU curve exactly: about 10 s.
@@ -16,7 +19,7 @@ const EXACT_LRU_REQUESTS: u64 = 100_000_000;
 /// exactly: about 20 s.
 const EXACT_SWEEP_REQUESTS: u64 = 2_000_000_000;
 /// The share of the pages that a sample takes by default.
-const USUAL_RATE: f64 = 0.01;
+const USUAL_RATE: Rate = Rate::PERCENT;
 
 /// How curves are made.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -52,29 +55,65 @@ pub struct Curve {
     /// The same as counts; only of exact curves.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub misses: Option<Vec<u64>>,
-    /// The estimated error of each miss ratio; only of sampled curves.
+    /// The estimated error of each miss ratio, the larger one of the next two; only of sampled
+    /// curves.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub errors: Option<Vec<f64>>,
+    /// What is due to chance.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deviations: Option<Vec<f64>>,
+    /// What is due to bias, of policies whose samples may be biased.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drifts: Option<Vec<f64>>,
     /// How it was made, and its estimated error.
     pub method: String,
 }
 
-/// Returns an upper bound of the bytes that [`curves`] takes beside the trace, before it begins.
+impl CurvesQuestion {
+    fn miniature(&self, policy: MissPolicy, rate: Rate) -> Miniature<'_> {
+        Miniature { policy, capacities: &self.sizes, rate, threads: self.threads }
+    }
+
+    /// Returns the share of the pages that a policy's curve is estimated from; None if it is
+    /// counted.
+    fn rate(&self, policy: MissPolicy, requests: u64) -> Option<Rate> {
+        let is_small = match policy {
+            MissPolicy::Online(CacheKind::Lru) => requests <= EXACT_LRU_REQUESTS,
+            _ => {
+                let configs = (self.sizes.len() * self.policies.len()) as u64;
+                requests.saturating_mul(configs) <= EXACT_SWEEP_REQUESTS
+            }
+        };
+        match self.method {
+            Method::Sampled(rate) => Some(rate),
+            Method::Auto if !is_small => Some(USUAL_RATE),
+            Method::Auto | Method::Exact => None,
+        }
+    }
+}
+
+/// Returns an upper bound of the bytes that [`curves`] takes beside the trace, before it begins:
+/// curves are made one after the other.
 #[must_use]
 pub fn memory_bytes(question: &CurvesQuestion, pages: &Pages) -> u64 {
     let (page_count, requests) = (pages.page_count as u64, pages.pages.len() as u64);
-    let others = configs(question, |policy| policy != MissPolicy::Online(CacheKind::Lru));
-    let swept = sweep::memory_bytes(page_count, requests, &others, question.threads);
-    swept.max(LruCurve::memory_bytes(page_count))
+    let of_policy = |&policy: &MissPolicy| {
+        let is_lru = policy == MissPolicy::Online(CacheKind::Lru);
+        match question.rate(policy, requests) {
+            Some(rate) if is_lru => sampled_lru_memory_bytes(page_count, requests, rate),
+            Some(rate) => question.miniature(policy, rate).memory_bytes(page_count, requests),
+            None if is_lru => LruCurve::memory_bytes(page_count),
+            None => {
+                let configs = configs(question, policy);
+                sweep::memory_bytes(page_count, requests, &configs, question.threads)
+            }
+        }
+    };
+    question.policies.iter().map(of_policy).max().unwrap_or(0)
 }
 
-fn configs(question: &CurvesQuestion, wanted: impl Fn(MissPolicy) -> bool) -> Vec<CacheConfig> {
-    let policies = question.policies.iter().copied().filter(|policy| wanted(*policy));
-    policies
-        .flat_map(|policy| {
-            question.sizes.iter().map(move |&capacity| CacheConfig { policy, capacity })
-        })
-        .collect()
+fn configs(question: &CurvesQuestion, policy: MissPolicy) -> Vec<CacheConfig> {
+    question.sizes.iter().map(|&capacity| CacheConfig { policy, capacity }).collect()
 }
 
 /// Computes the curves, in the order of the question's policies.
@@ -87,20 +126,42 @@ pub fn curves(
     mut progress: impl FnMut(Progress) + Send,
 ) -> Result<Vec<Curve>, SampleError> {
     let trace = DensePages { pages: &pages.pages, page_count: pages.page_count };
-    // Each page is numbered at its first touch, so all of them occur.
-    let of = Population::new(trace);
-    question
-        .policies
-        .iter()
-        .map(|&policy| match policy {
-            MissPolicy::Online(CacheKind::Lru) => lru(question, &of, trace),
-            _ => other(question, &of, trace, policy, &mut progress),
+    let of = Population::numbered_by_first_touch(trace);
+    let requests = trace.pages.len() as u64;
+    let policies = question.policies.iter().copied();
+    policies
+        .map(|policy| match (question.rate(policy, requests), policy) {
+            (None, policy) => counted(question, trace, policy, &mut progress),
+            (Some(rate), MissPolicy::Online(CacheKind::Lru)) => {
+                let estimate = sampled_lru(&of, &question.sizes, rate, &mut progress)?;
+                Ok(sampled(policy, "SHARDS", rate, estimate))
+            }
+            (Some(rate), policy) => {
+                let estimate = question.miniature(policy, rate).estimate(&of, &mut progress)?;
+                Ok(sampled(policy, "miniature simulation", rate, estimate))
+            }
         })
         .collect()
 }
 
-fn usual_rate() -> Result<Rate, SampleError> {
-    Rate::new(USUAL_RATE)
+fn counted(
+    question: &CurvesQuestion,
+    trace: DensePages<'_>,
+    policy: MissPolicy,
+    progress: &mut (impl FnMut(Progress) + Send),
+) -> Result<Curve, SampleError> {
+    let misses = match policy {
+        MissPolicy::Online(CacheKind::Lru) => {
+            let mut now = Progress { requests: 0, requests_total: trace.pages.len() as u64 };
+            let curve = LruCurve::new(trace, |requests| {
+                now.requests += requests as u64;
+                progress(now);
+            });
+            question.sizes.iter().map(|&size| curve.misses(size)).collect()
+        }
+        _ => sweep(trace, &configs(question, policy), question.threads, progress)?,
+    };
+    Ok(exact(policy, misses, trace.pages.len()))
 }
 
 #[allow(clippy::cast_precision_loss, reason = "a ratio for people")]
@@ -112,60 +173,22 @@ fn exact(policy: MissPolicy, misses: Vec<u64>, requests: usize) -> Curve {
         miss_ratios,
         misses: Some(misses),
         errors: None,
+        deviations: None,
+        drifts: None,
         method: "exact".to_owned(),
     }
-}
-
-fn lru(
-    question: &CurvesQuestion,
-    of: &Population<'_>,
-    trace: DensePages<'_>,
-) -> Result<Curve, SampleError> {
-    let policy = MissPolicy::Online(CacheKind::Lru);
-    let is_small = trace.pages.len() as u64 <= EXACT_LRU_REQUESTS;
-    let rate = match question.method {
-        Method::Sampled(rate) => rate,
-        Method::Auto if !is_small => usual_rate()?,
-        Method::Auto | Method::Exact => {
-            let curve = LruCurve::new(trace, |_| {});
-            let misses = question.sizes.iter().map(|&size| curve.misses(size)).collect();
-            return Ok(exact(policy, misses, trace.pages.len()));
-        }
-    };
-    let estimate = sampled_lru(of, &question.sizes, rate)?;
-    Ok(sampled(policy, "SHARDS", rate, estimate))
 }
 
 fn sampled(policy: MissPolicy, how: &str, rate: Rate, estimate: Estimate) -> Curve {
     Curve {
         policy: policy.name(),
         method: format!("{how}, {} of the pages: {estimate}", share(rate)),
+        errors: Some(estimate.errors()),
         miss_ratios: estimate.miss_ratios,
         misses: None,
-        errors: Some(estimate.errors),
+        deviations: Some(estimate.deviations),
+        drifts: estimate.drifts,
     }
-}
-
-fn other(
-    question: &CurvesQuestion,
-    of: &Population<'_>,
-    trace: DensePages<'_>,
-    policy: MissPolicy,
-    progress: &mut (impl FnMut(Progress) + Send),
-) -> Result<Curve, SampleError> {
-    let configs = configs(question, |asked| asked == policy);
-    let all = trace.pages.len() as u64 * (question.sizes.len() * question.policies.len()) as u64;
-    let rate = match question.method {
-        Method::Sampled(rate) => rate,
-        Method::Auto if all > EXACT_SWEEP_REQUESTS => usual_rate()?,
-        Method::Auto | Method::Exact => {
-            let misses = sweep(trace, &configs, question.threads, progress)?;
-            return Ok(exact(policy, misses, trace.pages.len()));
-        }
-    };
-    let asked = Miniature { policy, capacities: &question.sizes, rate, threads: question.threads };
-    let estimate = asked.estimate(of, progress)?;
-    Ok(sampled(policy, "miniature simulation", rate, estimate))
 }
 
 fn share(rate: Rate) -> String {
@@ -240,4 +263,41 @@ pub fn page(
             "requests": requests, "page_count": pages.page_count, "page_bytes": page_bytes,
             "sizes_pages": question.sizes, "curves": curves,
         }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use farpool_trace::{Clock, TraceInfo};
+
+    use crate::synthetic::Synthetic;
+
+    #[test]
+    fn memory_is_announced_for_the_way_each_curve_is_made_and_all_tell_their_progress() {
+        let made = Synthetic::zipf(1 << 14, 400_000, 3);
+        let info = TraceInfo::new("test", 4096, Clock::Requests);
+        let pages = Pages { pages: made.pages, page_count: made.page_count, info };
+        let lru = MissPolicy::Online(CacheKind::Lru);
+        for policies in [vec![lru], vec![MissPolicy::Belady]] {
+            let asked = |method| CurvesQuestion {
+                policies: policies.clone(),
+                sizes: vec![100, 1000],
+                method,
+                threads: 1,
+            };
+            let (whole, part) = (asked(Method::Exact), asked(Method::Sampled(Rate::PERCENT)));
+            let (all_bytes, part_bytes) =
+                (memory_bytes(&whole, &pages), memory_bytes(&part, &pages));
+            assert!(part_bytes * 5 < all_bytes, "{policies:?}: {part_bytes} of {all_bytes}");
+            for question in [whole, part] {
+                let mut told = 0;
+                let curves = curves(&question, &pages, |_| told += 1).unwrap();
+                assert!(told > 0, "{question:?}");
+                let is_sampled = question.method != Method::Exact;
+                assert_eq!(curves[0].deviations.is_some(), is_sampled);
+                let is_biased_kind = is_sampled && policies[0] != lru;
+                assert_eq!(curves[0].drifts.is_some(), is_biased_kind);
+            }
+        }
+    }
 }

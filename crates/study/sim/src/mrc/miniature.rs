@@ -1,7 +1,7 @@
 //! Any policy's miss ratio, estimated by small caches that see a sample of the pages each.
 
 use super::sample::{Population, Rate, Sample, SampleError};
-use super::sampled::{Estimate, SAMPLES};
+use super::sampled::{Estimate, SAMPLES, Work, expected};
 use crate::misses::{CacheConfig, MissPolicy};
 use crate::sweep::{self, Progress, sweep};
 
@@ -29,32 +29,36 @@ impl Miniature<'_> {
     pub fn estimate(
         &self,
         of: &Population<'_>,
-        mut progress: impl FnMut(Progress) + Send,
+        progress: impl FnMut(Progress) + Send,
     ) -> Result<Estimate, SampleError> {
+        let half = Rate::new(self.rate.share() / 2.0)?;
+        let requests = of.trace.pages.len() as u64;
+        let of_sample = |rate| requests + self.capacities.len() as u64 * expected(requests, rate);
+        let total = SAMPLES * (of_sample(self.rate) + of_sample(half));
+        let mut work = Work::new(total, progress);
         let mut samples = Vec::new();
         let mut pages_min = usize::MAX;
         for seed in 0..SAMPLES {
-            let sample = Sample::new(of, self.rate, seed)?;
+            let sample = Sample::new(of, self.rate, seed, |requests| work.add(requests))?;
             pages_min = pages_min.min(sample.occurring);
-            samples.push(self.ratios(&sample, &mut progress)?);
+            samples.push(self.ratios(&sample, &mut work)?);
         }
-        let half = Rate::new(self.rate.share() / 2.0)?;
         let mut halves = Vec::new();
         for seed in SAMPLES..2 * SAMPLES {
-            match Sample::new(of, half, seed) {
-                Ok(sample) => halves.push(self.ratios(&sample, &mut progress)?),
+            match Sample::new(of, half, seed, |requests| work.add(requests)) {
+                Ok(sample) => halves.push(self.ratios(&sample, &mut work)?),
                 // Then the deviation of the samples is large enough.
                 Err(SampleError::Empty(_)) => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(Estimate::of(&samples, &halves, pages_min))
+        Ok(Estimate::of(&samples, Some(&halves), pages_min))
     }
 
     fn ratios(
         &self,
         sample: &Sample,
-        progress: &mut (impl FnMut(Progress) + Send),
+        work: &mut Work<impl FnMut(Progress) + Send>,
     ) -> Result<Vec<f64>, SampleError> {
         let scaled = |&capacity: &usize| CacheConfig {
             policy: self.policy,
@@ -62,7 +66,11 @@ impl Miniature<'_> {
             capacity: if capacity == 0 { 0 } else { sample.scaled_down(capacity) },
         };
         let configs: Vec<CacheConfig> = self.capacities.iter().map(scaled).collect();
-        let misses = sweep(sample.as_trace(), &configs, self.threads, progress)?;
+        let mut before = 0;
+        let misses = sweep(sample.as_trace(), &configs, self.threads, |now: Progress| {
+            work.add(now.requests - before);
+            before = now.requests;
+        })?;
         Ok(misses.into_iter().map(|misses| sample.miss_ratio(misses)).collect())
     }
 
@@ -77,8 +85,8 @@ impl Miniature<'_> {
             capacity: ((*capacity as f64 * share).round() as usize).max(1),
         };
         let configs: Vec<CacheConfig> = self.capacities.iter().map(scaled).collect();
-        let pages = (page_count as f64 * share).ceil() as u64;
-        let sampled = (requests as f64 * share).ceil() as u64;
+        let pages = expected(page_count, self.rate);
+        let sampled = expected(requests, self.rate);
         Sample::memory_bytes(page_count, requests, self.rate)
             + sweep::memory_bytes(pages, sampled, &configs, self.threads)
     }
@@ -104,7 +112,7 @@ mod tests {
                 #[expect(clippy::cast_precision_loss)]
                 let off = (told.miss_ratios[at] - misses as f64 / 300_000.0).abs();
                 assert!(off < 0.02, "{policy} {capacity}: off by {off} {told:?}");
-                assert!(told.errors[at] < 0.05, "{policy} {capacity}: {told:?}");
+                assert!(told.errors()[at] < 0.05, "{policy} {capacity}: {told:?}");
             }
         }
     }

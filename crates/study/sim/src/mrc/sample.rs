@@ -17,15 +17,15 @@ pub enum SampleError {
     /// No page was sampled.
     #[error("none of {0} pages is in the sample; take a larger share")]
     Empty(usize),
-    /// Fewer than two seeds.
-    #[error("an error estimate needs samples with two seeds or more")]
-    Seeds,
     /// The miss counts of a miniature.
     #[error(transparent)]
     Misses(#[from] MissError),
 }
 
 impl Rate {
+    /// A hundredth.
+    pub const PERCENT: Self = Self(0.01);
+
     /// # Errors
     /// A share that is not above 0 and at most 1.
     pub fn new(share: f64) -> Result<Self, SampleError> {
@@ -48,10 +48,16 @@ pub struct Population<'t> {
 }
 
 impl<'t> Population<'t> {
-    /// Counts the pages that occur.
+    /// Counts the pages that occur, in one pass over the trace.
     #[must_use]
     pub fn new(trace: DensePages<'t>) -> Self {
         Self { trace, occurring: occurring(trace) }
+    }
+
+    /// A trace whose pages were numbered as they were first touched: all of them occur.
+    #[must_use]
+    pub fn numbered_by_first_touch(trace: DensePages<'t>) -> Self {
+        Self { trace, occurring: trace.page_count }
     }
 
     /// The share of requests that are first touches: no policy at any size misses less.
@@ -90,9 +96,16 @@ impl Sample {
     /// Chooses pages by a hash of their number and the seed, so that either all references to a
     /// page are in or none.
     ///
+    /// `progress` is called about every million requests of the whole trace with their number.
+    ///
     /// # Errors
     /// No page is chosen.
-    pub fn new(of: &Population<'_>, rate: Rate, seed: u64) -> Result<Self, SampleError> {
+    pub fn new(
+        of: &Population<'_>,
+        rate: Rate,
+        seed: u64,
+        mut progress: impl FnMut(u64),
+    ) -> Result<Self, SampleError> {
         let trace = of.trace;
         let below = threshold(rate);
         let key = Rng::new(seed).next_u64();
@@ -106,11 +119,14 @@ impl Sample {
         }
         let ranks = Ranks::new(&chosen);
         let mut pages = Vec::new();
-        for page in trace.pages {
-            let word = chosen[*page as usize / 64];
-            if word >> (page % 64) & 1 == 1 {
-                pages.push(ranks.rank(word, *page));
+        for block in trace.pages.chunks(1 << 20) {
+            for page in block {
+                let word = chosen[*page as usize / 64];
+                if word >> (page % 64) & 1 == 1 {
+                    pages.push(ranks.rank(word, *page));
+                }
             }
+            progress(block.len() as u64);
         }
         if pages.is_empty() {
             return Err(SampleError::Empty(trace.page_count));

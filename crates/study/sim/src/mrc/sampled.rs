@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::exact::LruCurve;
 use super::sample::{Population, Rate, Sample, SampleError};
+use crate::sweep::Progress;
 
 /// Samples whose mean is the estimate. One sample of a Zipf trace errs about 2.5 times as much.
 pub const SAMPLES: u64 = 5;
@@ -13,29 +14,28 @@ pub const SAMPLES: u64 = 5;
 pub struct Estimate {
     /// The mean of the samples.
     pub miss_ratios: Vec<f64>,
-    /// The estimated error of each: the standard deviation of a sample, which holds the true value
-    /// nine times in ten, or how much samples of half the size differ if that is more. A small
-    /// cache
-    /// that behaves otherwise than a large one shows in the latter.
-    pub errors: Vec<f64>,
+    /// The standard deviation of one sample: of chance. It holds the true value nine times in ten.
+    pub deviations: Vec<f64>,
+    /// How much the mean of samples of half the size differs: of bias, where small caches behave
+    /// otherwise than large ones. Of policies whose samples may be biased.
+    pub drifts: Option<Vec<f64>>,
     /// Pages in the smallest sample.
     pub sampled_pages_min: usize,
-    /// The mean of samples of half the size, of policies whose samples may be biased.
-    biased: bool,
 }
 
 impl fmt::Display for Estimate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let worst = self.errors.iter().copied().fold(0.0, f64::max);
+        let worst = |of: &[f64]| of.iter().copied().fold(0.0, f64::max);
         write!(
             f,
-            "mean of {SAMPLES} samples of {} pages or more; their deviation is at most {worst:.4}",
-            self.sampled_pages_min
+            "mean of {SAMPLES} samples of {} pages or more; their deviation is at most {:.4}",
+            self.sampled_pages_min,
+            worst(&self.deviations)
         )?;
-        match self.biased {
-            true => f.write_str(
-                "; smaller samples differ by more than that: small caches mislead on this trace",
-            ),
+        let Some(drifts) = &self.drifts else { return Ok(()) };
+        write!(f, "; samples of half the size differ by at most {:.4}", worst(drifts))?;
+        match self.is_biased() {
+            true => f.write_str(", more than chance: small caches mislead on this trace"),
             false => Ok(()),
         }
     }
@@ -43,33 +43,44 @@ impl fmt::Display for Estimate {
 
 impl Estimate {
     /// Combines the miss ratios of samples, one list of sizes each, and those of samples of half
-    /// the
-    /// size.
-    pub(super) fn of(samples: &[Vec<f64>], halves: &[Vec<f64>], sampled_pages_min: usize) -> Self {
-        let sizes = samples.first().map_or(0, Vec::len);
-        let at = |of: &[Vec<f64>], size: usize| -> Vec<f64> {
-            of.iter().map(|sample| sample[size]).collect()
+    /// the size; None of policies whose samples have no bias.
+    pub(super) fn of(
+        samples: &[Vec<f64>],
+        halves: Option<&[Vec<f64>]>,
+        sampled_pages_min: usize,
+    ) -> Self {
+        let sizes = 0..samples.first().map_or(0, Vec::len);
+        let at = |of: &[Vec<f64>], size: usize| {
+            moments(&of.iter().map(|sample| sample[size]).collect::<Vec<f64>>())
         };
-        let mut biased = false;
-        let (mut miss_ratios, mut errors) = (Vec::new(), Vec::new());
-        for size in 0..sizes {
-            let (mean, deviation) = moments(&at(samples, size));
-            let drift = match halves {
-                [] => 0.0,
-                _ => (moments(&at(halves, size)).0 - mean).abs(),
-            };
-            biased |= drift > deviation.max(VISIBLE);
-            miss_ratios.push(mean);
-            errors.push(deviation.max(drift));
-        }
-        Self { miss_ratios, errors, sampled_pages_min, biased }
+        let (miss_ratios, deviations): (Vec<f64>, Vec<f64>) =
+            sizes.clone().map(|size| at(samples, size)).unzip();
+        let drift =
+            |size: usize, halves: &[Vec<f64>]| (at(halves, size).0 - miss_ratios[size]).abs();
+        let halves = halves.filter(|halves| !halves.is_empty());
+        let drifts = halves.map(|halves| sizes.map(|size| drift(size, halves)).collect());
+        Self { miss_ratios, deviations, drifts, sampled_pages_min }
+    }
+
+    /// The estimated error of each: the larger one of chance and bias.
+    #[must_use]
+    pub fn errors(&self) -> Vec<f64> {
+        let drift = |size: usize| self.drifts.as_ref().map_or(0.0, |drifts| drifts[size]);
+        (0..).zip(&self.deviations).map(|(size, deviation)| deviation.max(drift(size))).collect()
+    }
+
+    /// True if at some size bias shows beyond chance.
+    fn is_biased(&self) -> bool {
+        let mut drifts = self.drifts.iter().flatten().zip(&self.deviations);
+        drifts.any(|(drift, deviation)| *drift > deviation.max(VISIBLE))
     }
 }
 
 /// A difference of miss ratios that a plot shows.
 const VISIBLE: f64 = 0.01;
 
-/// Estimates the miss ratios of LRU at these capacities, in pages.
+/// Estimates the miss ratios of LRU at these capacities, in pages; `progress` is called about every
+/// million requests.
 ///
 /// # Errors
 /// No page is in a sample.
@@ -77,25 +88,51 @@ pub fn sampled_lru(
     of: &Population<'_>,
     capacities: &[usize],
     rate: Rate,
+    progress: impl FnMut(Progress),
 ) -> Result<Estimate, SampleError> {
+    let requests = of.trace.pages.len() as u64;
+    let mut work = Work::new(SAMPLES * (requests + expected(requests, rate)), progress);
     let mut pages_min = usize::MAX;
     let mut samples = Vec::new();
     for seed in 0..SAMPLES {
-        let sample = Sample::new(of, rate, seed)?;
+        let sample = Sample::new(of, rate, seed, |requests| work.add(requests))?;
         pages_min = pages_min.min(sample.occurring);
-        let curve = LruCurve::new(sample.as_trace(), |_| {});
+        let curve = LruCurve::new(sample.as_trace(), |requests| work.add(requests as u64));
         let ratio =
             |&capacity: &usize| sample.miss_ratio(curve.misses(sample.scaled_down(capacity)));
         samples.push(capacities.iter().map(ratio).collect());
     }
-    Ok(Estimate::of(&samples, &[], pages_min))
+    Ok(Estimate::of(&samples, None, pages_min))
+}
+
+/// How many of `all` pages or requests a sample is expected to have.
+#[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
+pub(super) fn expected(all: u64, rate: Rate) -> u64 {
+    (all as f64 * rate.share()).ceil() as u64
+}
+
+/// Progress over several passes, of which samples' lengths are only expected.
+pub(super) struct Work<F> {
+    now: Progress,
+    progress: F,
+}
+
+impl<F: FnMut(Progress)> Work<F> {
+    pub(super) fn new(requests_total: u64, progress: F) -> Self {
+        Self { now: Progress { requests: 0, requests_total }, progress }
+    }
+
+    pub(super) fn add(&mut self, requests: u64) {
+        self.now.requests += requests;
+        self.now.requests_total = self.now.requests_total.max(self.now.requests);
+        (self.progress)(self.now);
+    }
 }
 
 /// Estimates the bytes that [`sampled_lru`] takes beside the trace: one sample at a time.
 #[must_use]
-#[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)]
 pub fn sampled_lru_memory_bytes(page_count: u64, requests: u64, rate: Rate) -> u64 {
-    let sampled = (page_count as f64 * rate.share()).ceil() as u64;
+    let sampled = expected(page_count, rate);
     Sample::memory_bytes(page_count, requests, rate) + LruCurve::memory_bytes(sampled)
 }
 
@@ -127,11 +164,11 @@ mod tests {
         let trace = DensePages { pages: &made.pages, page_count: made.page_count };
         let sizes: Vec<usize> = (1..1100).collect();
         let whole = Rate::new(1.0).unwrap();
-        let told = sampled_lru(&Population::new(trace), &sizes, whole).unwrap();
+        let told = sampled_lru(&Population::new(trace), &sizes, whole, |_| {}).unwrap();
         for (told, exact) in told.miss_ratios.iter().zip(exact(trace, &sizes)) {
             assert!((told - exact).abs() < 1e-12, "{told} {exact}");
         }
-        assert!(told.errors.iter().all(|error| *error < 1e-12));
+        assert!(told.errors().iter().all(|error| *error < 1e-12));
     }
 
     /// One sample of a hundredth errs by up to 0.1 at the worst size.
@@ -142,14 +179,15 @@ mod tests {
         let percents = [1, 2, 5, 10, 15, 20, 25, 30, 40, 50, 60, 70, 75, 80, 90, 100];
         let of = Population::new(trace);
         let sizes = percents.map(|percent| of.occurring * percent / 100);
-        let told = sampled_lru(&of, &sizes, Rate::new(0.01).unwrap()).unwrap();
+        let told = sampled_lru(&of, &sizes, Rate::new(0.01).unwrap(), |_| {}).unwrap();
         let exact = exact(trace, &sizes);
         let off: Vec<f64> =
             told.miss_ratios.iter().zip(&exact).map(|(told, exact)| (told - exact).abs()).collect();
         let mean = off.iter().sum::<f64>() / 16.0;
         assert!(mean <= 0.03, "{mean} {off:?}");
-        let covered = off.iter().zip(&told.errors).filter(|(off, error)| *off <= *error).count();
-        assert!(covered >= 14, "{covered} of 16: {off:?} {:?}", told.errors);
+        let errors = told.errors();
+        let covered = off.iter().zip(&errors).filter(|(off, error)| *off <= *error).count();
+        assert!(covered >= 14, "{covered} of 16: {off:?} {errors:?}");
     }
 
     #[test]
@@ -167,12 +205,48 @@ mod tests {
                 Population::new(DensePages { pages: &made.pages, page_count: made.page_count });
             for rate in [0.01, 0.1, 0.5] {
                 let sizes = [of.occurring / 20, of.occurring / 2, of.occurring, made.page_count];
-                let told = sampled_lru(&of, &sizes, Rate::new(rate).unwrap()).unwrap();
+                let told = sampled_lru(&of, &sizes, Rate::new(rate).unwrap(), |_| {}).unwrap();
                 let first = of.first_touch_ratio();
                 assert!(told.miss_ratios.iter().all(|it| *it >= first), "{at} {rate} {told:?}");
                 assert!((told.miss_ratios[2] - first).abs() < 1e-9, "{at} {rate} {told:?}");
             }
         }
+    }
+
+    #[test]
+    fn chance_and_bias_are_told_apart() {
+        let samples = [vec![0.1, 0.5], vec![0.3, 0.5]];
+        let alone = Estimate::of(&samples, None, 7);
+        assert_eq!((alone.miss_ratios.as_slice(), &alone.drifts), (&[0.2, 0.5][..], &None));
+        assert!((alone.deviations[0] - 0.02_f64.sqrt()).abs() < 1e-12, "{alone:?}");
+        assert_eq!(alone.errors(), alone.deviations);
+        assert!(alone.to_string().ends_with("deviation is at most 0.1414"), "{alone}");
+        // Within chance at the first size, beyond it at the second.
+        let halves = [vec![0.25, 0.7]];
+        let biased = Estimate::of(&samples, Some(&halves), 7);
+        assert_eq!(biased.deviations, alone.deviations);
+        let drifts = biased.drifts.clone().unwrap();
+        assert!((drifts[0] - 0.05).abs() < 1e-12 && (drifts[1] - 0.2).abs() < 1e-12, "{drifts:?}");
+        assert_eq!(biased.errors(), [alone.deviations[0], drifts[1]]);
+        let told = biased.to_string();
+        assert!(told.contains("at most 0.1414; ") && told.contains("at most 0.2000, "), "{told}");
+        assert!(told.contains("small caches mislead"), "{told}");
+        let steady = Estimate::of(&samples, Some(&samples), 7);
+        assert!(!steady.to_string().contains("mislead"), "{steady}");
+    }
+
+    #[test]
+    fn long_work_says_how_far_it_is() {
+        let made = Synthetic::zipf(1 << 10, 20_000, 3);
+        let of = Population::new(DensePages { pages: &made.pages, page_count: made.page_count });
+        let mut told: Vec<Progress> = Vec::new();
+        sampled_lru(&of, &[10], Rate::new(0.1).unwrap(), |now| told.push(now)).unwrap();
+        // A pass over the trace for each sample, and one over the sample.
+        assert_eq!(told.len(), 2 * SAMPLES as usize);
+        assert!(told.windows(2).all(|pair| pair[0].requests < pair[1].requests), "{told:?}");
+        assert!(told.iter().all(|now| now.requests <= now.requests_total), "{told:?}");
+        let last = told[told.len() - 1];
+        assert!(last.requests * 10 >= last.requests_total * 9, "{last:?}");
     }
 
     #[test]
@@ -182,6 +256,6 @@ mod tests {
         }
         let of = Population::new(DensePages { pages: &[0, 1], page_count: 2 });
         let rate = Rate::new(1e-9).unwrap();
-        assert_eq!(sampled_lru(&of, &[1], rate).unwrap_err(), SampleError::Empty(2));
+        assert_eq!(sampled_lru(&of, &[1], rate, |_| {}).unwrap_err(), SampleError::Empty(2));
     }
 }
