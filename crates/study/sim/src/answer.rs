@@ -143,7 +143,7 @@ fn design_table(experiment: &Experiment, page_bytes: u64) -> Table {
 /// Returns the microseconds of a fetch; none where everything is local and nothing is fetched.
 #[must_use]
 pub fn fetch_us(design: &Design, page_bytes: u64) -> Option<f64> {
-    (!design.is_all_local()).then(|| number(design.idle_fetch_ps(page_bytes)) / 1e6)
+    (!design.is_all_local).then(|| number(design.idle_fetch_ps(page_bytes)) / 1e6)
 }
 
 fn labels(rows: &[&Row]) -> Vec<String> {

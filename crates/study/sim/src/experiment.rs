@@ -200,7 +200,7 @@ pub(crate) fn cell(
     policy: CacheKind,
 ) -> Result<Row, Refused> {
     // What is all local has no far memory at any size.
-    let pages = match design.is_all_local() {
+    let pages = match design.is_all_local {
         true => trace.page_count().max(1),
         false => size.pages(trace.page_count(), trace.page_bytes),
     };

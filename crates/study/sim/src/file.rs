@@ -194,6 +194,15 @@ mod tests {
     }
 
     #[test]
+    fn what_is_all_local_stays_so_under_another_name() {
+        let text = "trace = \"t.parquet\"\nlocal = [\"75%\"]\n\
+                    designs = [\"ps\", { base = \"local\", name = \"fast\", local_latency_ps = 7 }]\n";
+        let designs = read_text(text).unwrap().experiment.designs;
+        let all_local: Vec<bool> = designs.iter().map(|design| design.is_all_local).collect();
+        assert_eq!(all_local, [false, true]);
+    }
+
+    #[test]
     fn refusals_name_the_file_and_the_thing() {
         let base = "trace = \"t\"\nlocal = [\"75%\"]\n";
         for (rest, part) in [

@@ -117,6 +117,9 @@ pub struct Design {
     pub unit: Unit,
     /// New pages when local memory is full; a design that moves pages always makes them local.
     pub placement: Placement,
+    /// Local memory holds everything at any size; the far tier is never used.
+    #[serde(default)]
+    pub is_all_local: bool,
     /// Latency of a reference to local memory.
     pub local_latency_ps: u64,
     /// The tier of pages that are not local.
@@ -198,13 +201,6 @@ impl Design {
             return error(&unknown.to_string());
         }
         Ok(())
-    }
-
-    /// True for [`Preset::Local`], whose local memory always holds everything; its far tier is
-    /// never used.
-    #[must_use]
-    pub fn is_all_local(&self) -> bool {
-        *self == Preset::Local.design()
     }
 
     /// Returns the time to fetch one unit while link and device are otherwise idle.

@@ -137,7 +137,8 @@ impl Preset {
     pub fn design(self) -> Design {
         let design = base(self);
         match self {
-            Self::Local | Self::Ps => design,
+            Self::Local => Design { is_all_local: true, ..design },
+            Self::Ps => design,
             Self::PsCbf | Self::PsCbfWaits => Design {
                 critical_block: Some(CriticalBlock {
                     first_ps: 750 * NS,
@@ -201,6 +202,7 @@ fn base(preset: Preset) -> Design {
         source: preset.source().to_owned(),
         unit: Unit::Page,
         placement: Placement::Local,
+        is_all_local: false,
         local_latency_ps: LOCAL_LATENCY_PS,
         far: pcie(),
         critical_block: None,
