@@ -30,11 +30,9 @@
 //!
 //! Counts are those of libCacheSim 0.3.5 to the last request for all but two (`farpool-sim`'s test
 //! `oracle`): [`TinyLfu`], whose sketch ages as its paper says ([`Ageing::MainHits`] is
-//! libCacheSim's
-//! way, and has its counts), and Random, whose victims are drawn independently here. Where a queue
-//! of libCacheSim would have no room, because
-//! its percentage of a small capacity rounds to zero, it has room for a page here; and where all
-//! pages fit, none leaves.
+//! libCacheSim's way, and has its counts), and Random, whose victims are drawn independently here.
+//! Where a queue of libCacheSim would have no room, because its percentage of a small capacity
+//! rounds to zero, it has room for a page here; and where all pages fit, none leaves.
 
 mod arc;
 mod belady;

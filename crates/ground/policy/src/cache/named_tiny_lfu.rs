@@ -72,8 +72,8 @@ impl NamedTinyLfu {
         self.sketch.add(name);
         self.counted += 1;
         // The capacity may have changed since: a small one while filling must not age the counts
-        // of a large one.
-        if self.counted >= u64::from(self.capacity) * TINY_LFU_SAMPLE_PER_PAGE {
+        // of a large one, and after a large one more than one halving may be due.
+        while self.counted >= u64::from(self.capacity) * TINY_LFU_SAMPLE_PER_PAGE {
             self.sketch.halve();
             self.counted /= 2;
         }
@@ -162,5 +162,52 @@ impl Ranking for NamedTinyLfu {
 
     fn len(&self) -> usize {
         (self.window.len() + self.main.len) as usize
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A cache of a thousand pages, each referenced eight times.
+    fn used() -> NamedTinyLfu {
+        let mut cache = NamedTinyLfu::default();
+        let mut none = Vec::new();
+        cache.resize(1000);
+        cache.set_capacity(1000, &mut none);
+        (0..1000).for_each(|page| cache.insert(page, page, &mut none));
+        for _ in 1..8 {
+            assert!((0..1000).all(|page| cache.touch(page, &mut none)));
+        }
+        cache
+    }
+
+    #[test]
+    fn counts_age_to_the_sample_of_a_capacity_that_shrank() {
+        let mut cache = used();
+        let mut none = Vec::new();
+        assert_eq!(cache.counted, 8000, "less than a sample of ten a page");
+        assert!((0..1000).all(|page| cache.seen(page) >= 8));
+        while cache.len() > 20 {
+            cache.victim(&mut none).expect("a page");
+        }
+        cache.set_capacity(20, &mut none);
+        assert_eq!(cache.counted, 8000, "a change of capacity counts nothing");
+        let held = (0..1000).find(|page| cache.contains(*page)).expect("twenty are");
+        cache.touch(held, &mut none);
+        // 8001 halved until it is below 200: six times, which leaves nothing of a count of nine.
+        assert_eq!((cache.counted, cache.seen(held)), (125, 0));
+        // From now on the sample is that of twenty pages.
+        (0..3).for_each(|_| assert!(cache.touch(held, &mut none)));
+        assert_eq!((cache.counted, cache.seen(held)), (128, 3));
+    }
+
+    #[test]
+    fn a_small_capacity_while_filling_ages_nothing() {
+        let mut cache = NamedTinyLfu::default();
+        let mut none = Vec::new();
+        cache.resize(1000);
+        (0..1000).for_each(|page| cache.insert(page, page, &mut none));
+        assert!((0..1000).all(|page| cache.seen(page) >= 1));
     }
 }

@@ -5,7 +5,7 @@
 const COUNTERS_PER_PAGE: f64 = 14.377_587_566_051_17;
 
 /// ... and this many of them per page, 14.38 ln(2), rounded up.
-const COUNTERS_OF_A_PAGE: u32 = 10;
+const COUNTERS_OF_A_PAGE: usize = 10;
 
 /// The seeds of the two hashes from which the places of a page's counters are computed.
 const SEEDS: [u64; 2] = [0x1234_5678, 0x1234_4321];
@@ -14,7 +14,7 @@ const SEEDS: [u64; 2] = [0x1234_5678, 0x1234_4321];
 const BYTES_PER_PAGE: usize = 8;
 
 /// Counters that one name uses.
-const BYTES_OF_A_NAME: u32 = 4;
+const BYTES_OF_A_NAME: usize = 4;
 
 /// The least width of a [`NameSketch`].
 const NAME_SKETCH_BYTES_MIN: usize = 1 << 10;
@@ -50,23 +50,23 @@ impl NameSketch {
         }
     }
 
-    fn places(&self, name: u32) -> impl Iterator<Item = usize> + use<> {
-        let [first, step] = SEEDS.map(|seed| low_half(xxh64(u64::from(name), seed)));
+    fn places(&self, name: u32) -> [usize; BYTES_OF_A_NAME] {
         let mask = self.counters.len() - 1;
         // An odd step visits different places.
-        (0..BYTES_OF_A_NAME)
-            .map(move |i| first.wrapping_add(i.wrapping_mul(step | 1)) as usize & mask)
+        let [first, step] = hashes(name);
+        spread(first, step | 1).map(|place| place as usize & mask)
     }
 
     /// Returns an upper bound of how often the name was seen, up to 255, halvings aside.
     pub(super) fn estimate(&self, name: u32) -> u8 {
-        self.places(name).map(|at| self.counters[at]).min().unwrap_or(0)
+        least(&self.counters, &self.places(name))
     }
 
     /// Counts a name, as [`Sketch::add_least`].
     pub(super) fn add(&mut self, name: u32) {
-        let least = self.estimate(name);
-        for at in self.places(name) {
+        let places = self.places(name);
+        let least = least(&self.counters, &places);
+        for at in places {
             if self.counters[at] == least {
                 self.counters[at] = least.saturating_add(1);
             }
@@ -101,21 +101,21 @@ impl Sketch {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped before")]
     pub(super) fn width(pages: u32) -> u32 {
         let wanted = (COUNTERS_PER_PAGE * f64::from(pages)).ceil().min(f64::from(i32::MAX)) as u32;
-        if wanted < COUNTERS_OF_A_PAGE { 2 * COUNTERS_OF_A_PAGE } else { wanted }
+        let least = COUNTERS_OF_A_PAGE as u32;
+        if wanted < least { 2 * least } else { wanted }
     }
 
-    fn places(&self, page: u32) -> impl Iterator<Item = usize> + use<> {
-        let [first, step] = SEEDS.map(|seed| low_half(xxh64(u64::from(page), seed)));
-        let width = self.width;
-        (0..COUNTERS_OF_A_PAGE)
-            .map(move |i| (first.wrapping_add(i.wrapping_mul(step)) % width) as usize)
+    fn places(&self, page: u32) -> [usize; COUNTERS_OF_A_PAGE] {
+        let [first, step] = hashes(page);
+        spread(first, step).map(|place| (place % self.width) as usize)
     }
 
     /// Counts a page in those of its counters alone that are lowest (minimal increment): the others
     /// are too high already. Far fewer additions of other pages show in an estimate.
     pub(super) fn add_least(&mut self, page: u32) {
-        let least = self.estimate(page);
-        for at in self.places(page) {
+        let places = self.places(page);
+        let least = least(&self.counters, &places);
+        for at in places {
             if self.counters[at] == least {
                 self.counters[at] = least.saturating_add(1);
             }
@@ -124,7 +124,7 @@ impl Sketch {
 
     /// Returns an upper bound of how often `page` was seen, halvings aside.
     pub(super) fn estimate(&self, page: u32) -> u32 {
-        self.places(page).map(|at| self.counters[at]).min().unwrap_or(0)
+        least(&self.counters, &self.places(page))
     }
 
     /// Counts a page in all of its counters, as libCacheSim does.
@@ -140,6 +140,25 @@ impl Sketch {
             *counter >>= 1;
         }
     }
+}
+
+/// The two hashes from which a page's places follow, computed once for each use of it.
+fn hashes(page: u32) -> [u32; 2] {
+    SEEDS.map(|seed| low_half(xxh64(u64::from(page), seed)))
+}
+
+/// `first`, and every further place a step on.
+fn spread<const N: usize>(first: u32, step: u32) -> [u32; N] {
+    let mut next = first;
+    std::array::from_fn(|_| {
+        let place = next;
+        next = place.wrapping_add(step);
+        place
+    })
+}
+
+fn least<T: Copy + Ord + Default>(counters: &[T], places: &[usize]) -> T {
+    places.iter().map(|at| counters[*at]).min().unwrap_or_default()
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "the low half is what is wanted")]
