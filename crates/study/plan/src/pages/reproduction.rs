@@ -40,11 +40,22 @@ pub fn errata_table(of: &Reproduction) -> Table {
     table
 }
 
+/// Returns the tables and figures that have no cell, with the reason.
+fn left_out_table(of: &Reproduction) -> Table {
+    let columns = [Column::left("place"), Column::left("kind"), Column::left("why")];
+    let mut table = Table::new("left_out", "Tables and figures without a cell", columns);
+    for left in &of.left_out {
+        table.row([left.place.clone().into(), left.kind.name().into(), left.why.clone().into()]);
+    }
+    table
+}
+
 /// Renders the whole thesis.
 pub fn reproduction(of: &Reproduction, from: Provenance) -> Page {
     Page::new(of.source.clone(), from)
         .finding(of.summary())
         .table(reproduction_table(of, None))
         .table(errata_table(of))
+        .table(left_out_table(of))
         .result(of)
 }

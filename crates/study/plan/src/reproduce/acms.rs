@@ -2,7 +2,7 @@
 //! so
 //! the times of Figures 6 to 8 cannot be computed; how a swap's time is made up can.
 
-use super::{Cell, Reproduction, Verdict, errata};
+use super::{Cell, Lack, Reproduction, Verdict, errata, left_out};
 
 /// Figure 1.
 const TOTAL_TB: f64 = 437.0;
@@ -21,30 +21,22 @@ const BEST_PAGES: f64 = 512.0;
 /// Figure 10: time saved by fetching that many.
 const SAVED: f64 = 0.25;
 
-/// What cannot be computed, and what contradicts itself.
-const ERRATA: [(&str, &str); 6] = [
-    (
-        "section 6.2",
-        "bandwidth is called no bottleneck at a use of half; in a program that waits for \
-                 each fetch the wire's half is the whole difference to a disk in memory",
-    ),
+const NOT_DERIVABLE: [(&str, &str); 4] = [
     (
         "Figure 6",
-        "not derivable: the traffic of two machines over a minute, on loads that are not \
-                 printed; crates/rack/acms has the protocol, and `farpool demo` shows it",
+        "the traffic of two machines over a minute, on loads that are not printed; crates/rack/acms \
+         has the protocol, and `farpool demo` shows it",
     ),
     (
         "Figure 7",
-        "not derivable: 1.4 and 3.1 times on TPC-H and Hadoop, whose use of memory is not \
-                 printed; give traces of programs of today, and disk and tcp are compared on them",
+        "1.4 and 3.1 times on TPC-H and Hadoop, whose use of memory is not printed; give traces of \
+         programs of today, and disk and tcp are compared on them",
     ),
-    ("Figure 8", "not derivable: bars of SPEC CPU2006 without numbers"),
+    ("Figure 8", "bars of SPEC CPU2006 without numbers"),
     (
         "Figure 10",
-        "not derivable: why 1,024 pages are worse than 512; the memory that fetching ahead \
-                 takes is not printed",
+        "why 1,024 pages are worse than 512; the memory that fetching ahead takes is not printed",
     ),
-    ("Figures 2 to 5", "nothing to compute: architecture, thresholds, protocol, an example"),
 ];
 
 /// Computes what the paper's figures say of each other.
@@ -93,7 +85,19 @@ pub fn acms() -> Reproduction {
                  Cost-Effective Clustered Architectures (ACMS), 2011"
             .into(),
         cells,
-        errata: errata(&ERRATA),
+        errata: errata(&[(
+            "section 6.2",
+            "bandwidth is called no bottleneck at a use of half; in a program that waits for each \
+             fetch the wire's half is the whole difference to a disk in memory",
+        )]),
+        left_out: [
+            left_out(Lack::NotDerivable, &NOT_DERIVABLE),
+            left_out(
+                Lack::NothingToCompute,
+                &[("Figures 2 to 5", "architecture, thresholds, protocol, an example")],
+            ),
+        ]
+        .concat(),
     }
 }
 

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use super::{Cell, Reproduction, Verdict, errata, gutierrez_more};
+use super::{
+    Cell, Lack, Reproduction, Verdict, errata, gutierrez_figures, gutierrez_more, left_out,
+};
 use crate::dense::{Built, Catalog, Configuration, Design, GUTIERREZ};
 
 /// Table 3.3 for one design: area in cm2, power in W and density in GB for 1, 2, 4, 8, 16 and 32
@@ -113,6 +115,9 @@ pub fn gutierrez() -> Reproduction {
     cells.extend(gutierrez_more::ratios(&both));
     cells.extend(gutierrez_more::network(&both));
     cells.extend(gutierrez_more::table_4_3(&both));
+    cells.extend(gutierrez_figures::table_3_2());
+    cells.extend(gutierrez_figures::by_core(&both));
+    cells.extend(gutierrez_figures::by_stack(&both));
     Reproduction {
         source: "Anthony Gutierrez, Architecting Physically Dense Servers, 2015".into(),
         cells,
@@ -140,22 +145,20 @@ pub fn gutierrez() -> Reproduction {
                  it 26 stacks would fit and not 25",
             ),
             (
-                "Figures 3.4 to 3.13, 4.4 to 4.14",
-                "not derivable: requests by size and memory latency, and latencies under load, are \
-                 drawn without numbers and come from a simulated pipeline of a Cortex; \
-                 `scripts/kv-costs.py split` measures where a request's time goes today",
-            ),
-            (
                 "Table 4.2",
                 "memory bandwidth in use: KeyVault's is 45 times Mercury's for 2 times the requests",
             ),
-            ("Table 3.2", "nothing to compute: a comparison of memories from data sheets"),
             (
                 "Table 4.3",
                 "Mercury's round trip of 3 us contradicts the text, where it is 2.3 times \
                  KeyVault's 90 us",
             ),
         ]),
+        left_out: [
+            left_out(Lack::NotDerivable, &gutierrez_figures::NOT_DERIVABLE),
+            left_out(Lack::NothingToCompute, &gutierrez_figures::NOTHING_TO_COMPUTE),
+        ]
+        .concat(),
     }
 }
 
@@ -191,11 +194,14 @@ impl Both {
         Both { fitted, listed }
     }
 
-    /// Judges the value with the fitted constants. If it comes out only with them, it is fitted.
+    /// Judges the value with the fitted constants. If it comes out only with them, or better, it is
+    /// fitted.
     pub(super) fn judge(&self, cell: impl Fn(&Catalog) -> Cell) -> Cell {
-        match cell(&self.listed).verdict {
-            Verdict::Exact | Verdict::Consistent => cell(&self.fitted),
-            _ => cell(&self.fitted).fitted(UNLISTED),
+        let (listed, fitted) = (cell(&self.listed), cell(&self.fitted));
+        match (listed.verdict, fitted.verdict) {
+            (Verdict::Exact | Verdict::Consistent, _) => fitted,
+            (Verdict::InShape, Verdict::InShape) => listed,
+            _ => fitted.fitted(UNLISTED),
         }
     }
 }

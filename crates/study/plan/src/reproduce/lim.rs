@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use super::{Cell, Reproduction, Verdict, errata, lim_more, lim_parts};
+use super::{Cell, Lack, Reproduction, Verdict, errata, left_out, lim_more, lim_parts};
 use crate::cost::{Catalog, HARMONIC_MEAN, Model, harmonic_mean, preset};
 
 const NAME: &str = "lim-2010";
@@ -93,21 +93,19 @@ pub fn lim() -> Reproduction {
             ("Tables 4 and 5", "emb1 costs 499 in Table 4; Table 5 was made with about 450"),
             ("chapter 4", "the latency of local memory is not printed"),
             (
-                "Figure 2",
-                "not derivable: two curves without numbers; --utilisation shows a data centre's own",
-            ),
-            (
-                "Figure 17, section 6.4.3",
-                "not derivable: enclosures are drawn, their cooling is given as about 50 % better",
-            ),
-            ("Figures 1, 3 to 5, Table 2", "nothing to compute: trends, drawings, workloads"),
-            ("Figures 16 and 18", "the components of desk, mobl, emb1 and emb2 are not printed"),
-            (
                 "Figure 8",
                 "16 servers of 1.5 GB, 32 GB on a blade and 260 % of its price cost $2,088 at $15 \
                  a GB; 16 x 4 GB cost $960: no performance of at most 1 makes that break even",
             ),
         ]),
+        left_out: [
+            left_out(Lack::NotDerivable, &lim_more::NOT_DERIVABLE),
+            left_out(
+                Lack::NothingToCompute,
+                &[("Figures 1, 3 to 5, Table 2", "trends, drawings, workloads")],
+            ),
+        ]
+        .concat(),
     }
 }
 
@@ -315,9 +313,9 @@ fn in_the_text(catalog: &Catalog, model: &Model) -> Vec<Cell> {
         for (design, paper) in [("PS", 260.0), ("FGRA", 120.0)] {
             let name = format!("{design}, overhead at which it breaks even");
             let ours = even.overhead * 100.0;
-            cells.push(cell("Figure 8", &name, paper, ours).or_because(
-                "not derivable: at the printed sizes and prices a blade as fast as local memory \
-                 breaks even at 25 %, and the performances are not printed",
+            cells.push(cell("Figure 8", &name, paper, ours).not_derivable(
+                "at the printed sizes and prices a blade as fast as local memory breaks even at \
+                 25 %, and the performances are not printed",
             ));
         }
     }

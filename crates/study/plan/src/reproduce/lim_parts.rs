@@ -113,7 +113,6 @@ pub(super) fn table_7(model: &Model, emb1: &Bill) -> Vec<Cell> {
                 Verdict::Exact if disks == "laptop" && metric == "Perf/Inf-$" => {
                     cell.fitted("the disk's performance is solved for from this cell")
                 }
-                Verdict::Exact | Verdict::Consistent | Verdict::Fitted | Verdict::Input => cell,
                 Verdict::InShape => {
                     let off = std::mem::take(&mut cell.why);
                     cell.because(format!("{off}; prices of Table 7(a) on emb1's 499 of Table 4"))
@@ -122,6 +121,7 @@ pub(super) fn table_7(model: &Model, emb1: &Bill) -> Vec<Cell> {
                     "from the prices of Table 7(a) on emb1's 499 of Table 4, and 8 % for flash as \
                      the text says",
                 ),
+                _ => cell,
             };
             cells.push(cell);
         }

@@ -4,6 +4,7 @@ mod acms;
 mod dredbox;
 mod ensemble;
 mod gutierrez;
+mod gutierrez_figures;
 mod gutierrez_more;
 mod lim;
 mod lim_more;
@@ -35,16 +36,21 @@ pub enum Verdict {
     InShape,
     /// Different; `why` says what is known of it.
     Departs,
+    /// The paper does not print what it would be computed from; ours is what the printed figures
+    /// alone give.
+    NotDerivable,
 }
 
 impl Verdict {
-    pub const ALL: [Verdict; 6] = [
+    /// Those that are tested come first.
+    pub const ALL: [Verdict; 7] = [
         Verdict::Exact,
         Verdict::Consistent,
         Verdict::InShape,
         Verdict::Departs,
         Verdict::Fitted,
         Verdict::Input,
+        Verdict::NotDerivable,
     ];
 
     pub fn name(self) -> &'static str {
@@ -55,12 +61,13 @@ impl Verdict {
             Verdict::Consistent => "consistent",
             Verdict::InShape => "in shape",
             Verdict::Departs => "departs",
+            Verdict::NotDerivable => "not derivable",
         }
     }
 
     /// True if the figure was computed from others and could have come out otherwise.
     pub fn is_tested(self) -> bool {
-        !matches!(self, Verdict::Input | Verdict::Fitted)
+        !matches!(self, Verdict::Input | Verdict::Fitted | Verdict::NotDerivable)
     }
 }
 
@@ -86,12 +93,41 @@ pub struct Erratum {
     pub text: String,
 }
 
+/// A table or figure without a cell here, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct LeftOut {
+    pub place: String,
+    pub kind: Lack,
+    pub why: String,
+}
+
+/// Why a table or figure has no cell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Lack {
+    /// It has figures, and the paper does not print what they would be computed from, or compared
+    /// with.
+    NotDerivable,
+    /// A drawing, a description, a list of inputs.
+    NothingToCompute,
+}
+
+impl Lack {
+    pub fn name(self) -> &'static str {
+        match self {
+            Lack::NotDerivable => "not derivable",
+            Lack::NothingToCompute => "nothing to compute",
+        }
+    }
+}
+
 /// A thesis, cell by cell.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Reproduction {
     pub source: String,
     pub cells: Vec<Cell>,
     pub errata: Vec<Erratum>,
+    pub left_out: Vec<LeftOut>,
 }
 
 impl Reproduction {
@@ -110,7 +146,8 @@ impl Reproduction {
             parts.join(", ")
         };
         let tested = self.cells.iter().filter(|cell| cell.verdict.is_tested()).count();
-        let (tests, rest) = Verdict::ALL.split_at(4);
+        let count = Verdict::ALL.iter().filter(|verdict| verdict.is_tested()).count();
+        let (tests, rest) = Verdict::ALL.split_at(count);
         format!(
             "{tested} of {} cells are predictions: {}. The others test nothing: {}.",
             self.cells.len(),
@@ -180,14 +217,18 @@ impl Cell {
         }
     }
 
-    /// A constant was chosen so that this cell comes out; one that is only near stays so.
+    /// A constant was chosen so that this cell comes out, to the digit or nearly; one that does not
+    /// come out nevertheless departs.
     fn fitted(self, why: impl Into<String>) -> Cell {
         match self.verdict {
-            Verdict::Exact | Verdict::Consistent => {
-                Cell { verdict: Verdict::Fitted, why: why.into(), ..self }
-            }
-            _ => self,
+            Verdict::Departs => self,
+            _ => Cell { verdict: Verdict::Fitted, why: why.into(), ..self },
         }
+    }
+
+    /// The paper does not print what the figure is made from.
+    fn not_derivable(self, why: impl Into<String>) -> Cell {
+        Cell { verdict: Verdict::NotDerivable, why: why.into(), ..self }
     }
 
     /// Departing or not, the printed figure lies within what the rounding of inputs leaves open.
@@ -197,18 +238,54 @@ impl Cell {
         }
         self
     }
-
-    /// Gives the reason only if the cell departs.
-    fn or_because(self, why: &str) -> Cell {
-        match self.verdict {
-            Verdict::Departs => self.because(why),
-            _ => self,
-        }
-    }
 }
 
 fn errata(all: &[(&str, &str)]) -> Vec<Erratum> {
     all.iter()
         .map(|(place, text)| Erratum { place: (*place).into(), text: (*text).into() })
         .collect()
+}
+
+fn left_out(kind: Lack, all: &[(&str, &str)]) -> Vec<LeftOut> {
+    let one =
+        |(place, why): &(&str, &str)| LeftOut { place: (*place).into(), kind, why: (*why).into() };
+    all.iter().map(one).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn cell(paper: f64, ours: f64) -> Cell {
+        Cell::rounded("Table 1", "a".into(), "", paper, ours, 0).within(0.1)
+    }
+
+    #[test]
+    fn what_a_constant_was_chosen_by_is_fitted_also_where_it_is_only_near() {
+        for ours in [10.0, 10.8] {
+            assert!(cell(10.0, ours).verdict.is_tested());
+            assert_eq!(cell(10.0, ours).fitted("x").verdict, Verdict::Fitted, "{ours}");
+        }
+        assert_eq!(cell(10.0, 20.0).fitted("x").verdict, Verdict::Departs);
+    }
+
+    #[test]
+    fn the_summary_counts_each_cell_once_and_only_predictions_as_such() {
+        let cells = vec![
+            cell(10.0, 10.0),
+            cell(10.0, 10.8),
+            cell(10.0, 20.0),
+            cell(10.0, 10.0).input("x"),
+            cell(10.0, 10.0).fitted("x"),
+            cell(10.0, 20.0).not_derivable("x"),
+        ];
+        let of = Reproduction { source: "x".into(), cells, errata: vec![], left_out: vec![] };
+        assert_eq!(
+            of.summary(),
+            "3 of 6 cells are predictions: 1 exact, 0 consistent, 1 in shape, 1 departs. The \
+             others test nothing: 1 fitted, 1 input, 1 not derivable."
+        );
+        let tested = Verdict::ALL.map(Verdict::is_tested);
+        assert!(tested.windows(2).all(|pair| pair[0] || !pair[1]), "tested ones come first");
+    }
 }
