@@ -15,9 +15,8 @@ pub fn compare(args: &CompareArgs) -> anyhow::Result<u8> {
     let settings = settings(&one, &two);
     let (figures, equal) = figures(&one, &two);
     let (differ, asked) = (figures.rows(), settings.rows());
-    let mut page = Page::new("Two answers", from).finding(format!(
-        "{differ} figures differ and {equal} are equal; {asked} settings differ."
-    ));
+    let mut page = Page::new("Two answers", from)
+        .finding(format!("{differ} values differ and {equal} are equal; {asked} settings differ."));
     if one["title"] != two["title"] {
         page = page.warning(format!(
             "they answer different questions: {} and {}",
@@ -74,7 +73,8 @@ fn settings(one: &Value, two: &Value) -> Counted {
     table
 }
 
-/// Figures of tables that both answers have, and how many of them are equal.
+/// What tables hold differently, rows that one answer alone has included; and how many values are
+/// equal.
 fn figures(one: &Value, two: &Value) -> (Counted, usize) {
     let columns = [
         Column::left("table"),
@@ -85,59 +85,86 @@ fn figures(one: &Value, two: &Value) -> (Counted, usize) {
         Column::right("change").unit("%").decimals(1),
     ];
     let (mut table, mut equal) = (Counted::new("figures", "Came out differently", columns), 0);
-    let (one, two) = (numbers(one), numbers(two));
+    let (one, two) = (values(one), values(two));
     let places: std::collections::BTreeSet<&Place> = one.keys().chain(two.keys()).collect();
     for place in places {
-        let (first, second) = (one.get(place).copied(), two.get(place).copied());
+        let (first, second) = (one.get(place), two.get(place));
         if first == second {
-            equal += 1;
+            equal += usize::from(place.figure.is_some());
             continue;
         }
-        let change = first.zip(second).filter(|(first, _)| *first != 0.0);
+        let number = |value: Option<&Value>| value.and_then(Value::as_f64);
+        let change = number(first).zip(number(second)).filter(|(first, _)| *first != 0.0);
         let change = change.map(|(first, second)| (second / first - 1.0) * 100.0);
         let Place { table: name, row, figure } = place.clone();
         table.row([
             name.into(),
             row.into(),
-            figure.into(),
-            first.into(),
-            second.into(),
+            figure.unwrap_or_else(|| "the row itself".to_owned()).into(),
+            cell(first),
+            cell(second),
             change.into(),
         ]);
     }
     (table, equal)
 }
 
-/// Where a number is: rows are named by their words, and by their first figure if they have none.
+fn cell(value: Option<&Value>) -> Cell {
+    match value {
+        None | Some(Value::Null) => Cell::Missing,
+        Some(Value::Bool(flag)) => (*flag).into(),
+        Some(value) => value.as_f64().map_or_else(|| plain(value).into(), Cell::from),
+    }
+}
+
+/// Where a value is; the row itself has no figure. Rows of one name are numbered.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Place {
     table: String,
     row: String,
-    figure: String,
+    figure: Option<String>,
 }
 
-fn numbers(answer: &Value) -> BTreeMap<Place, f64> {
+fn values(answer: &Value) -> BTreeMap<Place, Value> {
     let mut found = BTreeMap::new();
     for (table, content) in answer["tables"].as_object().into_iter().flatten() {
-        for row in content["rows"].as_array().into_iter().flatten() {
-            let Some(fields) = row.as_object() else { continue };
-            let words: Vec<&str> = fields.values().filter_map(Value::as_str).collect();
-            let (first, name) = match words.is_empty() {
-                false => (None, words.join(", ")),
-                true => match columns(content).find(|name| fields.contains_key(*name)) {
-                    Some(name) => (Some(name), format!("{name} {}", plain(&fields[name]))),
-                    None => continue,
-                },
+        let rows: Vec<&Value> = content["rows"].as_array().into_iter().flatten().collect();
+        let columns: Vec<&str> = columns(content).collect();
+        let names = naming(&columns, &rows);
+        let mut known: BTreeMap<String, u64> = BTreeMap::new();
+        for row in rows {
+            let words = names.iter().map(|name| match row[name].as_str() {
+                Some(word) => word.to_owned(),
+                None => format!("{name} {}", plain(&row[name])),
+            });
+            let name = words.collect::<Vec<_>>().join(", ");
+            let count = known.entry(name.clone()).or_insert(0);
+            *count += 1;
+            let name = if *count == 1 { name } else { format!("{name} ({count})") };
+            let place = |figure: Option<&str>| {
+                let (table, row) = (table.clone(), name.clone());
+                Place { table, row, figure: figure.map(str::to_owned) }
             };
-            for (figure, value) in fields.iter().filter(|(name, _)| Some(name.as_str()) != first) {
-                if let Some(value) = value.as_f64() {
-                    let (table, row, figure) = (table.clone(), name.clone(), figure.clone());
-                    found.insert(Place { table, row, figure }, value);
+            found.insert(place(None), Value::Bool(true));
+            for figure in columns.iter().filter(|name| !names.contains(name)) {
+                if !row[figure].is_null() {
+                    found.insert(place(Some(figure)), row[figure].clone());
                 }
             }
         }
     }
     found
+}
+
+/// Returns the columns that name a row: those of words before the first that holds something else.
+/// If there are none, or no others, it is the first.
+fn naming<'a>(columns: &[&'a str], rows: &[&Value]) -> Vec<&'a str> {
+    let is_words = |name: &&&str| rows.iter().all(|row| row[**name].is_string());
+    let names: Vec<&str> = columns.iter().take_while(is_words).copied().collect();
+    match names.is_empty() || names.len() == columns.len() {
+        true => columns.iter().take(1).copied().collect(),
+        false => names,
+    }
 }
 
 /// The names of a table's columns, in their order.
@@ -148,4 +175,61 @@ fn columns(table: &Value) -> impl Iterator<Item = &str> {
 
 fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn answer(columns: &[&str], rows: &Value) -> Value {
+        let columns: Vec<Value> = columns.iter().map(|name| json!({"name": name})).collect();
+        json!({"tables": {"t": {"columns": columns, "rows": rows}}})
+    }
+
+    /// The places that differ, as text.
+    fn told(columns: &[&str], one: &Value, two: &Value) -> (String, usize) {
+        let (found, equal) = figures(&answer(columns, one), &answer(columns, two));
+        (found.table.text(), equal)
+    }
+
+    #[test]
+    fn rows_that_one_answer_alone_has_are_shown_on_either_side() {
+        let both = json!({"name": "both", "n": 1, "verdict": "exact"});
+        let one = json!({"name": "one", "n": 2, "verdict": "exact"});
+        let two = json!({"name": "two", "n": null, "verdict": "departs"});
+        let columns = ["name", "n", "verdict"];
+        let (text, equal) = told(&columns, &json!([both, one]), &json!([both, two]));
+        assert_eq!(equal, 2, "{text}");
+        let rows: Vec<Vec<&str>> =
+            text.lines().skip(2).map(|line| line.split_whitespace().collect()).collect();
+        for row in [
+            vec!["t", "one", "the", "row", "itself", "yes", "-", "-"],
+            vec!["t", "one", "n", "2.000", "-", "-"],
+            vec!["t", "one", "verdict", "exact", "-", "-"],
+            vec!["t", "two", "the", "row", "itself", "-", "yes", "-"],
+            vec!["t", "two", "verdict", "-", "departs", "-"],
+        ] {
+            assert!(rows.contains(&row), "{row:?} in {text}");
+        }
+        assert_eq!(rows.len(), 5, "{text}");
+    }
+
+    #[test]
+    fn rows_of_words_alone_of_one_name_or_without_a_name_are_compared() {
+        let words = ["setting", "value"];
+        let one = json!([{"setting": "a", "value": "x"}]);
+        let (text, equal) = told(&words, &one, &json!([{"setting": "a", "value": "y"}]));
+        assert!(text.contains("value") && text.contains('x') && text.contains('y'), "{text}");
+        assert_eq!((equal, text.lines().count()), (0, 3), "{text}");
+        let figures = ["name", "n"];
+        let one = json!([{"name": "a", "n": 1}, {"name": "a", "n": 2}]);
+        let (text, equal) = told(&figures, &one, &json!([{"name": "a", "n": 1}]));
+        assert!(text.contains("a (2)") && equal == 1, "{text}");
+        let bare = ["vms", "ratio"];
+        let one = json!([{"vms": 1, "ratio": 0.5}, {"vms": 2, "ratio": 0.4}]);
+        let (text, _) = told(&bare, &one, &json!([{"vms": 1, "ratio": 0.5}]));
+        assert!(text.contains("vms 2") && text.contains("0.400"), "{text}");
+    }
 }
