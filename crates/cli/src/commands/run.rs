@@ -1,10 +1,12 @@
 //! `farpool run`: passes the command line on to the keeper.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use farpool_run::{RackError, RackOptions, RunError, RunOptions};
-use farpool_sim::{LoadOptions, load_pages};
+use farpool_sim::count_pages;
 use farpool_trace::{Columns, TraceReader};
 use farpool_units::PAGE_BYTES_U64;
 
@@ -102,22 +104,34 @@ fn share_bytes(peak_bytes: u64, percent: u8) -> u64 {
     farpool_units::at_most::<u64, _>(u128::from(pages) * u128::from(percent) / 100) * PAGE_BYTES_U64
 }
 
+/// How a trace begins; statistics are JSON, whatever their name.
+const TRACE_BEGINS: &[u8] = b"PAR1";
+/// The longest statistics of a run that are read: some hundred times as long as they are.
+const STATISTICS_BYTES_MAX: u64 = 1 << 20;
+
 /// Reads the largest memory from the statistics of an earlier run, or counts it in a trace.
 fn peak_of(path: &Path) -> anyhow::Result<u64> {
-    if path.extension().is_some_and(|extension| extension == "json") {
-        let text = std::fs::read_to_string(path)
-            .with_context(|| format!("{} cannot be read", path.display()))?;
-        let stats: serde_json::Value = serde_json::from_str(&text)
-            .with_context(|| format!("{} holds no statistics of a run", path.display()))?;
-        return stats["peak_bytes"].as_u64().filter(|bytes| *bytes > 0).with_context(|| {
-            format!("{} names no peak_bytes: no statistics of farpool run", path.display())
-        });
+    let unreadable = || format!("{} cannot be read", path.display());
+    let mut file = File::open(path).with_context(unreadable)?.take(STATISTICS_BYTES_MAX + 1);
+    let mut begins = Vec::new();
+    file.by_ref()
+        .take(TRACE_BEGINS.len() as u64)
+        .read_to_end(&mut begins)
+        .with_context(unreadable)?;
+    if begins == TRACE_BEGINS {
+        let trace = TraceReader::open(path, Columns::BLOCKS)?;
+        let file_bytes = trace.info().native_file_bytes.unwrap_or(0);
+        return Ok(count_pages(trace, PAGE_BYTES_U64)? * PAGE_BYTES_U64 + file_bytes);
     }
-    let trace = TraceReader::open(path, Columns::BLOCKS)?;
-    let file_bytes = trace.info().native_file_bytes.unwrap_or(0);
-    let options = LoadOptions { page_bytes: PAGE_BYTES_U64, memory_limit_bytes: u64::MAX };
-    let pages = load_pages(trace, options, &mut |_| ())?;
-    Ok(pages.page_count as u64 * PAGE_BYTES_U64 + file_bytes)
+    let neither =
+        || format!("{} is neither a trace nor the statistics of farpool run", path.display());
+    file.read_to_end(&mut begins).with_context(unreadable)?;
+    if begins.len() as u64 > STATISTICS_BYTES_MAX {
+        anyhow::bail!("{}: it has more than {STATISTICS_BYTES_MAX} bytes", neither());
+    }
+    let statistics: serde_json::Value = serde_json::from_slice(&begins).with_context(neither)?;
+    let peak_bytes = statistics["peak_bytes"].as_u64().filter(|bytes| *bytes > 0);
+    peak_bytes.with_context(|| format!("{}: it names no peak_bytes", neither()))
 }
 
 /// Folder for spilled memory: on a disk, not in memory.
@@ -134,4 +148,45 @@ pub fn rack(settings: &RunSettings) -> Result<Option<RackOptions>, UsageError> {
         rate_bytes_per_s: settings.rate.map(|Size(bytes)| bytes),
         spill_directory: settings.spill.clone().unwrap_or_else(|| PathBuf::from(SPILL_DIRECTORY)),
     }))
+}
+
+#[cfg(test)]
+mod tests {
+    use farpool_trace::{Access, Clock, Record, TraceInfo, TraceWriter};
+
+    use super::*;
+
+    #[test]
+    fn the_peak_is_read_from_traces_and_statistics_by_what_they_hold() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let trace = folder.path().join("trace.json");
+        let mut info = TraceInfo::new("test", PAGE_BYTES_U64, Clock::Accesses);
+        info.native_file_bytes = Some(3 * PAGE_BYTES_U64);
+        let mut writer = TraceWriter::create(&trace, info).expect("a trace");
+        for block in [1, 7, 1, 9, 7] {
+            let record = Record { block, ticks: 1, access: Access::Read, thread: 0 };
+            writer.push(record).expect("written");
+        }
+        writer.finish().expect("written");
+        assert_eq!(peak_of(&trace).expect("three pages and files"), 6 * PAGE_BYTES_U64);
+        let other = folder.path().join("run.stats");
+        let mut told = |text: &[u8]| {
+            std::fs::write(&other, text).expect("written");
+            peak_of(&other).map_err(|error| format!("{error:#}"))
+        };
+        assert_eq!(told(b"{\"peak_bytes\": 8192}"), Ok(8192));
+        let long = b" ".repeat(1 + usize::try_from(STATISTICS_BYTES_MAX).expect("a mebibyte"));
+        for text in [&b"{}"[..], b"{\"peak_bytes\": 0}", b"", b"PAR", b"no JSON", &long] {
+            let error = told(text).expect_err("no peak");
+            assert!(error.contains("run.stats is neither a trace nor"), "{error}");
+        }
+        assert!(told(b"PAR1").expect_err("cut short").contains("run.stats"));
+    }
+
+    #[test]
+    fn a_share_of_the_peak_is_whole_pages() {
+        let local = share_of(LocalLimit::Percent(50), &PeakMemory::Bytes(5 * PAGE_BYTES_U64));
+        assert_eq!(local.expect("a size"), LocalLimit::Bytes(2 * PAGE_BYTES_U64));
+        assert!(share_of(LocalLimit::Bytes(1), &PeakMemory::Bytes(1)).is_err());
+    }
 }

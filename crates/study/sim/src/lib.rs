@@ -37,4 +37,4 @@ pub mod synthetic;
 pub use design::{Design, Preset, Tier, Unit};
 pub use engine::{Outcome, Program, simulate};
 pub use experiment::{Experiment, LocalSize, Row};
-pub use load::{LoadOptions, Pages, References, load, load_pages};
+pub use load::{LoadOptions, Pages, References, count_pages, load, load_pages};
