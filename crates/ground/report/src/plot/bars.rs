@@ -17,10 +17,6 @@ const BELOW: f64 = 46.0;
 /// Widest space for the bars' names.
 const NAME_MAX: f64 = 240.0;
 
-/// If values side by side are further apart than this, the axis is logarithmic: on a linear one the
-/// smallest would be thinner than its own outline.
-const LINEAR_TIMES: f64 = 300.0;
-
 /// Bars, one or one group per name. Values that are negative or not finite have no length.
 ///
 /// Bars side by side whose values are decades apart get a logarithmic axis by themselves; zeros
@@ -95,12 +91,9 @@ impl BarPlot {
 
 impl BarPlot {
     fn axis(&self) -> Axis {
-        let lengths = self.lengths();
-        let known = || lengths.iter().copied().filter(|length| *length > 0.0);
-        let (least, most) = (known().fold(f64::MAX, f64::min), known().fold(0.0, f64::max));
-        match !self.stacked && most > least * LINEAR_TIMES {
-            true => Axis::log(""),
-            false => Axis::linear("").from_zero(),
+        match self.stacked {
+            true => Axis::linear("").from_zero(),
+            false => Axis::wide(""),
         }
     }
 
