@@ -86,6 +86,17 @@ fn random_reads_and_writes_are_foretold() {
     require_alike(&program, &(48 * MIB).to_string(), &names);
 }
 
+/// A share is of what the program has in use so far, in a prediction as in the run: it grows with
+/// the first pass.
+#[test]
+fn a_share_is_foretold() {
+    let farpool = binaries::program("farpool");
+    let farpool = farpool.to_str().expect("a plain path");
+    let faults = ["--bytes", "96MiB", "--passes", "2", "--write-percent", "30"];
+    let program = [&[farpool, "workload", "faults"][..], &faults].concat();
+    require_alike(&program, "50%", &["demand_fetches", "evictions", "pages_written"]);
+}
+
 #[test]
 fn a_hot_set_is_foretold() {
     let farpool = binaries::program("farpool");
