@@ -56,6 +56,17 @@ impl ProcessorFiles {
     }
 }
 
+/// Returns the processor time of a process and of its children that it has waited for, in clock
+/// ticks, from the text of its `/proc/PID/stat`: utime, stime, cutime and cstime, fields 14 to 17
+/// (proc_pid_stat(5)). None if that is no such text.
+#[must_use]
+pub fn process_ticks(stat: &str) -> Option<u64> {
+    // The name in parentheses may hold anything.
+    let (_, rest) = stat.rsplit_once(')')?;
+    let mut fields = rest.split_ascii_whitespace().skip(11).map(|field| field.parse::<u64>().ok());
+    (0..4).try_fold(0_u64, |sum, _| sum.checked_add(fields.next()??))
+}
+
 fn between(before: &Times, after: &Times, span: Duration) -> Option<ProcessorSight> {
     let share = |part: u64, whole: u64| {
         let permille = u128::from(part) * 1000 / u128::from(whole.max(1));
@@ -95,6 +106,15 @@ fn parse(stat: &str, pressure: &str) -> Option<Times> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_processor_time_of_a_process_is_that_of_its_children_too() {
+        let stat = "7 (a) b) S 1 7 7 0 -1 4194304 1 2 3 4 10 20 30 40 20 0 1 0 5";
+        assert_eq!(process_ticks(stat), Some(100));
+        for cut in ["garbage", "7 (a) S 1 7 7 0 -1 0 1 2 3 4 10 20 30", "7 (a) S 1"] {
+            assert_eq!(process_ticks(cut), None, "{cut}");
+        }
+    }
 
     const STAT: &str = "cpu  100 10 50 800 40 0 5 5 7 0\ncpu0 1 2\ncpu1 3 4\nintr 5 6\n";
 

@@ -11,6 +11,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
+use farpool_host::processors::process_ticks;
 use farpool_sim::pager::{Costs, Events, Fit, Load, MeasuredCosts, Probe};
 use farpool_trace::capture;
 use farpool_units::at_most;
@@ -159,19 +160,11 @@ impl Busy {
         let ticks: Vec<u64> =
             line.split_ascii_whitespace().take(8).map_while(|word| word.parse().ok()).collect();
         let [.., idle, iowait, _, _, stolen] = ticks.as_slice() else { return None };
-        // After the name in brackets: utime, stime, cutime and cstime are fields 14 to 17.
-        let rest = own.rsplit_once(')')?.1;
-        let own: Vec<u64> = rest
-            .split_ascii_whitespace()
-            .skip(11)
-            .take(4)
-            .map_while(|it| it.parse().ok())
-            .collect();
         Some(Busy {
             ticks: ticks.iter().sum(),
             idle_ticks: idle + iowait,
             stolen_ticks: *stolen,
-            own_ticks: own.iter().sum(),
+            own_ticks: process_ticks(own)?,
         })
     }
 

@@ -6,6 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use farpool_host::processors::process_ticks;
 use rustix::process::{Pid, WaitId, WaitIdOptions, waitid};
 
 use crate::outcome::Outcome;
@@ -60,27 +61,13 @@ fn has_ended(child: &Child, deadline: Instant) -> anyhow::Result<bool> {
 /// not say.
 fn cpu_time(pid: u32) -> Option<Duration> {
     let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    Some(Duration::from_millis(ticks(&text)? * 1000 / rustix::param::clock_ticks_per_second()))
-}
-
-/// utime, stime, cutime and cstime: fields 14 to 17 of /proc/PID/stat (proc_pid_stat(5)).
-fn ticks(stat: &str) -> Option<u64> {
-    // The name in parentheses may hold anything.
-    let (_, rest) = stat.rsplit_once(')')?;
-    let fields = rest.split_whitespace().skip(11).take(4);
-    fields.map(|field| field.parse::<u64>().ok()).sum()
+    let ticks = process_ticks(&text)?;
+    Some(Duration::from_millis(ticks * 1000 / rustix::param::clock_ticks_per_second()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn processor_times_are_read() {
-        let stat = "7 (a) b) S 1 7 7 0 -1 4194304 1 2 3 4 10 20 30 40 20 0 1 0 5";
-        assert_eq!(ticks(stat), Some(100));
-        assert_eq!(ticks("garbage"), None);
-    }
 
     #[test]
     fn a_command_is_run_and_its_end_is_seen() {
