@@ -11,7 +11,9 @@ use base64::Engine;
 use super::Shard;
 use super::classic::{self, Outcome, Wish};
 use super::command::{MetaKind, StoreMode};
-use super::reply::{BAD_FORMAT, OPAQUE_TOO_LONG, OUT_OF_MEMORY, push_line, push_number, push_unless};
+use super::reply::{
+    BAD_FORMAT, OPAQUE_TOO_LONG, OUT_OF_MEMORY, push_line, push_number, push_unless,
+};
 use farpool_kv_store::item::{Header, ItemParts, mark};
 use farpool_kv_store::{Found, StoreError};
 use prepared::{BASE64, OPAQUE_BYTES_MAX};

@@ -170,7 +170,7 @@ mod tests {
         writer.finish().expect("written");
         assert_eq!(peak_of(&trace).expect("three pages and files"), 6 * PAGE_BYTES_U64);
         let other = folder.path().join("run.stats");
-        let mut told = |text: &[u8]| {
+        let told = |text: &[u8]| {
             std::fs::write(&other, text).expect("written");
             peak_of(&other).map_err(|error| format!("{error:#}"))
         };

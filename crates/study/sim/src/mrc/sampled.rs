@@ -242,7 +242,7 @@ mod tests {
         let mut told: Vec<Progress> = Vec::new();
         sampled_lru(&of, &[10], Rate::new(0.1).unwrap(), |now| told.push(now)).unwrap();
         // A pass over the trace for each sample, and one over the sample.
-        assert_eq!(told.len(), 2 * SAMPLES as usize);
+        assert_eq!(told.len() as u64, 2 * SAMPLES);
         assert!(told.windows(2).all(|pair| pair[0].requests < pair[1].requests), "{told:?}");
         assert!(told.iter().all(|now| now.requests <= now.requests_total), "{told:?}");
         let last = told[told.len() - 1];
