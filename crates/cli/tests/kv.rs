@@ -309,7 +309,6 @@ fn what_is_not_served_is_refused_with_what_to_write_instead() {
         // 2^44 + 1 MiB: without an overflow check this would become 1 MiB.
         (["-m", "17592186044417"], "no machine has that much memory"),
         (["-o", "ext_path=/nowhere/kv"], "write it as /data/kv:200GiB"),
-        (["-o", "ext_compact_under=4"], "-o ext_compact_under"),
         (["--quota", "1GiB"], "write it as user:=1GiB"),
         (["--policy", "mru"], "choose one of: lru, fifo, clock, sieve, lfu, s3-fifo"),
         (["-D", "é"], "write -D :"),
@@ -378,18 +377,40 @@ fn client_libraries_find_what_they_expect() {
 }
 
 #[test]
+fn names_of_keys_are_not_shown_where_they_are_forbidden() {
+    let kv = Kv::start(&["-D", ":", "-W", "-X"]);
+    let mut stream = kv.connect();
+    for (request, refused) in [
+        ("watch", "CLIENT_ERROR watch commands not allowed"),
+        ("lru_crawler metadump all", "ERROR metadump not allowed"),
+        ("stats detail dump", "CLIENT_ERROR stats detail not allowed"),
+    ] {
+        let answer = ask(&mut stream, format!("{request}\r\n").as_bytes(), b"\r\n");
+        assert_eq!(String::from_utf8_lossy(&answer).trim_end(), refused, "{request}");
+    }
+    let home = tempfile::tempdir().expect("a home");
+    let address = kv.address.to_string();
+    let (code, text, errors) = ended(farpool(home.path()).args([
+        "kv",
+        "top",
+        "--server",
+        &address,
+        "--interval",
+        "20ms",
+        "--count",
+        "2",
+    ]));
+    assert!(code == 0 && text.contains("gets/s"), "{code}, {text}{errors}");
+}
+
+#[test]
 fn top_shows_what_is_asked_of_any_memcached() {
-    let kv =
-        Kv::start(&["-t", "2", "-D", ":", "-W", "-X", "--quota", "user:=1MiB", "--policy", "lru"]);
+    let kv = Kv::start(&["-t", "2", "-D", ":", "--quota", "user:=1MiB", "--policy", "lru"]);
     let mut stream = kv.connect();
     let settings = ask(&mut stream, b"stats settings\r\n", b"END\r\n");
     assert!(String::from_utf8_lossy(&settings).contains("STAT eviction_policy lru\r\n"));
     let quotas = ask(&mut stream, b"stats quotas\r\n", b"END\r\n");
     assert_eq!(quotas, b"QUOTA user: limit 1048576 used 0 items 0 evictions 0\r\nEND\r\n");
-    let refused = ask(&mut stream, b"watch\r\n", b"\r\n");
-    assert_eq!(refused, b"CLIENT_ERROR watch commands not allowed\r\n");
-    let refused = ask(&mut stream, b"lru_crawler metadump all\r\n", b"\r\n");
-    assert_eq!(refused, b"ERROR metadump not allowed\r\n");
     let busy = std::thread::spawn(move || {
         let deadline = Instant::now() + Duration::from_secs(30);
         let mut asked = 0u64;

@@ -198,6 +198,11 @@ fn options_of_access_are_refused_with_what_to_write_instead() {
     let home = tempfile::tempdir().expect("a home");
     let none = home.path().join("none").display().to_string();
     let chain = format!("ssl_chain_cert={none}");
+    if !make_certificate(home.path()) {
+        return;
+    }
+    let file = |name: &str| home.path().join(name).display().to_string();
+    let own = format!("ssl_chain_cert={},ssl_key={}", file("server.pem"), file("server.key"));
     for (flags, hint) in [
         (&["-B", "udp"][..], "use -B ascii, -B binary or -B auto"),
         (&["-S"], "give -Y FILE"),
@@ -205,6 +210,8 @@ fn options_of_access_are_refused_with_what_to_write_instead() {
         (&["-o", "ssl_key=/x"], "give -Z"),
         (&["-Z", "-o", &chain], "Error loading the certificate chain: "),
         (&["-Z", "-o", "ssl_ciphers=RC4"], "leave it out"),
+        (&["-Z", "-o", &own, "-l", "notls:127.0.0.1"], "no address is left for it"),
+        (&["-Z", "-o", &own, "-s", &none], "no address is left for it"),
         (&["-Z", "-o", &format!("{chain},ssl_verify_mode=2")], "-o ssl_ca_cert=FILE"),
     ] {
         let (code, _, error) = ended(farpool(home.path()).arg("kv").args(flags));
@@ -218,13 +225,23 @@ fn the_log_warns_of_doors_that_are_open_to_other_hosts() {
     let passwords = home.path().join("passwords");
     std::fs::write(&passwords, "foo:bar\n").expect("a file of passwords");
     let passwords = passwords.display().to_string();
-    let warned = |flags: &[&str]| {
-        let kv = Kv::start(home.path(), flags);
-        kv.log().contains("whoever reaches this address")
-    };
-    assert!(!warned(&[]), "on 127.0.0.1 alone");
+    let log = |flags: &[&str]| Kv::start(home.path(), flags).log();
+    let warned = |flags: &[&str]| log(flags).contains("whoever reaches this address");
+    assert!(!log(&[]).contains("whoever"), "on 127.0.0.1 alone");
     assert!(warned(&["-l", "0.0.0.0"]));
-    assert!(!warned(&["-l", "0.0.0.0", "-Y", &passwords]));
+    let readable = log(&["-l", "0.0.0.0", "-Y", &passwords]);
+    assert!(readable.contains("whoever is on the way to this address reads passwords"));
+    if make_certificate(home.path()) {
+        let file = |name: &str| home.path().join(name).display().to_string();
+        let own = format!("ssl_chain_cert={},ssl_key={}", file("server.pem"), file("server.key"));
+        let roots = format!("{own},ssl_verify_mode=2,ssl_ca_cert={}", file("server.pem"));
+        // The test's own client comes without TLS.
+        let listen = ["-Z", "-l", "0.0.0.0:0,notls:127.0.0.1", "-o"];
+        assert!(log(&[&listen[..], &[&own]].concat()).contains("it encrypts, but asks"));
+        assert!(!log(&[&listen[..], &[&roots]].concat()).contains("whoever"), "certificates");
+        let both = [&listen[..], &[&own, "-Y", &passwords]].concat();
+        assert!(!log(&both).contains("whoever"), "passwords");
+    }
     let metrics = free_address().port();
     assert!(warned(&["--metrics", &format!("0.0.0.0:{metrics}")]), "names of keys");
     let keyvault = free_address().port();

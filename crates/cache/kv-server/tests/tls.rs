@@ -138,6 +138,24 @@ fn requests_and_replies_of_every_size_travel_encrypted() {
 }
 
 #[test]
+fn who_ends_the_session_still_gets_all_replies() {
+    const GETS: usize = 20;
+    let Some(authority) = Authority::new() else { return };
+    let ours = serve(authority.settings());
+    let mut client = connect(&ours, authority.client(None));
+    let value = vec![b'v'; 1_000_000];
+    let set = [b"set key 0 0 1000000\r\n", &value[..], b"\r\n"].concat();
+    assert_eq!(ask(&mut client, &set, b"\r\n"), b"STORED\r\n");
+    // Requests, and that no more come, travel together: most requests wait until replies are read.
+    client.conn.writer().write_all(&b"get key\r\n".repeat(GETS)).unwrap();
+    client.conn.send_close_notify();
+    let mut replies = Vec::new();
+    client.read_to_end(&mut replies).expect("the session ends in order");
+    let each = b"VALUE key 0 1000000\r\n".len() + value.len() + b"\r\nEND\r\n".len();
+    assert_eq!(replies.len(), GETS * each);
+}
+
+#[test]
 fn who_does_not_speak_tls_is_sent_away_and_counted() {
     let Some(authority) = Authority::new() else { return };
     let ours = serve(authority.settings());

@@ -234,6 +234,10 @@ fn settings(args: &KvArgs) -> Result<(Settings, Ignored), UsageError> {
         }
     }
     settings.tls = tls.load(args.tls)?;
+    if args.tls && settings.addresses.is_empty() {
+        let how = "-Z is for TCP, and no address is left for it: give -l one without notls:";
+        return Err(UsageError(how.into()));
+    }
     complete_flash(&mut settings, args);
     Ok((settings, ignored))
 }

@@ -119,14 +119,32 @@ impl TlsOptions {
 pub(crate) fn warn_of_open_doors(settings: &Settings) {
     let is_open = |address: &&SocketAddr| !address.ip().is_loopback();
     let first = |addresses: &[SocketAddr]| addresses.iter().find(is_open).copied();
-    let is_locked = settings.credentials.is_some();
-    let text = first(&settings.plain_addresses)
+    let has_passwords = settings.credentials.is_some();
+    let demands = |tls: &Arc<Tls>| tls.settings.client_certificates == ClientCertificates::Required;
+    let sealed = settings.tls.as_ref().and(first(&settings.addresses));
+    let plain = first(&settings.plain_addresses)
         .or_else(|| first(&settings.addresses).filter(|_| settings.tls.is_none()));
-    if let Some(address) = text.filter(|_| !is_locked) {
-        tracing::warn!(
+    match plain {
+        Some(address) if has_passwords => tracing::warn!(
+            %address,
+            "whoever is on the way to this address reads passwords and items: it does not encrypt \
+             (-Z)"
+        ),
+        Some(address) => tracing::warn!(
             %address,
             "whoever reaches this address may read and change every item: it asks for no password \
              (-Y) and does not encrypt (-Z)"
+        ),
+        None => {}
+    }
+    if let Some(address) = sealed
+        && !has_passwords
+        && !settings.tls.as_ref().is_some_and(demands)
+    {
+        tracing::warn!(
+            %address,
+            "whoever reaches this address may read and change every item: it encrypts, but asks \
+             for neither a password (-Y) nor a certificate (-o ssl_verify_mode=2)"
         );
     }
     if let Some(address) = first(&settings.keyvault_addresses) {

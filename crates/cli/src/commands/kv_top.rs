@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 use farpool_load::client::asked::Server;
 use serde_json::json;
 
@@ -44,6 +44,11 @@ impl Connection {
 
     /// Returns the lines of a reply up to its `END`.
     fn ask(&mut self, request: &str) -> anyhow::Result<Vec<String>> {
+        self.ask_if_allowed(request)?.map_err(|line| anyhow!("the server answered {line:?}"))
+    }
+
+    /// As [`Self::ask`], or the line with which the server refuses the request.
+    fn ask_if_allowed(&mut self, request: &str) -> anyhow::Result<Result<Vec<String>, String>> {
         self.0.get_mut().write_all(request.as_bytes())?;
         let mut lines = Vec::new();
         let mut limited = (&mut self.0).take(REPLY_BYTES_MAX);
@@ -54,8 +59,8 @@ impl Connection {
             }
             let line = String::from_utf8_lossy(&line).trim_end().to_owned();
             match line.as_str() {
-                "END" => return Ok(lines),
-                line if line.contains("ERROR") => bail!("the server answered {line:?}"),
+                "END" => return Ok(Ok(lines)),
+                error if error.contains("ERROR") => return Ok(Err(line)),
                 _ => lines.push(line),
             }
         }
@@ -81,7 +86,8 @@ impl Look {
             Some((name.to_owned(), value.parse().ok()?))
         });
         let figures = figures.collect();
-        let prefixes = connection.ask("stats detail dump\r\n")?;
+        // A server with -X does not show them.
+        let prefixes = connection.ask_if_allowed("stats detail dump\r\n")?.unwrap_or_default();
         let prefixes = prefixes.iter().filter_map(|line| prefix(line)).collect();
         Ok(Self { at: Instant::now(), figures, prefixes })
     }

@@ -76,6 +76,7 @@ impl Worker {
             }
             let client = &mut connection.client;
             for request in &planned {
+                budget -= 1;
                 let next = self.answer(client, id, request);
                 self.settle_victims();
                 if next == Next::Rest {
@@ -84,7 +85,6 @@ impl Worker {
                 }
                 at += request.bytes.len();
                 client.requests += 1;
-                budget -= 1;
                 // What a client does not read yet is not made yet.
                 let is_full = self.clients.out.len() >= OUT_BYTES_MAX || client.is_held_up();
                 if is_full || next == Next::Phase {

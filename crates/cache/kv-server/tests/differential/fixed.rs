@@ -156,7 +156,12 @@ fn authentication_says_what_memcached_says() {
             &["set x 0 0 7\r\nfoo\0bar\r\n", "set x 0 0 8\r\nfoo bar\0\r\n", "version\r\n"],
             &[&long, good, "version\r\n"],
             &[&"x".repeat(5000)],
-            &["set x 0 0 16385\r\n", good, "get a\r\n"],
+            // The older one reads the value before it refuses.
+            if compat.is_old() {
+                &["version\r\n", "version\r\n"]
+            } else {
+                &["set x 0 0 16385\r\n", good, "get a\r\n"]
+            },
             &["version\r\n", if compat.is_old() { "version\r\n" } else { "mn\r\n" }],
         ] {
             // A line that is too short ends the connection of the newer one.
