@@ -189,13 +189,21 @@ impl Client {
         self.input.capacity() + self.unsent.capacity()
     }
 
-    /// How much the client withholds, times how long: a request from the first second on, replies
-    /// once it has not read for a second.
+    /// How much input the client has not made complete, times how long: the present second counts.
     #[must_use]
-    pub fn withheld_byte_seconds(&self, now_s: u32) -> u64 {
-        let idle_s = u64::from(now_s.saturating_sub(self.last_active_s));
-        let (input, unsent) = (self.input.capacity() as u64, self.unsent.capacity() as u64);
-        input.saturating_mul(idle_s + 1).saturating_add(unsent.saturating_mul(idle_s))
+    pub fn input_byte_seconds(&self, now_s: u32) -> u64 {
+        (self.input.capacity() as u64).saturating_mul(self.idle_s(now_s) + 1)
+    }
+
+    /// How much the client has not read, times how long. A client that reads in the same second has
+    /// none.
+    #[must_use]
+    pub fn unread_byte_seconds(&self, now_s: u32) -> u64 {
+        (self.unsent.capacity() as u64).saturating_mul(self.idle_s(now_s))
+    }
+
+    fn idle_s(&self, now_s: u32) -> u64 {
+        u64::from(now_s.saturating_sub(self.last_active_s))
     }
 
     /// Whether every request is answered and the answers sent.

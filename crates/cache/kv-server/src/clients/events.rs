@@ -8,6 +8,7 @@ use rustix::io::Errno;
 
 use super::Clients;
 use super::connection::{Client, CloseReason, Phase};
+use super::held::Counted;
 use super::sockets::Connection;
 use crate::keyvault::state::{KeyVaultState, Source};
 use crate::mail::mailbox::{Answer, Batch, ConnectionId, Message, Protocol, Told};
@@ -71,7 +72,7 @@ impl Worker {
             tls,
             keyvault,
             moves_to: None,
-            counted_bytes: 0,
+            counted: Counted::default(),
         };
         journal::note_opened(&mut self.shard.store, &connection);
         let mut is_open = true;

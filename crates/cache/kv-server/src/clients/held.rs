@@ -1,11 +1,12 @@
 //! Memory for bytes on their way: requests that are not complete, replies that are not sent.
 //!
 //! A shard counts what its thread's clients hold against its limit and evicts items for it, up to a
-//! share of the limit. Beyond that, clients give up what they hold: first those who have held most
-//! for longest.
+//! share of the limit. Beyond that, clients give up what they withhold, first those who have withheld
+//! most for longest: input that is not complete if all input takes more than the share, and replies
+//! that they do not read. Nobody is closed for what others hold, or for replies that are read.
 
 use super::Clients;
-use super::connection::Phase;
+use super::connection::{Client, Phase};
 use super::events::number_of;
 use super::sockets::{Connection, READ_BYTES};
 use crate::heap;
@@ -26,14 +27,28 @@ const GAPS_SHARE: usize = 8;
 /// and gone so often while it counts, the allocator returns its free memory to the kernel.
 const RETURNED_BYTES_MIN: usize = 8 << 20;
 
+/// What one client holds.
+#[derive(Debug, Default, Clone, Copy)]
+pub(crate) struct Counted {
+    bytes: usize,
+    /// How much of it is input.
+    input_bytes: usize,
+}
+
 /// What a thread's clients hold.
 #[derive(Debug, Default)]
 pub(super) struct Held {
     bytes: usize,
+    /// How much of it is input.
+    input_bytes: usize,
     /// The most that was held since the allocator last returned memory.
     most_bytes: usize,
     /// By how much clients have held more since then, in all.
     grown_bytes: usize,
+}
+
+const fn with_gaps(bytes: usize) -> usize {
+    bytes + bytes / GAPS_SHARE
 }
 
 impl Held {
@@ -47,29 +62,31 @@ impl Held {
 impl Clients {
     /// Counts what a connection holds now.
     pub(super) fn count_held(&mut self, connection: &mut Connection) {
-        let bytes = connection.client.held_bytes();
-        self.held.bytes = self.held.bytes - connection.counted_bytes + bytes;
-        self.held.most_bytes = self.held.most_bytes.max(self.held.bytes);
-        self.held.grown_bytes += bytes.saturating_sub(connection.counted_bytes);
-        connection.counted_bytes = bytes;
+        let (client, before) = (&connection.client, connection.counted);
+        let now = Counted { bytes: client.held_bytes(), input_bytes: client.input.capacity() };
+        let held = &mut self.held;
+        held.bytes = held.bytes - before.bytes + now.bytes;
+        held.input_bytes = held.input_bytes - before.input_bytes + now.input_bytes;
+        held.most_bytes = held.most_bytes.max(held.bytes);
+        held.grown_bytes += now.bytes.saturating_sub(before.bytes);
+        connection.counted = now;
     }
 
     /// Counts no longer what a connection holds.
     pub(super) const fn forget_held(&mut self, connection: &Connection) {
-        self.held.bytes -= connection.counted_bytes;
+        self.held.bytes -= connection.counted.bytes;
+        self.held.input_bytes -= connection.counted.input_bytes;
     }
 
     /// Memory that the thread's clients hold, with the gaps in it.
     pub(crate) const fn held_bytes(&self) -> usize {
-        self.held.bytes + self.held.bytes / GAPS_SHARE
+        with_gaps(self.held.bytes)
     }
 
-    /// The client that is to give up first: who has withheld most for longest. None if nobody
-    /// withholds anything.
-    fn first_to_give_up(&self, now_s: u32) -> Option<usize> {
-        let withheld = |it: &Connection| it.client.withheld_byte_seconds(now_s);
+    /// The client of which `withheld` tells most. None if it tells nothing of anybody.
+    fn first_to_give_up(&self, withheld: impl Fn(&Client) -> u64) -> Option<usize> {
         let all = (0..).zip(&self.connections);
-        let all = all.filter_map(|(number, it)| Some((number, withheld(it.as_ref()?))));
+        let all = all.filter_map(|(number, it)| Some((number, withheld(&it.as_ref()?.client))));
         let (number, most) = all.max_by_key(|&(_, withheld)| withheld)?;
         (most > 0).then_some(number)
     }
@@ -78,26 +95,35 @@ impl Clients {
 impl Worker {
     /// Makes room for what clients hold: items are evicted, or clients give up.
     pub(crate) fn make_room_for_held(&mut self) {
-        while !self.has_room_for_held() {
+        loop {
+            let most_bytes = self.count_against_items();
             let now_s = self.shard.clock.now_s();
-            let Some(number) = self.clients.first_to_give_up(now_s) else { return };
+            let clients = &self.clients;
+            let input_bytes = with_gaps(clients.held.input_bytes);
+            let first = if input_bytes > most_bytes {
+                clients.first_to_give_up(|client| client.input_byte_seconds(now_s))
+            } else if clients.held_bytes() > most_bytes {
+                clients.first_to_give_up(|client| client.unread_byte_seconds(now_s))
+            } else {
+                None
+            };
+            let Some(number) = first else { return };
             self.give_up(number);
         }
     }
 
-    /// Whether what clients hold has room within the shard's limit, if need be in place of items.
-    fn has_room_for_held(&mut self) -> bool {
-        let held_bytes = self.clients.held_bytes();
+    /// Evicts items for what clients hold, as far as they may. Returns how much they may hold.
+    fn count_against_items(&mut self) -> usize {
         let store = &mut self.shard.store;
-        let one_value = self.me.limits.item_bytes_max + 2 * READ_BYTES;
+        let one_value = with_gaps(self.me.limits.item_bytes_max + READ_BYTES);
         let most_bytes = (store.settings().limit_bytes / SHARE).max(one_value);
-        let counted_bytes = held_bytes.min(most_bytes) / STEP_BYTES * STEP_BYTES;
+        let counted_bytes = self.clients.held_bytes().min(most_bytes) / STEP_BYTES * STEP_BYTES;
         let is_counted =
             counted_bytes <= store.beside_bytes() || store.set_beside(counted_bytes).is_ok();
         if store.beside_bytes() > 0 && self.clients.held.grown_bytes >= RETURNED_BYTES_MIN {
             self.clients.held.return_free_memory();
         }
-        held_bytes <= if is_counted { most_bytes } else { one_value }
+        if is_counted { most_bytes } else { one_value }
     }
 
     /// Lets items have the memory that clients no longer hold. The allocator would keep it for

@@ -7,6 +7,7 @@ use rustix::io::Errno;
 
 use super::Clients;
 use super::connection::{Client, Phase};
+use super::held::Counted;
 use crate::keyvault::state::KeyVaultState;
 use crate::tls::session::Session;
 use crate::watch::report::ThreadCounts;
@@ -35,7 +36,7 @@ pub(crate) struct Connection {
     /// The thread that is to serve it from now on.
     pub(crate) moves_to: Option<usize>,
     /// How much of what its thread's clients hold is counted as this client's.
-    pub(crate) counted_bytes: usize,
+    pub(crate) counted: Counted,
 }
 
 impl Connection {
