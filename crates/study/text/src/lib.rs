@@ -101,8 +101,8 @@ pub fn separator(line: &[u8]) -> u8 {
     SEPARATORS.into_iter().rev().max_by_key(|separator| count(*separator)).unwrap_or(b',')
 }
 
-/// Input for a reader of records that itself has no limit: it fails when more bytes than allowed are
-/// asked for.
+/// Input for a reader of records that itself has no limit: it fails when more bytes than allowed
+/// are asked for.
 #[derive(Debug)]
 pub struct Bounded<R> {
     inner: R,

@@ -1,9 +1,10 @@
 //! Memory for bytes on their way: requests that are not complete, replies that are not sent.
 //!
 //! A shard counts what its thread's clients hold against its limit and evicts items for it, up to a
-//! share of the limit. Beyond that, clients give up what they withhold, first those who have withheld
-//! most for longest: input that is not complete if all input takes more than the share, and replies
-//! that they do not read. Nobody is closed for what others hold, or for replies that are read.
+//! share of the limit. Beyond that, clients give up what they withhold, first those who have
+//! withheld most for longest: input that is not complete if all input takes more than the share,
+//! and replies that they do not read. Nobody is closed for what others hold, or for replies that
+//! are read.
 
 use super::Clients;
 use super::connection::{Client, Phase};
@@ -20,8 +21,8 @@ use farpool_kv_protocol::reply::push_line;
 const SHARE: usize = 4;
 /// What is held counts in whole steps of this size, so that usual requests evict nothing.
 const STEP_BYTES: usize = 1 << 20;
-/// Buffers of all lengths leave gaps between them in the heap: one byte in so many, as measured with
-/// a thousand clients that stop within values of 1 MB.
+/// Buffers of all lengths leave gaps between them in the heap: one byte in so many, as measured
+/// with a thousand clients that stop within values of 1 MB.
 const GAPS_SHARE: usize = 8;
 /// When so much less is held than at the most since the last time, or what clients hold has come
 /// and gone so often while it counts, the allocator returns its free memory to the kernel.

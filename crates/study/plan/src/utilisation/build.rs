@@ -17,10 +17,10 @@ const VMS_MAX: usize = 1 << 24;
 const STEP_S: f64 = 300.0;
 /// Times are sums of rounded numbers; a sample this close to the next step, in steps, is in it.
 const ROUNDING_STEPS: f64 = 1e-6;
-/// Where steps are as long as the distance of samples, a sample may be this early or late, in steps,
-/// and still has the place it would have in time: places are counted from a machine's first sample,
-/// which may be off as well. With more it may take the place of its neighbour; then it is counted as
-/// merged.
+/// Where steps are as long as the distance of samples, a sample may be this early or late, in
+/// steps, and still has the place it would have in time: places are counted from a machine's first
+/// sample, which may be off as well. With more it may take the place of its neighbour; then it is
+/// counted as merged.
 const JITTER_STEPS: f64 = 0.25;
 /// Lengths of steps that people choose are multiples of these, in seconds.
 const ROUND_S: [f64; 5] = [3600.0, 60.0, 10.0, 1.0, 0.1];

@@ -95,8 +95,8 @@ impl From<std::io::Error> for Wrong {
 /// Reads `from` and writes the trace `to`; `progress` is called with the number of records now and
 /// then.
 ///
-/// Text is decompressed if it begins as gzip or zstd does, other files if their name ends in `.gz` or
-/// `.zst`. Nothing is left at `to` unless all of it was read.
+/// Text is decompressed if it begins as gzip or zstd does, other files if their name ends in `.gz`
+/// or `.zst`. Nothing is left at `to` unless all of it was read.
 ///
 /// # Errors
 /// The first row that breaks the format, by file and row.
