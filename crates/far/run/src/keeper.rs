@@ -232,7 +232,10 @@ impl Keeper {
                     }
                 }
                 Err(_) => {
-                    // No children are left.
+                    // No children are left. A sidecar has said why its program ends before it ended.
+                    if let Some(wards) = &mut self.wards {
+                        wards.hear(&self.board);
+                    }
                     return status;
                 }
             }

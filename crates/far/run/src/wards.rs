@@ -355,7 +355,7 @@ impl Wards {
     }
 
     /// Handles the sidecars' messages.
-    fn hear(&mut self, board: &Board) {
+    pub(crate) fn hear(&mut self, board: &Board) {
         self.orphans.retain(|(_, _, uffd)| !uffd.is_gone());
         let orphans = self.orphans.iter();
         let born: Vec<(Pid, u64, Uffd)> = orphans
