@@ -232,7 +232,8 @@ impl Keeper {
                     }
                 }
                 Err(_) => {
-                    // No children are left. A sidecar has said why its program ends before it ended.
+                    // No children are left. A sidecar has said why its program ends before it
+                    // ended.
                     if let Some(wards) = &mut self.wards {
                         wards.hear(&self.board);
                     }
