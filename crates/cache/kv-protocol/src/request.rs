@@ -12,12 +12,13 @@ use super::command::{MetaKind, MetaRequest, ReadFlags, StoreMode, StoreRequest};
 use super::compat::Compat;
 use super::meta::{WORDS_MAX, check_set, has_opaque_too_long};
 use super::reply::{BAD_FORMAT, OPAQUE_TOO_LONG, OUT_OF_MEMORY, TOO_LARGE};
-use super::token::{Words, signed_32, unsigned_32, unsigned_64};
+use super::token::{Words, signed_32, split, unsigned_32, unsigned_64};
 use farpool_kv_store::item::{KEY_BYTES_MAX, memcached_bytes};
 
 /// A longer line without an end closes the connection, unless it is a `get` with many keys.
 /// memcached's own limit.
 pub const LINE_BYTES_MAX: usize = 2048;
+const BAD_EXPTIME: &str = "CLIENT_ERROR invalid exptime argument";
 /// The longest `get` line, about 4,000 of the longest keys; a longer one closes the connection.
 pub const GET_LINE_BYTES_MAX: usize = 1 << 20;
 /// The most spaces in front of a long `get`.
@@ -252,18 +253,24 @@ fn parse_get<'a>(line: &'a [u8], words: &Words<'a>, with_cas: bool, touches: boo
     if words.len() < 2 {
         return error();
     }
-    let mut last = 0;
-    let mut touch = None;
-    if touches {
-        match signed_32(words.get(1)) {
-            Some(exptime) => touch = Some(exptime),
-            None => return refused("CLIENT_ERROR invalid exptime argument", false),
-        }
-        last = 1;
+    get(line, words, (with_cas, touches), Compat::V1_6_18)
+}
+
+/// `get` and its variants with words enough; those that touch have an expiry in front of the keys.
+fn get<'a>(
+    line: &'a [u8],
+    words: &Words<'a>,
+    (with_cas, touches): (bool, bool),
+    compat: Compat,
+) -> Parsed<'a> {
+    let touch = if touches { compat.signed_32(words.get(1)) } else { None };
+    if touches && touch.is_none() {
+        return refused(BAD_EXPTIME, false);
     }
-    let start = words.get(last).as_ptr() as usize - line.as_ptr() as usize + words.get(last).len();
+    let before = words.get(usize::from(touches));
+    let start = before.as_ptr() as usize - line.as_ptr() as usize + before.len();
     let keys_of_line = &line[start..];
-    if super::token::split(keys_of_line).any(|key| key.len() > KEY_BYTES_MAX) {
+    if split(keys_of_line).any(|key| key.len() > KEY_BYTES_MAX) {
         return refused(BAD_FORMAT, false);
     }
     keys(KeyRequest::Get { keys: keys_of_line, flags: ReadFlags { with_cas, touch } })
@@ -342,32 +349,42 @@ fn parse_delete<'a>(words: &Words<'a>) -> Parsed<'a> {
 }
 
 fn parse_arithmetic<'a>(words: &Words<'a>, increments: bool) -> Parsed<'a> {
-    if words.len() != 3 && words.len() != 4 {
-        return error();
+    match words.len() {
+        3 | 4 => arithmetic(words, increments, Compat::V1_6_18),
+        _ => error(),
     }
+}
+
+/// `incr` and `decr` with words enough.
+fn arithmetic<'a>(words: &Words<'a>, increments: bool, compat: Compat) -> Parsed<'a> {
     let quiet = words.asks_no_reply();
     let key = words.get(1);
     if key.len() > KEY_BYTES_MAX {
         return refused(BAD_FORMAT, quiet);
     }
-    match unsigned_64(words.get(2)) {
+    match compat.unsigned_64(words.get(2)) {
         Some(delta) => keys(KeyRequest::Arithmetic { key, delta, increments, quiet }),
         None => refused("CLIENT_ERROR invalid numeric delta argument", quiet),
     }
 }
 
 fn parse_touch<'a>(words: &Words<'a>) -> Parsed<'a> {
-    if words.len() != 3 && words.len() != 4 {
-        return error();
+    match words.len() {
+        3 | 4 => touch(words, Compat::V1_6_18),
+        _ => error(),
     }
+}
+
+/// `touch` with words enough.
+fn touch<'a>(words: &Words<'a>, compat: Compat) -> Parsed<'a> {
     let quiet = words.asks_no_reply();
     let key = words.get(1);
     if key.len() > KEY_BYTES_MAX {
         return refused(BAD_FORMAT, quiet);
     }
-    match signed_32(words.get(2)) {
+    match compat.signed_32(words.get(2)) {
         Some(exptime) => keys(KeyRequest::Touch { key, exptime, quiet }),
-        None => refused("CLIENT_ERROR invalid exptime argument", quiet),
+        None => refused(BAD_EXPTIME, quiet),
     }
 }
 
@@ -468,6 +485,6 @@ fn parse_flush_all<'a>(words: &Words<'a>, quiet: bool) -> Parsed<'a> {
     }
     match signed_32(words.get(1)) {
         Some(exptime) => admin(AdminRequest::FlushAll { exptime, quiet }),
-        None => refused("CLIENT_ERROR invalid exptime argument", quiet),
+        None => refused(BAD_EXPTIME, quiet),
     }
 }

@@ -5,15 +5,15 @@
 //! refused is discarded, as soon as its length is known.
 
 use super::{
-    AdminRequest, DATA_BYTES_MAX, KeyRequest, KeyWord, ParseLimits, Parsed, Request, admin, error,
-    keys, parse_store_data, refused,
+    AdminRequest, BAD_EXPTIME, DATA_BYTES_MAX, KeyRequest, KeyWord, ParseLimits, Parsed, Request,
+    admin, arithmetic, error, get, keys, parse_store_data, refused, touch,
 };
-use crate::command::{MetaKind, MetaRequest, ReadFlags, StoreMode, StoreRequest};
+use crate::command::{MetaKind, MetaRequest, StoreMode, StoreRequest};
 use crate::compat::Compat;
 use crate::meta::{check_set, has_opaque_too_long};
 use crate::reply::{BAD_FORMAT, OPAQUE_TOO_LONG, OUT_OF_MEMORY, TOO_LARGE};
 use crate::token::{
-    Words, signed_32, split, strict_signed_32, strict_unsigned_32, strict_unsigned_64, unsigned_32,
+    Words, signed_32, strict_signed_32, strict_unsigned_32, strict_unsigned_64, unsigned_32,
     until_zero,
 };
 use farpool_kv_store::item::KEY_BYTES_MAX;
@@ -66,21 +66,7 @@ fn parse_get<'a>(line: &'a [u8], words: &Words<'a>, with_cas: bool, touches: boo
     if words.len() < if touches { 3 } else { 2 } {
         return refused(BAD_FORMAT, false);
     }
-    let mut last = 0;
-    let mut touch = None;
-    if touches {
-        touch = strict_signed_32(words.get(1));
-        if touch.is_none() {
-            return refused("CLIENT_ERROR invalid exptime argument", false);
-        }
-        last = 1;
-    }
-    let start = words.get(last).as_ptr() as usize - line.as_ptr() as usize + words.get(last).len();
-    let keys_of_line = &line[start..];
-    if split(keys_of_line).any(|key| key.len() > KEY_BYTES_MAX) {
-        return refused(BAD_FORMAT, false);
-    }
-    keys(KeyRequest::Get { keys: keys_of_line, flags: ReadFlags { with_cas, touch } })
+    get(line, words, (with_cas, touches), Compat::V1_6_45)
 }
 
 fn skipped<'a>(reply: &'static str, quiet: bool, data_bytes: usize) -> Parsed<'a> {
@@ -128,30 +114,14 @@ fn parse_arithmetic<'a>(words: &Words<'a>, increments: bool) -> Parsed<'a> {
     if words.len() < 3 {
         return refused(BAD_FORMAT, false);
     }
-    let quiet = words.asks_no_reply();
-    let key = words.get(1);
-    if key.len() > KEY_BYTES_MAX {
-        return refused(BAD_FORMAT, quiet);
-    }
-    match strict_unsigned_64(words.get(2)) {
-        Some(delta) => keys(KeyRequest::Arithmetic { key, delta, increments, quiet }),
-        None => refused("CLIENT_ERROR invalid numeric delta argument", quiet),
-    }
+    arithmetic(words, increments, Compat::V1_6_45)
 }
 
 fn parse_touch<'a>(words: &Words<'a>) -> Parsed<'a> {
     if words.len() < 3 {
         return refused(BAD_FORMAT, false);
     }
-    let quiet = words.asks_no_reply();
-    let key = words.get(1);
-    if key.len() > KEY_BYTES_MAX {
-        return refused(BAD_FORMAT, quiet);
-    }
-    match strict_signed_32(words.get(2)) {
-        Some(exptime) => keys(KeyRequest::Touch { key, exptime, quiet }),
-        None => refused("CLIENT_ERROR invalid exptime argument", quiet),
-    }
+    touch(words, Compat::V1_6_45)
 }
 
 /// Whether all words from `first` on begin as flags of meta commands do. If not, memcached sees no
@@ -213,7 +183,7 @@ fn parse_admin<'a>(line: &'a [u8], words: &Words<'a>) -> Parsed<'a> {
         }
         b"flush_all" => match strict_signed_32(words.get(1)) {
             Some(exptime) => admin(AdminRequest::FlushAll { exptime, quiet }),
-            None => refused("CLIENT_ERROR invalid exptime argument", quiet),
+            None => refused(BAD_EXPTIME, quiet),
         },
         b"verbosity" => match strict_unsigned_32(words.get(1)) {
             Some(level) => admin(AdminRequest::Verbosity { level, quiet }),

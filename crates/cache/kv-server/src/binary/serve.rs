@@ -12,6 +12,7 @@ use farpool_kv_protocol::binary::{
     self, Head, KeyRequest, Request, Rules, Scan, Status, push_refusal, scan,
 };
 use farpool_kv_protocol::request::KeyWord;
+use farpool_kv_store::StoreError;
 use farpool_kv_store::item::ItemView;
 use farpool_kv_store::key::HashedKey;
 
@@ -138,8 +139,10 @@ impl Worker {
             &Request::Refused { refusal, skip_bytes, drop } => {
                 let key = drop.map(|word| KeyWord { word, is_base64: false });
                 match refusal.status {
-                    Status::TooLarge => self.refuse_value(client, id, "too_large", key),
-                    Status::OutOfMemory => self.refuse_value(client, id, "no_memory", key),
+                    Status::TooLarge => self.refuse_value(client, id, StoreError::TooLarge, key),
+                    Status::OutOfMemory => {
+                        self.refuse_value(client, id, StoreError::OutOfMemory, key);
+                    }
                     _ => {}
                 }
                 push_refusal(&mut self.clients.out, head, refusal);

@@ -20,6 +20,7 @@ use farpool_kv_protocol::meta;
 use farpool_kv_protocol::reply::{OUT_OF_MEMORY, TOO_LARGE, push_line, push_unless};
 use farpool_kv_protocol::request::{KeyRequest, KeyWord, Request, Scan, scan};
 use farpool_kv_protocol::token::split;
+use farpool_kv_store::StoreError;
 use farpool_kv_store::key::HashedKey;
 
 #[derive(Debug)]
@@ -204,8 +205,8 @@ impl Worker {
             Request::Refused { reply, quiet } => push_unless(&mut self.clients.out, quiet, reply),
             Request::Skipped { reply, quiet, skip_bytes, drop } => {
                 match reply {
-                    TOO_LARGE => self.refuse_value(client, id, "too_large", drop),
-                    OUT_OF_MEMORY => self.refuse_value(client, id, "no_memory", drop),
+                    TOO_LARGE => self.refuse_value(client, id, StoreError::TooLarge, drop),
+                    OUT_OF_MEMORY => self.refuse_value(client, id, StoreError::OutOfMemory, drop),
                     _ => {}
                 }
                 push_unless(&mut self.clients.out, quiet, reply);
@@ -292,23 +293,23 @@ impl Worker {
         self.me.counts.forwarded += 1;
     }
 
-    /// Counts a value that is not stored, for a `reason` in memcached's words, and removes the item
-    /// of `key`, which would outlive it.
+    /// Counts a value that is not stored, and removes the item of `key`, which would outlive it.
     pub(crate) fn refuse_value(
         &mut self,
         client: &mut Client,
         id: ConnectionId,
-        reason: &'static str,
+        error: StoreError,
         key: Option<KeyWord<'_>>,
     ) {
         let counts = &mut self.shard.counts;
-        match reason {
-            "too_large" => counts.store_too_large += 1,
-            _ => counts.store_no_memory += 1,
-        }
+        let (count, status) = match error {
+            StoreError::TooLarge => (&mut counts.store_too_large, "too_large"),
+            StoreError::OutOfMemory => (&mut counts.store_no_memory, "no_memory"),
+        };
+        *count += 1;
         let Some(key) = key else { return };
         if let Some(journal) = self.shard.store.journal_mut() {
-            journal.stored(key.word, ("set", reason), 0, 0);
+            journal.stored(key.word, ("set", status), 0, 0);
         }
         self.drop_key(client, id, key);
     }
