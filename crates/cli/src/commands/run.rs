@@ -121,7 +121,11 @@ fn peak_of(path: &Path) -> anyhow::Result<u64> {
     if begins == TRACE_BEGINS {
         let trace = TraceReader::open(path, Columns::BLOCKS)?;
         let file_bytes = trace.info().native_file_bytes.unwrap_or(0);
-        return Ok(count_pages(trace, PAGE_BYTES_U64)? * PAGE_BYTES_U64 + file_bytes);
+        let bytes = count_pages(trace, PAGE_BYTES_U64)?.checked_mul(PAGE_BYTES_U64);
+        let all = bytes.and_then(|bytes| bytes.checked_add(file_bytes));
+        return all.with_context(|| {
+            format!("{}: more file memory than there can be: {file_bytes} bytes", path.display())
+        });
     }
     let neither =
         || format!("{} is neither a trace nor the statistics of farpool run", path.display());

@@ -13,6 +13,8 @@ use std::rc::Rc;
 const BUFFER_BYTES: usize = 1 << 18;
 const GZIP: &[u8] = &[0x1F, 0x8B];
 const ZSTD: &[u8] = &[0x28, 0xB5, 0x2F, 0xFD];
+/// The rest of the magic number of frames that are skipped; its first byte is one of sixteen.
+const ZSTD_SKIPPABLE: &[u8] = &[0x2A, 0x4D, 0x18];
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// What may separate fields. Of those that split a line into equally many, the first does.
 const SEPARATORS: [u8; 4] = *b",;\t|";
@@ -34,6 +36,11 @@ pub fn open(path: &Path, told_by: ToldBy) -> io::Result<Box<dyn BufRead>> {
     let mut file = BufReader::with_capacity(BUFFER_BYTES, File::open(path)?);
     let begins = file.fill_buf()?;
     let is = |ending: &str, magic: &[u8]| match told_by {
+        // A skippable frame may come first, as pzstd writes it.
+        ToldBy::Content if magic == ZSTD => {
+            begins.starts_with(magic)
+                || matches!(begins, [0x50..=0x5f, rest @ ..] if rest.starts_with(ZSTD_SKIPPABLE))
+        }
         ToldBy::Content => begins.starts_with(magic),
         ToldBy::Name => path.extension().is_some_and(|extension| extension == ending),
     };

@@ -133,9 +133,15 @@ impl Places {
         let Some(first) = self.firsts.get(vm as usize) else {
             return whole_steps((time - self.start) / self.divisor + ROUNDING_STEPS);
         };
-        let before = whole_steps((first - self.start) / self.divisor + ROUNDING_STEPS);
-        before + whole_steps((time - first) / self.divisor + 2.0 * JITTER_STEPS)
+        nearest_step((first - self.start) / self.divisor)
+            + nearest_step((time - first) / self.divisor)
     }
+}
+
+/// Returns the nearest whole number of steps: of two times that may each be off by
+/// [`JITTER_STEPS`], the distance is off by twice as much.
+fn nearest_step(steps: f64) -> usize {
+    whole_steps(steps + 2.0 * JITTER_STEPS)
 }
 
 fn whole_steps(steps: f64) -> usize {
@@ -454,11 +460,41 @@ mod tests {
             for step_s in [None, Some(300.0)] {
                 let options = Options { step_s, ..Options::default() };
                 let built = built(&samples, &options).expect("good rows");
+                // A machine that begins in the second half of a step is in the next one.
+                let late = usize::from(phase > 150.0);
                 let told = (built.steps, built.step_s, built.mended.merged, built.mended.held);
-                assert_eq!(told, (100, 300.0, 0, 0), "{phase} {step_s:?}");
+                assert_eq!(told, (100 + late, 300.0, 0, 0), "{phase} {step_s:?}");
                 let wanted: Vec<f64> = (0..100).map(f64::from).collect();
-                assert_eq!((built.memory(0), built.memory(1)), (&wanted[..], &wanted[..]));
+                assert_eq!(built.memory(0)[..100], wanted);
+                assert_eq!(built.memory(1)[late..], wanted);
             }
+        }
+    }
+
+    /// Machines that are sampled together share their steps, though the first sample of one is
+    /// early and that of another, which begins later, is late.
+    #[test]
+    fn jitter_of_first_samples_parts_no_machines() {
+        const LATER: i32 = 5;
+        for off in [[-60.0, 60.0], [60.0, -60.0], [60.0, 60.0], [-60.0, -60.0], [0.0, -1.0]] {
+            let sample = |at: i32| {
+                [(0, 0, off[0]), (1, LATER, off[1])].into_iter().filter_map(move |it| {
+                    let (vm, first, off) = it;
+                    let time = f64::from(at) * 300.0 + if at == first { off } else { 0.0 };
+                    (at >= first).then_some((vm, time, 0.1, f64::from(at)))
+                })
+            };
+            let samples: Vec<_> = (0..20).flat_map(sample).collect();
+            let built = built(&samples, &Options::default()).expect("good rows");
+            assert_eq!(
+                (built.steps, built.mended.merged, built.mended.held),
+                (20, 0, 0),
+                "{off:?}"
+            );
+            let wanted: Vec<f64> = (0..20).map(f64::from).collect();
+            assert_eq!(built.memory(0), wanted, "{off:?}");
+            let later = usize::try_from(LATER).expect("a step");
+            assert_eq!(built.memory(1)[later..], wanted[later..], "{off:?}");
         }
     }
 

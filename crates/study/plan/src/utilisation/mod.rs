@@ -161,12 +161,9 @@ impl Utilisation {
         #[allow(clippy::cast_precision_loss)] // of a number of steps
         let step_s = self.step_s * factor as f64;
         let steps = self.steps.div_ceil(factor);
-        let mut mended = self.mended;
-        mended.merged += (self.steps - steps) * self.vms.len();
         Utilisation {
             steps,
             step_s,
-            mended,
             cpu: coarser(&self.cpu),
             memory: coarser(&self.memory),
             ..self.clone()

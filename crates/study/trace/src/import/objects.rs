@@ -87,7 +87,7 @@ impl Objects {
             return Err(format!("{size_bytes} bytes at once; at most {OBJECT_BLOCKS_MAX} blocks"));
         }
         self.rest =
-            (blocks > 1).then_some((Record { block: first + 1, ticks: 0, ..record }, blocks - 1));
+            (blocks > 1).then(|| (Record { block: first + 1, ticks: 0, ..record }, blocks - 1));
         Ok(())
     }
 }
