@@ -71,6 +71,22 @@ fn requests_and_replies(random: &mut Rng) -> (Vec<u8>, Vec<u8>) {
     (requests, replies)
 }
 
+/// A line of many keys comes in small pieces: it is read as they come, not byte by byte, which would
+/// not end in time.
+#[test]
+fn a_line_that_comes_in_pieces_is_answered_in_time() {
+    let ours = Ours::local(Settings { threads: 2, ..Settings::default() });
+    let mut stream = ours.connect();
+    stream.set_read_timeout(Some(PATIENCE)).expect("sockets have timeouts");
+    assert_eq!(ask(&mut stream, b"set last 0 0 1\r\nx\r\n", b"\r\n"), b"STORED\r\n");
+    let names: String = (0..30_000).map(|key| format!(" some-longer-key-{key}")).collect();
+    let line = format!("get{names} last\r\n");
+    for piece in line.as_bytes().chunks(10_000) {
+        stream.write_all(piece).expect("the server takes requests");
+    }
+    assert_eq!(ask(&mut stream, b"", b"END\r\n"), b"VALUE last 0 1\r\nx\r\nEND\r\n");
+}
+
 /// Sends the requests and compares the replies as they arrive, both in pieces of any size.
 fn play(ours: &Ours, seed: u64, told: &str) {
     let mut stream = ours.connect();

@@ -17,8 +17,8 @@ use crate::tls::session::Session;
 use crate::watch::journal;
 use crate::worker::Worker;
 
-/// An incomplete request of at least this length is read into its own buffer; a shorter one goes
-/// through the thread's.
+/// An incomplete request of at least this length, of which as much is missing, is read into its own
+/// buffer; others go through the thread's.
 const DIRECT_BYTES_MIN: usize = 16 << 10;
 
 /// A connection's number as other threads refer to it.
@@ -191,12 +191,13 @@ impl Worker {
             return self.receive_sealed(connection, id);
         }
         // The buffer of a long request grows with the bytes received, so that a client gets no
-        // memory for bytes it only announces, and is read into directly.
+        // memory for bytes it only announces, and is read into directly. Of a line without an end
+        // nobody knows how much is missing.
         let client = &mut connection.client;
-        if client.input.len() < DIRECT_BYTES_MIN {
+        let missing = client.want_bytes.saturating_sub(client.input.len());
+        if missing.min(client.input.len()) < DIRECT_BYTES_MIN {
             return self.receive_by_buffer(connection, id);
         }
-        let missing = client.want_bytes.saturating_sub(client.input.len()).max(1);
         client.input.reserve_exact(missing.min(client.input.len()));
         let room = rustix::buffer::spare_capacity(&mut client.input);
         let read = rustix::io::read(&connection.socket, room);
@@ -262,8 +263,14 @@ impl Worker {
     ) -> bool {
         let done = self.serve_any(connection, id, &input);
         input.drain(..done);
-        // A greeting that another thread is to read is there already, in front.
-        connection.client.input.append(&mut input);
+        let kept = &mut connection.client.input;
+        if kept.is_empty() && input.capacity() <= 2 * input.len() {
+            *kept = input;
+        } else {
+            // A greeting that another thread is to read is there already, in front. Of a buffer that
+            // is mostly free only what is used is kept.
+            kept.append(&mut input);
+        }
         self.clients.finish(connection, &mut self.me.counts)
     }
 
