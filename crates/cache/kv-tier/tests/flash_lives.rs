@@ -461,6 +461,14 @@ fn a_flash_without_its_witness_is_begun_empty_unless_none_could_be_kept() {
     life.append(1..41);
     life.finish().close().unwrap();
     assert_eq!(world.open_path(&long).unwrap().hashes(), set(1..41));
+    // The process ended when it had made one that names nothing.
+    std::fs::remove_file(world.witness()).ok();
+    let other = world.disk.path().join("e".repeat(200));
+    std::fs::rename(&long, &other).unwrap();
+    let mut witness = other.clone().into_os_string();
+    witness.push(".witness");
+    std::fs::write(&witness, []).unwrap();
+    assert_eq!(world.open_path(&other).unwrap().hashes(), set(1..41));
     // Something is in the way of a witness.
     let world = World::new(true);
     std::os::unix::fs::symlink("nowhere", world.witness()).unwrap();

@@ -16,8 +16,10 @@ use crate::values::FlashPart;
 /// What becomes of an option of memcached's `-o`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Meaning {
-    /// It does what it does in memcached.
-    Same,
+    /// Idle clients are closed, as in memcached.
+    IdleTimeout,
+    /// The file of memcached's extstore is flash.
+    Flash,
     /// It is about internals that Farpool does not have.
     None,
     /// Ignoring it would be dangerous, for this reason.
@@ -33,8 +35,8 @@ const MARK: Meaning = Meaning::Refused(
 
 /// All options of `-o` of memcached 1.6.18 and 1.6.45 but those about TLS (`ssl_…`).
 const OPTIONS: &[(&str, Meaning)] = &[
-    ("idle_timeout", Meaning::Same),
-    ("ext_path", Meaning::Same),
+    ("idle_timeout", Meaning::IdleTimeout),
+    ("ext_path", Meaning::Flash),
     ("maxconns_fast", Meaning::None),
     ("no_maxconns_fast", Meaning::None),
     ("hashpower", Meaning::None),
@@ -133,8 +135,8 @@ pub(crate) fn take(
 ) -> Result<(), UsageError> {
     let (name, value) = option.split_once('=').unwrap_or((option, ""));
     match OPTIONS.iter().find(|(known, _)| *known == name) {
-        Some((_, Meaning::Same)) if name == "ext_path" => take_flash(settings, ignored, option),
-        Some((_, Meaning::Same)) => {
+        Some((_, Meaning::Flash)) => take_flash(settings, ignored, option),
+        Some((_, Meaning::IdleTimeout)) => {
             let wrong = || UsageError(format!("{option:?}: idle_timeout is a number of seconds"));
             settings.idle_timeout_s = value.parse().map_err(|_| wrong())?;
             Ok(())
@@ -232,7 +234,8 @@ mod tests {
             };
             let taken = take(&mut settings, &mut ignored, &option);
             match meaning {
-                Meaning::Same => assert!(taken.is_ok(), "{name}"),
+                Meaning::IdleTimeout => assert!(taken.is_ok() && settings.idle_timeout_s == 5),
+                Meaning::Flash => assert!(taken.is_ok() && settings.flash.is_some()),
                 Meaning::None => assert_eq!(ignored.0, [format!("-o {name}")]),
                 Meaning::Refused(why) => {
                     assert!(taken.is_err_and(|error| error.to_string().contains(why)), "{name}");

@@ -6,6 +6,8 @@
 //! and replies that they do not read. Nobody is closed for what others hold, or for replies that
 //! are read.
 
+use std::time::{Duration, Instant};
+
 use super::Clients;
 use super::connection::{Client, Phase};
 use super::events::number_of;
@@ -27,6 +29,9 @@ const GAPS_SHARE: usize = 8;
 /// When so much less is held than at the most since the last time, or what clients hold has come
 /// and gone so often while it counts, the allocator returns its free memory to the kernel.
 const RETURNED_BYTES_MIN: usize = 8 << 20;
+/// The least time between two such returns while clients are served: other threads that allocate
+/// wait meanwhile.
+const RETURN_PAUSE: Duration = Duration::from_millis(50);
 
 /// What one client holds.
 #[derive(Debug, Default, Clone, Copy)]
@@ -46,6 +51,8 @@ pub(super) struct Held {
     most_bytes: usize,
     /// By how much clients have held more since then, in all.
     grown_bytes: usize,
+    /// When it last returned memory.
+    returned: Option<Instant>,
 }
 
 const fn with_gaps(bytes: usize) -> usize {
@@ -56,6 +63,7 @@ impl Held {
     fn return_free_memory(&mut self) {
         self.most_bytes = self.bytes;
         self.grown_bytes = 0;
+        self.returned = Some(Instant::now());
         heap::return_free_memory();
     }
 }
@@ -121,8 +129,12 @@ impl Worker {
         let counted_bytes = self.clients.held_bytes().min(most_bytes) / STEP_BYTES * STEP_BYTES;
         let is_counted =
             counted_bytes <= store.beside_bytes() || store.set_beside(counted_bytes).is_ok();
-        if store.beside_bytes() > 0 && self.clients.held.grown_bytes >= RETURNED_BYTES_MIN {
-            self.clients.held.return_free_memory();
+        let held = &mut self.clients.held;
+        if store.beside_bytes() > 0
+            && held.grown_bytes >= RETURNED_BYTES_MIN
+            && held.returned.is_none_or(|returned| returned.elapsed() >= RETURN_PAUSE)
+        {
+            held.return_free_memory();
         }
         if is_counted { most_bytes } else { one_value }
     }

@@ -108,10 +108,9 @@ impl Clients {
 
     /// Sends the replies made so far, after those still unsent. False if the connection is over.
     pub(crate) fn send(&mut self, connection: &mut Connection, counts: &mut ThreadCounts) -> bool {
-        let is_sealed = connection.tls.is_some();
+        // Bytes of the protocol are counted, as they are when they are read.
+        counts.bytes_written += self.out.len() as u64;
         if let Some(session) = &mut connection.tls {
-            // Bytes of the protocol are counted, as they are when they are read.
-            counts.bytes_written += self.out.len() as u64;
             session.seal(&mut self.out);
         }
         let client = &mut connection.client;
@@ -120,10 +119,7 @@ impl Clients {
             self.out.clear();
             while client.sent_bytes < client.unsent.len() {
                 match send_bytes(&connection.socket, &client.unsent[client.sent_bytes..]) {
-                    Ok(bytes) => {
-                        client.sent_bytes += bytes;
-                        counts.bytes_written += if is_sealed { 0 } else { bytes as u64 };
-                    }
+                    Ok(bytes) => client.sent_bytes += bytes,
                     Err(Errno::AGAIN) => return true,
                     Err(Errno::INTR) => {}
                     Err(_) => return false,
@@ -146,7 +142,6 @@ impl Clients {
                 }
             }
         }
-        counts.bytes_written += if is_sealed { 0 } else { sent as u64 };
         if is_open && sent < self.out.len() {
             client.unsent.extend_from_slice(&self.out[sent..]);
         }

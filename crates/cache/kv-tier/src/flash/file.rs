@@ -475,7 +475,7 @@ fn testimony(witness: Option<&Witness>, superblock: &Superblock) -> Testimony {
     match witness {
         None => Testimony::Last,
         Some(witness) if witness.names(FlashFile::last_use(superblock)) => Testimony::Last,
-        Some(witness) if witness.exists() => Testimony::Older,
+        Some(witness) if witness.names_any() => Testimony::Older,
         Some(_) if superblock.is_witnessed => Testimony::Gone,
         // None could be kept.
         Some(_) => Testimony::Last,

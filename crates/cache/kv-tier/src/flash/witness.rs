@@ -87,8 +87,9 @@ impl Witness {
         Ok(Self { path, file, names })
     }
 
-    pub(super) const fn exists(&self) -> bool {
-        self.file.is_some()
+    /// Whether it names any use.
+    pub(super) fn names_any(&self) -> bool {
+        self.names.iter().any(Option::is_some)
     }
 
     pub(super) fn names(&self, this: LastUse) -> bool {
@@ -117,10 +118,28 @@ impl Witness {
 
     fn write(&mut self, slot: usize, name: Option<LastUse>) -> std::io::Result<()> {
         let is_new = self.file.is_none();
+        let written = self.write_slot(slot, name, is_new);
+        if is_new && written.is_err() && self.file.take().is_some() {
+            // It is as if there had been none. If it stays, it names nothing.
+            let _ = std::fs::remove_file(&self.path);
+        }
+        written
+    }
+
+    fn write_slot(
+        &mut self,
+        slot: usize,
+        name: Option<LastUse>,
+        is_new: bool,
+    ) -> std::io::Result<()> {
         if is_new {
             let mut options = File::options();
             options.read(true).write(true).create_new(true).mode(0o600);
-            self.file = Some(options.open(&self.path)?);
+            let file = self.file.insert(options.open(&self.path)?);
+            // Later names need no more room, so a full disk does not stop a closing.
+            for at in SLOTS_AT {
+                file.write_all_at(&[0; SLOT_BYTES], at)?;
+            }
         }
         let Some(file) = &self.file else { return Ok(()) };
         let bytes = name.map_or([0; SLOT_BYTES], |it| it.encode());
