@@ -3,7 +3,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Mode of a file that everybody may read whom the process's umask lets.
 const OPEN_MODE: u32 = 0o666;
@@ -11,25 +11,26 @@ const OPEN_MODE: u32 = 0o666;
 const SECRET_MODE: u32 = 0o600;
 
 /// Writes `bytes` to a new file in `path`'s folder and renames it to `path`: a reader sees the old
-/// file or the new one, also after a power failure, and an error leaves nothing behind. A symbolic
-/// link stays one; its target is replaced.
+/// file or the new one, and an error leaves nothing behind. A symbolic link stays one; its target is
+/// replaced.
 ///
 /// # Errors
 /// The system's; [`ErrorKind::InvalidInput`] if `path` is a folder or a device, which a file must
 /// not replace.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    write_as(path, bytes, OPEN_MODE)
+    write_as(path, bytes, OPEN_MODE).map(|_| ())
 }
 
-/// As [`write_atomically`], and only the file's owner may read it.
+/// As [`write_atomically`], also after a power failure, and only the file's owner may read it.
 ///
 /// # Errors
-/// As [`write_atomically`].
+/// As [`write_atomically`]; or the file is there, but may not be after a power failure.
 pub fn write_secret(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    write_as(path, bytes, SECRET_MODE)
+    sync_folder(&write_as(path, bytes, SECRET_MODE)?)
 }
 
-fn write_as(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+/// Returns the file that was written, which is not `path` if that is a link.
+fn write_as(path: &Path, bytes: &[u8], mode: u32) -> io::Result<PathBuf> {
     let target = match fs::canonicalize(path) {
         Ok(target) => target,
         Err(error) if error.kind() == ErrorKind::NotFound => path.to_owned(),
@@ -45,7 +46,7 @@ fn write_as(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
         // If this fails too, the first error is the one to report.
         let _ = fs::remove_file(&temporary);
     }
-    written.and_then(|()| sync_folder(&target))
+    written.map(|()| target)
 }
 
 fn write_new(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {

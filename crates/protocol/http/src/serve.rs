@@ -1,8 +1,8 @@
 //! Serves a router over TCP, so that connections that send nothing cost others nothing.
 //!
 //! Invariants:
-//! - A connection is *waiting* unless a request of it is being answered; a request whose head or
-//!   body is incomplete is not. A head that does not arrive in time ends its connection.
+//! - A connection is *waiting* unless a whole request of it is being answered. A head that does not
+//!   arrive in time ends its connection.
 //! - At most [`WAITING_LIMIT`] connections wait; with one more, the one that has waited longest is
 //!   closed. It is closed, too, for a new connection when no further one may be open, or when the
 //!   system has no descriptor. So half-sent requests, of whatever number, keep nobody out.
@@ -14,6 +14,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes, HttpBody};
@@ -86,16 +87,25 @@ impl HttpBody for Kept {
     }
 }
 
+/// The pause after an error that is likely to come again at once.
+const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+
 /// Serves a router on a listener, without end. Listeners of one server share its connections.
 pub async fn serve(listener: TcpListener, router: Router, connections: Arc<Connections>) {
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                let lack = [Errno::MFILE, Errno::NFILE, Errno::NOMEM, Errno::NOBUFS];
-                // Anything else is a connection that ended before it was taken.
-                if Errno::from_io_error(&error).is_some_and(|errno| lack.contains(&errno)) {
-                    connections.give_descriptor().await;
+                match Errno::from_io_error(&error) {
+                    Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
+                        connections.give_descriptor().await;
+                    }
+                    // The connection ended before it was taken.
+                    Some(Errno::CONNABORTED | Errno::PROTO | Errno::PERM) => {}
+                    _ => {
+                        tracing::warn!(%error, "a connection cannot be taken");
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                    }
                 }
                 continue;
             }

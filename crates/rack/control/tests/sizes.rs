@@ -190,6 +190,52 @@ fn who_has_most_beyond_its_promise_gives_up_first_when_the_rack_is_full() {
     assert_eq!((asked(greedy), asked(modest)), (2, 1));
 }
 
+#[test]
+fn what_is_being_released_is_for_whoever_asks_first() {
+    let server = Server::fresh(|_| {});
+    let api = server.client();
+    let mut node = Agent::join(&api, "n0", 2 * SUPERPAGE);
+    let [first, second, third] =
+        [1, 2, 3].map(|number| of_tenant(&api, number, &format!("tenant{number}")));
+    for number in [10, 11] {
+        api.put_segment(id(number), &of(first, 1)).unwrap();
+    }
+    node.settle(&api);
+    for number in [10, 11] {
+        api.delete_segment(id(number), None).unwrap();
+    }
+    // Nobody gives anything up, so nobody has a claim on what comes free.
+    for (number, client) in [(20, second), (30, third)] {
+        let error = api.put_segment(id(number), &of(client, 1)).unwrap_err();
+        assert!(error.is(ProblemKind::NoRoom), "{error}");
+    }
+    node.settle(&api);
+    api.put_segment(id(30), &of(third, 1)).unwrap();
+    api.put_segment(id(20), &of(second, 1)).unwrap();
+}
+
+#[test]
+fn two_claims_on_one_node_ask_for_no_more_than_both_need() {
+    let server = Server::fresh(|_| {});
+    let api = server.client();
+    let mut node = Agent::join(&api, "n0", 8 * SUPERPAGE);
+    for (name, superpages) in [("greedy", 4), ("one", 2), ("other", 2)] {
+        let promised_bytes = superpages * SUPERPAGE;
+        api.put_tenant(name, &TenantSpec { promised_bytes, ..TenantSpec::default() }).unwrap();
+    }
+    let greedy = of_tenant(&api, 1, "greedy");
+    for number in 0..8 {
+        api.put_segment(id(10 + number), &of(greedy, 1)).unwrap();
+    }
+    node.settle(&api);
+    for (number, tenant, leaving) in [(2, "one", 2), (3, "other", 4)] {
+        let client = of_tenant(&api, number, tenant);
+        let error = api.put_segment(id(20 + number), &of(client, 2)).unwrap_err();
+        assert!(farpool_api::tenant::retry_after(&error).is_some(), "{tenant}: {error}");
+        assert_eq!(asked(&api, greedy), leaving, "after {tenant}");
+    }
+}
+
 /// How many segments of a client it is asked to leave.
 fn asked(api: &Client, client: ClientId) -> usize {
     told(api, client).into_iter().filter(|segment| segment.leave).count()

@@ -312,7 +312,11 @@ impl Agent {
     fn grow(&mut self) {
         let is_full = self.board.header().full_reported.load(Relaxed) != 0;
         let wanted = self.placements.wanted_bytes(self.far_bytes(), is_full, self.quota_bytes);
-        let Some(bytes) = wanted.filter(|_| self.may_grow) else { return };
+        let Some(bytes) = wanted.filter(|_| self.may_grow) else {
+            // The next need waits anew.
+            self.refused_since = None;
+            return;
+        };
         if self.grow_after.is_some_and(|after| Instant::now() < after) {
             return;
         }

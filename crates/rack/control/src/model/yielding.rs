@@ -123,13 +123,20 @@ impl State {
             return Outcome::Done;
         };
         let tenant = self.tenant_of(spec.client).to_owned();
-        if !self.is_memory_short(&request) || self.check_quota(spec.client, needs(spec)).is_err() {
+        if self.check_quota(spec.client, needs(spec)).is_err() {
             return Outcome::Done;
         }
-        if self.claims.contains_key(&tenant) {
+        let has_claim = self.claims.contains_key(&tenant);
+        let beyond = self.beyond_promise(&tenant, needs(spec));
+        // Where nobody can give anything up, what comes free is for whoever asks first. Whether
+        // memory is short is found out on a copy of the rack.
+        if !has_claim && beyond.is_empty() || !self.is_memory_short(&request) {
+            return Outcome::Done;
+        }
+        if has_claim {
             return Outcome::Created;
         }
-        let Some((node, leaves)) = self.choose_yielding(&tenant, spec, &request) else {
+        let Some((node, leaves)) = self.choose_yielding(&beyond, spec, &request) else {
             return Outcome::Done;
         };
         for id in leaves {
@@ -173,11 +180,10 @@ impl State {
     /// has most beyond its promise, and of its segments from the one that holds least data.
     fn choose_yielding(
         &self,
-        tenant: &str,
+        beyond: &Beyond<'_>,
         spec: &SegmentSpec,
         request: &Request,
     ) -> Option<(String, Vec<SegmentId>)> {
-        let beyond = self.beyond_promise(tenant, needs(spec));
         let mut here: BTreeMap<&str, Vec<&SegmentRecord>> = BTreeMap::new();
         for segment in self.segments.values().filter(|segment| self.may_yield(segment)) {
             here.entry(segment.current.node.as_str()).or_default().push(segment);
@@ -191,10 +197,12 @@ impl State {
             .filter_map(|node| {
                 let name = node.record.name.as_str();
                 let free_bytes = node.lendable_bytes().saturating_sub(self.granted_bytes(name));
+                // What others give up is on its way to those with claims.
+                let free = free_bytes / SUPERPAGE_BYTES + self.yielding_superpages(name);
                 let promised = claimed.get(name).copied().unwrap_or(0);
                 let wanted = needs(spec).saturating_add(promised);
-                let missing = wanted.saturating_sub(free_bytes / SUPERPAGE_BYTES);
-                let (chosen, sum) = self.in_order(there(name), missing, &beyond);
+                let missing = wanted.saturating_sub(free);
+                let (chosen, sum) = self.in_order(there(name), missing, beyond);
                 let spare = sum.checked_sub(missing)?;
                 Some(self.without_needless(name, chosen, spare))
             })
@@ -204,7 +212,7 @@ impl State {
             let leaves = match self.fits(request, node, &leaves) {
                 true => leaves,
                 false => {
-                    let (all, _) = self.in_order(there(node), u64::MAX, &beyond);
+                    let (all, _) = self.in_order(there(node), u64::MAX, beyond);
                     self.in_one_piece(request, node, &all)?
                 }
             };
@@ -215,8 +223,9 @@ impl State {
     /// Whether a segment fits once these have left a node, and what is leaving it already.
     fn fits(&self, request: &Request, node: &str, leaves: &[SegmentId]) -> bool {
         let on_node = self.on_node.get(node).into_iter().flatten();
-        let is_going =
-            |id: &&SegmentId| self.segments.get(id).is_some_and(|segment| segment.releasing);
+        let is_going = |id: &&SegmentId| {
+            self.segments.get(id).is_some_and(|segment| segment.releasing) || self.is_yielding(id)
+        };
         let gone = on_node.filter(is_going).chain(leaves);
         self.rack.try_without(request, gone.map(|id| RequestId(id.0.as_u128()))).is_ok()
     }
@@ -268,6 +277,17 @@ impl State {
             *sum = sum.saturating_add(claim.superpages);
         }
         claimed
+    }
+
+    fn is_yielding(&self, id: &SegmentId) -> bool {
+        self.runtime.get(id).is_some_and(|runtime| runtime.yielding)
+    }
+
+    /// Superpages of a node that are being given up.
+    fn yielding_superpages(&self, node: &str) -> u64 {
+        let here = self.on_node.get(node).into_iter().flatten();
+        let going = here.filter(|id| self.is_yielding(id)).filter_map(|id| self.segments.get(id));
+        going.filter(|segment| !segment.releasing).map(SegmentRecord::superpages).sum()
     }
 
     fn is_avoided(&self, node: &super::Node, request: &Request) -> bool {

@@ -250,7 +250,17 @@ fn make_like(new: &Path, old: &Path) -> std::io::Result<()> {
     };
     let own = secret.metadata()?;
     if (own.uid(), own.gid()) != (found.uid(), found.gid()) {
-        std::os::unix::fs::fchown(&secret, Some(found.uid()), Some(found.gid()))?;
+        std::os::unix::fs::fchown(&secret, Some(found.uid()), Some(found.gid())).map_err(
+            |error| {
+                let (user, group) = (found.uid(), found.gid());
+                let why = format!(
+                    "it cannot be given to user {user} and group {group}, who own {}: {error}; run \
+                     this as that user or as root",
+                    old.display()
+                );
+                std::io::Error::new(error.kind(), why)
+            },
+        )?;
     }
     secret.set_permissions(found.permissions())
 }
@@ -275,7 +285,11 @@ pub(crate) fn keep_older(
     if new.exists() {
         std::fs::remove_file(&new).map_err(io)?;
     }
-    make_like(&new, path).map_err(io)?;
+    match make_like(&new, path) {
+        // It is only a copy: its own user keeps it.
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => {}
+        made => made.map_err(io)?,
+    }
     // Nobody writes meanwhile: this process has the file open, and only one can.
     std::fs::copy(path, &new).map_err(io)?;
     // The copy is of an open file, which is in order again once it was opened and closed.
