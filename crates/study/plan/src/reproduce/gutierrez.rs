@@ -52,7 +52,7 @@ const TABLE_3_3: [Rows33; 6] = [
 
 /// Table 3.4 for one design and 8, 16 and 32 cores per stack: power, millions of requests per
 /// second, thousands per watt and per GB.
-const TABLE_3_4: [(&str, [[f64; 3]; 4]); 2] = [
+pub(super) const TABLE_3_4: [(&str, [[f64; 3]; 4]); 2] = [
     (
         "mercury-a7",
         [[309., 410., 597.], [8.44, 16.88, 32.70], [27.33, 41.21, 54.77], [21.98, 43.96, 87.91]],
