@@ -71,8 +71,8 @@ fn requests_and_replies(random: &mut Rng) -> (Vec<u8>, Vec<u8>) {
     (requests, replies)
 }
 
-/// A line of many keys comes in small pieces: it is read as they come, not byte by byte, which would
-/// not end in time.
+/// A line of many keys comes in small pieces: it is read as they come, not byte by byte, which
+/// would not end in time.
 #[test]
 fn a_line_that_comes_in_pieces_is_answered_in_time() {
     let ours = Ours::local(Settings { threads: 2, ..Settings::default() });

@@ -11,8 +11,8 @@ const OPEN_MODE: u32 = 0o666;
 const SECRET_MODE: u32 = 0o600;
 
 /// Writes `bytes` to a new file in `path`'s folder and renames it to `path`: a reader sees the old
-/// file or the new one, and an error leaves nothing behind. A symbolic link stays one; its target is
-/// replaced.
+/// file or the new one, and an error leaves nothing behind. A symbolic link stays one; its target
+/// is replaced.
 ///
 /// # Errors
 /// The system's; [`ErrorKind::InvalidInput`] if `path` is a folder or a device, which a file must

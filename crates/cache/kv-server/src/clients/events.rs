@@ -267,8 +267,8 @@ impl Worker {
         if kept.is_empty() && input.capacity() <= 2 * input.len() {
             *kept = input;
         } else {
-            // A greeting that another thread is to read is there already, in front. Of a buffer that
-            // is mostly free only what is used is kept.
+            // A greeting that another thread is to read is there already, in front. Of a buffer
+            // that is mostly free only what is used is kept.
             kept.append(&mut input);
         }
         self.clients.finish(connection, &mut self.me.counts)
