@@ -169,7 +169,7 @@ fn what_cannot_be_is_refused_with_its_reason() {
     };
     refused(&["node", "show", "nobody"], 3, "nobody");
     refused(&["segment", "create", "--host", "A", "--size", "100GiB"], 1, "bytes");
-    refused(&["segment", "create", "--host", "nobody", "--size", "16MiB"], 1, "nobody");
+    refused(&["segment", "create", "--host", "nobody", "--size", "16MiB"], 3, "nobody");
     refused(&["segment", "show", "x"], 2, "UUID");
     refused(
         &["segment", "create", "--host", "A", "--size", "16MiB", "--policy", "best"],
