@@ -162,7 +162,7 @@ impl Wards {
             self.looks_at_rights.look(&mut self.wards);
         }
         let mut sight = self.see(board);
-        self.warn(board, sight.counted_bytes);
+        self.judge(board, &sight);
         let due = self.due(&sight);
         let must_stop = self.must_stop(board, &sight);
         if must_stop || (!due.is_empty() && sight.room_bytes() < HOLD_BYTES) {
@@ -203,18 +203,19 @@ impl Wards {
         let slots = board.processes().filter(is_counted);
         let counted: HashSet<u32> = slots.map(|slot| slot.pid.load(Relaxed)).collect();
         let uncounted = native.iter().filter(|(pid, _)| !counted.contains(pid));
-        let native_bytes: u64 = uncounted.map(|(_, bytes)| bytes).sum();
+        let uncounted_bytes: u64 = uncounted.map(|(_, bytes)| bytes).sum();
         let limit_bytes = board.header().limit_bytes.load(Relaxed);
         let pids = native.iter().map(|(pid, _)| *pid);
         let common_bytes = self.common.count(board, limit_bytes, pids);
-        let unpublished_pages = (native_bytes + common_bytes) / PAGE_BYTES_U64;
+        let unpublished_pages = (uncounted_bytes + common_bytes) / PAGE_BYTES_U64;
         board.header().unpublished_pages.store(unpublished_pages, Relaxed);
         let wards = self.wards.iter().map(|ward| number(ward.pid));
         let paged: Vec<u32> =
             wards.filter(|pid| native.iter().all(|(native, _)| native != pid)).collect();
-        let paged_bytes = paged_bytes(board).max(self.fresh.count(board, &paged));
-        let counted_bytes = native_bytes + paged_bytes;
-        Sight { tree, native, limit_bytes, counted_bytes, common_bytes }
+        let held_bytes = sum(&native) + self.fresh.count(board, &paged);
+        // The board may be behind in either direction.
+        let counted_bytes = held_bytes.max(uncounted_bytes + bytes_on_board(board));
+        Sight { tree, native, paged, limit_bytes, held_bytes, counted_bytes, common_bytes }
     }
 
     /// The processes that are to get a sidecar now.
@@ -243,17 +244,22 @@ impl Wards {
         due
     }
 
-    /// Says once that the limit is passed by more than the documents allow, so that users need not
-    /// find out for themselves.
-    fn warn(&mut self, board: &Board, counted_bytes: u64) {
-        let limit = board.header().limit_bytes.load(Relaxed);
+    /// Notes when the limit is held for the first time. Says once that it is passed by more than the
+    /// documents allow, so that users need not find out for themselves.
+    fn judge(&mut self, board: &Board, sight: &Sight) {
+        let limit = sight.limit_bytes;
         let is_share = board.header().local_percent.load(Relaxed) != 0;
         let allowed = allowed_bytes(limit);
-        self.has_fit |= self.kin.is_none() || counted_bytes <= allowed;
+        self.has_fit |= self.kin.is_none() || sight.held_bytes <= allowed;
         // To replace a sidecar, all memory of the process is brought in; this was already reported.
         let is_renewing = self.wards.iter().any(Ward::is_renewed);
         let is_known = self.has_warned || is_renewing;
-        if !self.has_fit || is_share || is_known || counted_bytes <= allowed {
+        if !self.has_fit || is_share || is_known || sight.counted_bytes <= allowed {
+            return;
+        }
+        // What the board has may have left.
+        let held_bytes = sum(&sight.native) + self.fresh.count_now(board, &sight.paged);
+        if held_bytes <= allowed {
             return;
         }
         self.has_warned = true;
@@ -261,7 +267,7 @@ impl Wards {
             "farpool: the program holds {} MiB, more than its limit of {} MiB: it populated or \
              locked memory with one call, or grew faster than its pages can leave; this is said \
              once",
-            counted_bytes >> 20,
+            held_bytes >> 20,
             limit >> 20
         );
     }
@@ -521,8 +527,13 @@ struct Sight {
     tree: Vec<u32>,
     /// Processes without a sidecar, and their anonymous memory.
     native: Vec<(u32, u64)>,
+    /// Processes with a sidecar.
+    paged: Vec<u32>,
     limit_bytes: u64,
-    /// The anonymous memory of all.
+    /// The anonymous memory of all, as the kernel reported it last.
+    held_bytes: u64,
+    /// The same, or what the board has if that is more: the processes' own counts include what may
+    /// be taken unseen.
     counted_bytes: u64,
     /// Unmovable memory that counts besides: shared memory of processes without a sidecar.
     common_bytes: u64,
@@ -567,7 +578,12 @@ fn is_withdrawn(ward: &Ward, tries: &mut u32) -> bool {
 }
 
 /// The anonymous memory that the paged processes have published on the board.
-fn paged_bytes(board: &Board) -> u64 {
+/// The memory of processes without a sidecar, in bytes.
+fn sum(native: &[(u32, u64)]) -> u64 {
+    native.iter().map(|(_, bytes)| bytes).sum()
+}
+
+fn bytes_on_board(board: &Board) -> u64 {
     board.processes().map(|slot| slot.get(Counter::ResidentPages) * PAGE_BYTES_U64).sum()
 }
 

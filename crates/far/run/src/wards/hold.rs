@@ -106,7 +106,7 @@ impl Wards {
         while Instant::now() < until {
             let sight = self.see(board);
             // One call can have populated memory before its process could be stopped.
-            self.warn(board, sight.counted_bytes);
+            self.judge(board, &sight);
             if self.must_stop(board, &sight) {
                 self.stop_wards(still);
             }
