@@ -111,6 +111,9 @@ pub struct Wards {
     is_leaving: bool,
     /// The limit was held once: a tree that is attached to may hold far more to begin with.
     has_fit: bool,
+    /// It was held well once. A tree that is attached to comes to it from above, and touches again
+    /// what has just left: that passes it for a moment, which is no news.
+    has_settled: bool,
 }
 
 impl Wards {
@@ -142,6 +145,7 @@ impl Wards {
             common: CommonCount::default(),
             is_leaving: false,
             has_fit: false,
+            has_settled: false,
             wards: Vec::new(),
             births: Births::watch(),
             walked: Default::default(),
@@ -250,11 +254,13 @@ impl Wards {
         let limit = sight.limit_bytes;
         let is_share = board.header().local_percent.load(Relaxed) != 0;
         let allowed = allowed_bytes(limit);
-        self.has_fit |= self.kin.is_none() || sight.held_bytes <= allowed;
+        let is_own = self.kin.is_none();
+        self.has_fit |= is_own || sight.held_bytes <= allowed;
+        self.has_settled |= is_own || sight.held_bytes <= hold::brake_bytes(limit);
         // To replace a sidecar, all memory of the process is brought in; this was already reported.
         let is_renewing = self.wards.iter().any(Ward::is_renewed);
         let is_known = self.has_warned || is_renewing;
-        if !self.has_fit || is_share || is_known || sight.counted_bytes <= allowed {
+        if !self.has_settled || is_share || is_known || sight.counted_bytes <= allowed {
             return;
         }
         // What the board has may have left.

@@ -191,7 +191,7 @@ impl Wards {
 }
 
 /// Where processes that have sidecars are stopped: half of the allowed overrun. Pure.
-fn brake_bytes(limit_bytes: u64) -> u64 {
+pub(super) fn brake_bytes(limit_bytes: u64) -> u64 {
     limit_bytes + (allowed_bytes(limit_bytes) - limit_bytes) / 2
 }
 
