@@ -61,12 +61,15 @@ struct Call<'a> {
     body: Option<Vec<u8>>,
     wait_ms: u64,
     if_match: Option<String>,
+    /// Only what is not there is created.
+    is_new: bool,
     accept: &'static str,
 }
 
 impl<'a> Call<'a> {
     fn new(method: &'static str, path: &'a str) -> Self {
-        Self { method, path, body: None, wait_ms: 0, if_match: None, accept: "application/json" }
+        let accept = "application/json";
+        Self { method, path, body: None, wait_ms: 0, if_match: None, is_new: false, accept }
     }
 
     fn body(mut self, body: &impl Serialize) -> Self {
@@ -213,12 +216,25 @@ impl Client {
         self.json(call.body(report))
     }
 
-    /// Creates a segment, or returns the one already created with this id.
+    /// Creates a segment, or returns the one already created by the same request. One that is there
+    /// keeps its size, also if this request comes late or twice.
     ///
     /// # Errors
-    /// See [`ApiError`].
+    /// See [`ApiError`]. [`ProblemKind::Conflict`] if another request has created it.
     pub fn put_segment(&self, id: SegmentId, spec: &SegmentSpec) -> Result<Segment, ApiError> {
-        self.json(Call::new("PUT", &format!("/v1/segments/{id}")).body(spec))
+        let path = format!("/v1/segments/{id}");
+        match self.json(Call { is_new: true, ..Call::new("PUT", &path) }.body(spec)) {
+            Err(error) if error.is(ProblemKind::PreconditionFailed) => {
+                let known = self.segment(id)?;
+                let is_same = known.spec.as_ref() == Some(spec);
+                if is_same && known.state != SegmentState::Releasing {
+                    return Ok(known);
+                }
+                let detail = format!("segment {id} is there, as another request made it");
+                Err(ApiError::Problem(Box::new(Problem::new(ProblemKind::Conflict, detail))))
+            }
+            created => created,
+        }
     }
 
     /// Returns one segment.
@@ -465,6 +481,9 @@ impl Client {
             .header("accept", call.accept);
         if let Some(authorization) = &self.authorization {
             request = request.header("authorization", authorization.as_ref());
+        }
+        if call.is_new {
+            request = request.header("if-none-match", "*");
         }
         if let Some(tag) = &call.if_match {
             request = request.header("if-match", tag);

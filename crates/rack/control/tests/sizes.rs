@@ -40,6 +40,9 @@ fn a_segment_grows_and_shrinks_where_it_is() {
         ProblemKind::PreconditionFailed,
     );
     assert_eq!(api.resize_segment(id(1), &of(client, 4), None).unwrap(), grown, "again");
+    // A request to create it that comes late changes nothing.
+    assert_eq!(api.put_segment(id(1), &of(client, 4)).unwrap(), grown);
+    refused(api.put_segment(id(1), &of(client, 2)), ProblemKind::Conflict);
     refused(api.resize_segment(id(1), &of(client, 7), None), ProblemKind::NoRoom);
     refused(api.resize_segment(id(9), &of(client, 1), None), ProblemKind::PreconditionFailed);
     node.settle(&api);
