@@ -248,8 +248,8 @@ impl Wards {
         due
     }
 
-    /// Notes when the limit is held for the first time. Says once that it is passed by more than the
-    /// documents allow, so that users need not find out for themselves.
+    /// Notes when the limit is held for the first time. Says once that it is passed by more than
+    /// the documents allow, so that users need not find out for themselves.
     fn judge(&mut self, board: &Board, sight: &Sight) {
         let limit = sight.limit_bytes;
         let is_share = board.header().local_percent.load(Relaxed) != 0;

@@ -1,9 +1,9 @@
 //! `farpool-testrun`: every test program of the workspace, two at a time where they allow it.
 //!
-//! Programs that hold others to a limit, or measure, run first, one at a time: they leave about half
-//! of two processors idle. All others run beside them at the lowest priority, so that they take only
-//! what is idle, and what is left of them then runs in two lanes. The last line says how many tests
-//! passed, failed and were skipped; the exit code is 1 when one failed.
+//! Programs that hold others to a limit, or measure, run first, one at a time: they leave about
+//! half of two processors idle. All others run beside them at the lowest priority, so that they
+//! take only what is idle, and what is left of them then runs in two lanes. The last line says how
+//! many tests passed, failed and were skipped; the exit code is 1 when one failed.
 
 mod classes;
 mod outcome;
