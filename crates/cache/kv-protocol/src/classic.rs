@@ -1,14 +1,18 @@
 //! The classic commands, and the storing and counting that the meta commands share.
 
 use super::Shard;
+use super::change::{self, Change, ChangeError, DeleteError, DeletedBy, Deletion};
 use super::command::{ReadFlags, StoreMode, StoreRequest};
 use super::reply::{OUT_OF_MEMORY, TOO_LARGE, push_line, push_number, push_unless};
-use super::token::{self, split, unsigned_64};
+use super::token::split;
 use farpool_kv_store::item::{ItemParts, ItemView, mark};
 use farpool_kv_store::key::HashedKey;
 use farpool_kv_store::{Found, StoreError};
 
+/// memcached's answers to changes of numbers that fail.
 pub const NOT_NUMERIC: &str = "CLIENT_ERROR cannot increment or decrement non-numeric value";
+pub const NO_ROOM_TO_CHANGE: &str = "SERVER_ERROR out of memory";
+pub const NO_ROOM_FOR_NEW: &str = "SERVER_ERROR Out of memory allocating new item";
 /// How many keys of one `get` are loaded ahead of the one being answered.
 const LOOK_AHEAD: usize = 16;
 
@@ -152,6 +156,30 @@ pub struct Wish<'a> {
     pub marks: u8,
     /// If there is no item, append and prepend create one with this expiry.
     pub vivify_s: Option<u32>,
+}
+
+impl<'a> Wish<'a> {
+    /// Without a condition but that of the mode, and without client flags, expiry or marks.
+    #[must_use]
+    pub const fn new(
+        mode: StoreMode,
+        HashedKey { key, hash }: HashedKey<'a>,
+        value: &'a [u8],
+    ) -> Self {
+        Self {
+            mode,
+            key,
+            hash,
+            value,
+            client_flags: 0,
+            expires_s: 0,
+            cas: 0,
+            new_cas: None,
+            accepts_stale: false,
+            marks: 0,
+            vivify_s: None,
+        }
+    }
 }
 
 /// The result of a wish.
@@ -310,18 +338,12 @@ pub fn execute_store(shard: &mut Shard, request: &StoreRequest<'_>, hash: u64, o
         push_unless(out, request.quiet, "CLIENT_ERROR bad data chunk");
         return;
     };
+    let key = HashedKey { key: request.key, hash };
     let wish = Wish {
-        mode: request.mode,
-        key: request.key,
-        hash,
-        value,
         client_flags: request.client_flags,
         expires_s: shard.clock.expiry_s(request.exptime),
         cas: request.cas,
-        new_cas: None,
-        accepts_stale: false,
-        marks: 0,
-        vivify_s: None,
+        ..Wish::new(request.mode, key, value)
     };
     let reply = match store(shard, &wish) {
         Outcome::Stored(_) => "STORED",
@@ -333,29 +355,15 @@ pub fn execute_store(shard: &mut Shard, request: &StoreRequest<'_>, hash: u64, o
     push_unless(out, request.quiet, reply);
 }
 
-/// Notes for watchers that a client deletes an item.
-pub(crate) fn note_deleted(shard: &mut Shard, found: Found, key: &[u8], command: &str) {
-    if shard.store.journal_mut().is_none() {
-        return;
-    }
-    let value_bytes = shard.store.view(found).value().len();
-    if let Some(journal) = shard.store.journal_mut() {
-        journal.deleted(key, command, value_bytes);
-    }
-}
-
 /// Answers `delete`.
-pub fn execute_delete(shard: &mut Shard, key: &[u8], hash: u64, quiet: bool, out: &mut Vec<u8>) {
-    shard.observe_delete(key);
-    if let Some(found) = shard.store.find(key, hash) {
-        shard.counts.delete_hits += 1;
-        note_deleted(shard, found, key, "delete");
-        shard.store.remove(found);
-        push_unless(out, quiet, "DELETED");
-    } else {
-        shard.counts.delete_misses += 1;
-        push_unless(out, quiet, "NOT_FOUND");
-    }
+pub fn execute_delete(shard: &mut Shard, key: HashedKey<'_>, quiet: bool, out: &mut Vec<u8>) {
+    let deletion = Deletion { key, cas: None, by: DeletedBy::Delete };
+    let reply = match change::delete(shard, &deletion) {
+        Ok(()) => "DELETED",
+        Err(DeleteError::NotFound) => "NOT_FOUND",
+        Err(DeleteError::CasDiffers) => "EXISTS",
+    };
+    push_unless(out, quiet, reply);
 }
 
 /// Answers `touch`.
@@ -383,111 +391,18 @@ pub fn execute_touch(
     }
 }
 
-/// The change to apply to a number.
-#[derive(Debug, Clone, Copy)]
-pub struct Change {
-    pub delta: u64,
-    pub increments: bool,
-    /// The item must have this CAS number; 0 = any.
-    pub cas: u64,
-    /// The CAS number afterwards, if not the next one.
-    pub new_cas: Option<u64>,
-}
-
-/// Why a number was not changed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ChangeError {
-    NotFound,
-    NotNumeric,
-    CasDiffers,
-    OutOfMemory,
-}
-
-/// Changes a number. Returns the new number. A shorter number is padded with spaces, as in
-/// memcached.
-pub fn change(
-    shard: &mut Shard,
-    key: &[u8],
-    hash: u64,
-    change: Change,
-) -> Result<(Found, u64), ChangeError> {
-    let found = shard.store.find(key, hash).ok_or(ChangeError::NotFound)?;
-    let view = shard.store.view(found);
-    if view.value().is_empty() {
-        return Err(ChangeError::NotNumeric);
-    }
-    if change.cas != 0 && change.cas != shard.store.cas(found) {
-        return Err(ChangeError::CasDiffers);
-    }
-    let text = token::until_zero(view.value());
-    let number = unsigned_64(text).ok_or(ChangeError::NotNumeric)?;
-    let number = if change.increments {
-        number.wrapping_add(change.delta)
-    } else {
-        number.saturating_sub(change.delta)
-    };
-    if change.increments {
-        shard.counts.incr_hits += 1;
-    } else {
-        shard.counts.decr_hits += 1;
-    }
-    let mut digits = itoa::Buffer::new();
-    let digits = digits.format(number).as_bytes();
-    let (client_flags, expires_s) = (view.client_flags(), view.expires_s());
-    let old_bytes = view.value().len();
-    if digits.len() <= old_bytes {
-        let mut value = digits.to_vec();
-        value.resize(old_bytes, b' ');
-        let cas = change.new_cas.unwrap_or_else(|| shard.store.next_cas());
-        let found = shard
-            .store
-            .overwrite(found, hash, &value, cas)
-            .map_err(|_| ChangeError::OutOfMemory)?;
-        shard.store.note_touched(found);
-        return Ok((found, number));
-    }
-    let parts = ItemParts {
-        key,
-        value: [digits, b""],
-        client_flags,
-        expires_s,
-        wide_cas: change.new_cas,
-        ..ItemParts::default()
-    };
-    let found = shard.store.insert(&parts, hash).map_err(|_| ChangeError::OutOfMemory)?;
-    Ok((found, number))
-}
-
-/// Counts an `incr` or `decr` of a missing key.
-pub const fn count_change_miss(shard: &mut Shard, increments: bool) {
-    if increments {
-        shard.counts.incr_misses += 1;
-    } else {
-        shard.counts.decr_misses += 1;
-    }
-}
-
 /// Answers `incr` and `decr`.
-pub fn execute_change(
-    shard: &mut Shard,
-    key: &[u8],
-    hash: u64,
-    wanted: Change,
-    quiet: bool,
-    out: &mut Vec<u8>,
-) {
-    match change(shard, key, hash, wanted) {
+pub fn execute_change(shard: &mut Shard, wanted: &Change<'_>, quiet: bool, out: &mut Vec<u8>) {
+    match change::change(shard, wanted) {
         Ok(_) if quiet => {}
-        Ok((_, number)) => {
-            push_number(out, number);
+        Ok(changed) => {
+            push_number(out, changed.number);
             out.extend_from_slice(b"\r\n");
         }
-        Err(ChangeError::NotFound) => {
-            count_change_miss(shard, wanted.increments);
-            push_unless(out, quiet, "NOT_FOUND");
-        }
+        Err(ChangeError::NotFound) => push_unless(out, quiet, "NOT_FOUND"),
         Err(ChangeError::NotNumeric) => push_unless(out, quiet, NOT_NUMERIC),
-        Err(ChangeError::OutOfMemory) => push_unless(out, quiet, "SERVER_ERROR out of memory"),
+        Err(ChangeError::NoRoom) => push_unless(out, quiet, NO_ROOM_TO_CHANGE),
+        Err(ChangeError::NoRoomForNew) => push_unless(out, quiet, NO_ROOM_FOR_NEW),
         Err(ChangeError::CasDiffers) => push_line(out, "EXISTS"),
     }
 }

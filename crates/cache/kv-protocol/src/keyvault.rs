@@ -9,11 +9,13 @@ use farpool_keyvault::message::{
 use farpool_keyvault::owner::{hash_key, shard_of};
 
 use super::Shard;
-use super::classic::{self, Change, ChangeError, Outcome, Wish};
+use super::change::{
+    self, Change, ChangeError, Changed, DeleteError, DeletedBy, Deletion, Initial,
+};
+use super::classic::{self, Outcome, Wish};
 use super::command::StoreMode;
 use super::reply::TOO_LARGE;
 use farpool_kv_store::Found;
-use farpool_kv_store::item::ItemParts;
 use farpool_kv_store::key::HashedKey;
 
 /// The head of an answer: the header of its request, and whether it has a checksum.
@@ -103,28 +105,20 @@ fn execute(shard: &mut Shard, request: &Request<'_>, hash: u64, out: &mut Vec<u8
         Request::MultiGet(keys) => read_many(shard, keys, out),
         Request::Set { mode, key, value, client_flags, exptime, cas } => {
             let wish = Wish {
-                mode: store_mode(mode, cas),
-                key,
-                hash,
-                value,
                 client_flags,
                 expires_s: shard.clock.expiry_s(exptime),
                 cas,
-                new_cas: None,
-                accepts_stale: false,
-                marks: 0,
-                vivify_s: None,
+                ..Wish::new(store_mode(mode, cas), HashedKey { key, hash }, value)
             };
             set(shard, &wish, out)
         }
-        Request::Delete { key, cas } => delete(shard, key, hash, cas),
-        Request::Change { key, delta, subtracts, initial, exptime } => change(
-            shard,
-            HashedKey { key, hash },
-            (delta, subtracts),
-            initial.map(|initial| (initial, exptime)),
-            out,
-        ),
+        Request::Delete { key, cas } => delete(shard, HashedKey { key, hash }, cas),
+        Request::Change { key, delta, subtracts, initial, exptime } => {
+            let expires_s = shard.clock.expiry_s(exptime);
+            let initial = initial.map(|number| Initial { number, expires_s, marks: 0 });
+            let wanted = Change::new(HashedKey { key, hash }, delta, !subtracts);
+            change(shard, &Change { initial, ..wanted }, out)
+        }
         Request::Noop => Status::Ok,
         // GETs were answered by the caller; the others are not requests on keys.
         Request::Get { .. }
@@ -235,59 +229,26 @@ fn set(shard: &mut Shard, wish: &Wish<'_>, out: &mut Vec<u8>) -> Status {
     }
 }
 
-fn delete(shard: &mut Shard, key: &[u8], hash: u64, cas: u64) -> Status {
-    shard.observe_delete(key);
-    match shard.store.find(key, hash) {
-        Some(found) if cas != 0 && cas != shard.store.cas(found) => {
-            shard.counts.delete_misses += 1;
-            Status::Exists
-        }
-        Some(found) => {
-            shard.counts.delete_hits += 1;
-            shard.store.remove(found);
-            Status::Ok
-        }
-        None => {
-            shard.counts.delete_misses += 1;
-            Status::NotFound
-        }
+fn delete(shard: &mut Shard, key: HashedKey<'_>, cas: u64) -> Status {
+    let deletion = Deletion { key, cas: (cas != 0).then_some(cas), by: DeletedBy::KeyVault };
+    match change::delete(shard, &deletion) {
+        Ok(()) => Status::Ok,
+        Err(DeleteError::NotFound) => Status::NotFound,
+        Err(DeleteError::CasDiffers) => Status::Exists,
     }
 }
 
-fn change(
-    shard: &mut Shard,
-    HashedKey { key, hash }: HashedKey<'_>,
-    (delta, subtracts): (u64, bool),
-    initial: Option<(u64, i32)>,
-    out: &mut Vec<u8>,
-) -> Status {
-    let wanted = Change { delta, increments: !subtracts, cas: 0, new_cas: None };
-    let mut answer = classic::change(shard, key, hash, wanted);
-    if let (Err(ChangeError::NotFound), Some((initial, exptime))) = (answer, initial) {
-        let mut digits = itoa::Buffer::new();
-        let value = [digits.format(initial).as_bytes(), b""];
-        let parts = ItemParts {
-            key,
-            value,
-            expires_s: shard.clock.expiry_s(exptime),
-            ..ItemParts::default()
-        };
-        let stored = shard.store.insert(&parts, hash);
-        answer = stored.map(|found| (found, initial)).map_err(|_| ChangeError::OutOfMemory);
-    }
-    match answer {
-        Ok((found, number)) => {
+fn change(shard: &mut Shard, wanted: &Change<'_>, out: &mut Vec<u8>) -> Status {
+    match change::change(shard, wanted) {
+        Ok(Changed { found, number, .. }) => {
             out.extend_from_slice(&number.to_le_bytes());
             out.extend_from_slice(&shard.store.cas(found).to_le_bytes());
             Status::Ok
         }
-        Err(ChangeError::NotFound) => {
-            classic::count_change_miss(shard, !subtracts);
-            Status::NotFound
-        }
+        Err(ChangeError::NotFound) => Status::NotFound,
         Err(ChangeError::NotNumeric) => Status::NotNumeric,
         Err(ChangeError::CasDiffers) => Status::Exists,
-        Err(ChangeError::OutOfMemory) => Status::OutOfMemory,
+        Err(ChangeError::NoRoom | ChangeError::NoRoomForNew) => Status::OutOfMemory,
     }
 }
 

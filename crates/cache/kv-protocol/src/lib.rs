@@ -3,6 +3,7 @@
 //! version of memcached that [`compat`] names, down to the bytes of its errors.
 
 pub mod binary;
+pub mod change;
 pub mod classic;
 pub mod command;
 pub mod compat;

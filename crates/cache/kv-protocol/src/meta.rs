@@ -9,12 +9,16 @@ mod prepared;
 use base64::Engine;
 
 use super::Shard;
+use super::change::{
+    self, Change, ChangeError, Changed, DeleteError, DeletedBy, Deletion, Initial,
+};
 use super::classic::{self, Outcome, Wish};
 use super::command::{MetaKind, StoreMode};
 use super::reply::{
     BAD_FORMAT, OPAQUE_TOO_LONG, OUT_OF_MEMORY, push_line, push_number, push_unless,
 };
 use farpool_kv_store::item::{Header, ItemParts, mark};
+use farpool_kv_store::key::HashedKey;
 use farpool_kv_store::{Found, StoreError};
 use prepared::{BASE64, OPAQUE_BYTES_MAX};
 pub use prepared::{Prepared, WORDS_MAX, check_set, decode_key, has_opaque_too_long, prepare};
@@ -31,6 +35,15 @@ pub fn execute(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
 }
 
 impl Prepared<'_> {
+    fn hashed_key(&self) -> HashedKey<'_> {
+        HashedKey { key: &self.key, hash: self.hash }
+    }
+
+    /// The marks that a new item has because of its key.
+    const fn key_marks(&self) -> u8 {
+        if self.flags.key_binary { mark::KEY_BINARY } else { 0 }
+    }
+
     /// Appends opaque and key, which every answer returns.
     fn push_opaque_and_key(&self, out: &mut Vec<u8>) {
         for word in self.return_words() {
@@ -81,7 +94,7 @@ fn get(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
         let parts = ItemParts {
             key: &request.key,
             expires_s: shard.clock.expiry_s(exptime),
-            marks: if flags.key_binary { mark::KEY_BINARY } else { 0 },
+            marks: request.key_marks(),
             wide_cas: flags.new_cas,
             ..ItemParts::default()
         };
@@ -210,18 +223,15 @@ fn set(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
     };
     let Ok(mode) = flags.store_mode() else { return push_line(out, BAD_FORMAT) };
     let wish = Wish {
-        mode,
-        key: &request.key,
-        hash: request.hash,
-        value,
         client_flags: flags.client_flags,
         expires_s: flags.ttl.map_or(0, |exptime| shard.clock.expiry_s(exptime)),
         cas: flags.cas.unwrap_or(0),
         // As in memcached, E0 asks for the next number.
         new_cas: flags.new_cas.filter(|&cas| cas != 0),
         accepts_stale: flags.marks_stale && mode == StoreMode::Cas,
-        marks: if flags.key_binary { mark::KEY_BINARY } else { 0 },
+        marks: request.key_marks(),
         vivify_s: flags.vivify.map(|exptime| shard.clock.expiry_s(exptime)),
+        ..Wish::new(mode, request.hashed_key(), value)
     };
     let (status, found) = match classic::store(shard, &wish) {
         Outcome::Stored(found) => ("HD", Some(found)),
@@ -251,17 +261,11 @@ fn set(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
 
 fn delete(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
     let flags = &request.flags;
-    shard.observe_delete(&request.key);
-    let status = match shard.store.find(&request.key, request.hash) {
-        None => {
-            shard.counts.delete_misses += 1;
-            "NF"
-        }
-        Some(found) if flags.cas.is_some_and(|cas| cas != shard.store.cas(found)) => {
-            shard.counts.delete_misses += 1;
-            "EX"
-        }
-        Some(found) => match delete_found(shard, request, found) {
+    let deletion = Deletion { key: request.hashed_key(), cas: flags.cas, by: DeletedBy::Meta };
+    let status = match change::find_to_delete(shard, &deletion) {
+        Err(DeleteError::NotFound) => "NF",
+        Err(DeleteError::CasDiffers) => "EX",
+        Ok(found) => match delete_found(shard, request, &deletion, found) {
             Ok(()) if flags.quiet => return,
             Ok(()) => "HD",
             Err(reason) => return push_line(out, reason),
@@ -275,21 +279,21 @@ fn delete(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
 fn delete_found(
     shard: &mut Shard,
     request: &Prepared<'_>,
+    deletion: &Deletion<'_>,
     found: Found,
 ) -> Result<(), &'static str> {
     let flags = &request.flags;
-    if !flags.marks_stale {
-        shard.counts.delete_hits += 1;
-        classic::note_deleted(shard, found, &request.key, "md");
-    }
     let mut found = found;
     if flags.drops_value {
-        found = drop_value(shard, request, found).map_err(|_| OUT_OF_MEMORY)?;
-    } else if !flags.marks_stale {
-        shard.store.remove(found);
+        found = drop_value(shard, request, found).ok_or(OUT_OF_MEMORY)?;
     }
     if flags.marks_stale {
-        mark_stale(shard, request, found).map_err(|_| OUT_OF_MEMORY)?;
+        return mark_stale(shard, request, found).map_err(|_| OUT_OF_MEMORY);
+    }
+    // As in memcached watchers are told the length of what is left.
+    change::note_deleted(shard, found, deletion);
+    if !flags.drops_value {
+        shard.store.remove(found);
     }
     Ok(())
 }
@@ -297,26 +301,25 @@ fn delete_found(
 /// Replaces the item by one without a value. As in 1.6.45 it has the CAS number of the old one, and
 /// expiry and client flags as given; where 1.6.18 is asked for, which does not know this flag, the
 /// next CAS number and the old expiry.
-fn drop_value(
-    shard: &mut Shard,
-    request: &Prepared<'_>,
-    found: Found,
-) -> Result<Found, StoreError> {
+fn drop_value(shard: &mut Shard, request: &Prepared<'_>, found: Found) -> Option<Found> {
     let flags = &request.flags;
     let view = shard.store.view(found);
     let marks = view.header().marks & mark::KEY_BINARY;
-    let parts = ItemParts { key: &request.key, marks, ..ItemParts::default() };
-    let parts = if request.compat.is_old() {
-        ItemParts { expires_s: view.expires_s(), wide_cas: flags.new_cas, ..parts }
+    let wish = Wish { marks, ..Wish::new(StoreMode::Set, request.hashed_key(), b"") };
+    let wish = if request.compat.is_old() {
+        Wish { expires_s: view.expires_s(), new_cas: flags.new_cas, ..wish }
     } else {
-        ItemParts {
+        Wish {
             expires_s: flags.ttl.map_or(0, |exptime| shard.clock.expiry_s(exptime)),
             client_flags: flags.client_flags,
-            wide_cas: flags.new_cas.or(Some(shard.store.cas(found))),
-            ..parts
+            new_cas: flags.new_cas.or(Some(shard.store.cas(found))),
+            ..wish
         }
     };
-    shard.store.insert(&parts, request.hash)
+    match classic::store(shard, &wish) {
+        Outcome::Stored(found) => Some(found),
+        _ => None,
+    }
 }
 
 /// Marks an item as stale, under a new CAS number, so that the next client may win.
@@ -338,45 +341,22 @@ fn mark_stale(
 
 fn arithmetic(shard: &mut Shard, request: &Prepared<'_>, out: &mut Vec<u8>) {
     let flags = &request.flags;
+    // A new item has no expiry until its `N` is read.
+    let initial = Initial { number: flags.initial, expires_s: 0, marks: request.key_marks() };
     let increments = !matches!(flags.mode, b'D' | b'd' | b'-');
-    let change = classic::Change {
-        delta: flags.delta,
-        increments,
+    let wanted = Change {
         cas: flags.cas.unwrap_or(0),
         new_cas: flags.new_cas,
+        initial: flags.vivify.map(|_| initial),
+        ..Change::new(request.hashed_key(), flags.delta, increments)
     };
-    let mut is_new = false;
-    let mut answer = classic::change(shard, &request.key, request.hash, change);
-    if let (Err(classic::ChangeError::NotFound), Some(_)) = (answer, flags.vivify) {
-        let mut digits = itoa::Buffer::new();
-        let parts = ItemParts {
-            key: &request.key,
-            value: [digits.format(flags.initial).as_bytes(), b""],
-            marks: if flags.key_binary { mark::KEY_BINARY } else { 0 },
-            wide_cas: flags.new_cas,
-            ..ItemParts::default()
-        };
-        answer = match shard.store.insert(&parts, request.hash) {
-            Ok(found) => {
-                let value_bytes = shard.store.view(found).value().len();
-                if let Some(journal) = shard.store.journal_mut() {
-                    journal.stored(&request.key, ("add", "stored"), 0, value_bytes);
-                }
-                Ok((found, flags.initial))
-            }
-            Err(_) => return push_line(out, "SERVER_ERROR Out of memory allocating new item"),
-        };
-        is_new = true;
-    }
-    match answer {
-        Ok((found, number)) => push_changed(shard, request, (found, number, is_new), out),
-        Err(classic::ChangeError::NotFound) => {
-            classic::count_change_miss(shard, increments);
-            push_status(request, "NF", out);
-        }
-        Err(classic::ChangeError::CasDiffers) => push_status(request, "EX", out),
-        Err(classic::ChangeError::NotNumeric) => push_line(out, classic::NOT_NUMERIC),
-        Err(classic::ChangeError::OutOfMemory) => push_line(out, "SERVER_ERROR out of memory"),
+    match change::change(shard, &wanted) {
+        Ok(changed) => push_changed(shard, request, changed, out),
+        Err(ChangeError::NotFound) => push_status(request, "NF", out),
+        Err(ChangeError::CasDiffers) => push_status(request, "EX", out),
+        Err(ChangeError::NotNumeric) => push_line(out, classic::NOT_NUMERIC),
+        Err(ChangeError::NoRoom) => push_line(out, classic::NO_ROOM_TO_CHANGE),
+        Err(ChangeError::NoRoomForNew) => push_line(out, classic::NO_ROOM_FOR_NEW),
     }
 }
 
@@ -392,11 +372,10 @@ fn push_status(request: &Prepared<'_>, status: &str, out: &mut Vec<u8>) {
 fn push_changed(
     shard: &mut Shard,
     request: &Prepared<'_>,
-    (found, number, is_new): (Found, u64, bool),
+    Changed { mut found, number, is_new }: Changed,
     out: &mut Vec<u8>,
 ) {
     let flags = &request.flags;
-    let mut found = found;
     let mut digits = itoa::Buffer::new();
     let digits = digits.format(number).as_bytes();
     let start = out.len();

@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 
 use common::talk::{ask, read_until};
 use common::{Memcached, Ours, PATIENCE, wait_until};
+use farpool_keyvault::client::{Address, Client, Storing};
 use farpool_kv_server::{Compat, Settings};
 
 fn settings(threads: usize) -> Settings {
@@ -90,6 +91,84 @@ fn reads_and_writes_are_told_as_by(compat: Compat) {
     for status in ["a status=found size=3", "b status=not_found size=0", "e status=expired size=0"]
     {
         assert!(given.contains(&format!("type=item_get key={status}")), "{status}: {given:#?}");
+    }
+}
+
+/// What a watcher of deletions is told while `delete` deletes the value `abc` of `key` in some way.
+fn deletion_told(delete: impl Fn(&Ours)) {
+    for threads in [1, 3] {
+        let ours = Ours::local(settings(threads));
+        let mut watcher = begin(ours.connect(), "deletions");
+        let mut client = ours.connect();
+        ask(&mut client, b"set key 0 0 3\r\nabc\r\n", b"\r\n");
+        delete(&ours);
+        // What is not there is not deleted; with one thread the last line shows that nothing came
+        // between.
+        delete(&ours);
+        ask(&mut client, b"set last 0 0 2\r\nhi\r\nmd last\r\n", b"HD\r\n");
+        let wanted =
+            ["type=deleted key=key cmd=delete size=3", "type=deleted key=last cmd=md size=2"];
+        assert_eq!(two_deletions(&mut watcher), wanted, "{threads} threads");
+    }
+}
+
+/// The lines up to those of `key` and `last`, in the order of their keys: shards report in no
+/// order.
+fn two_deletions(watcher: &mut UnixStream) -> Vec<String> {
+    let are_there = |text: &str| text.contains("key=key ") && text.contains("key=last ");
+    let mut told = told_while(watcher, are_there);
+    told.sort_unstable();
+    told
+}
+
+#[test]
+fn deletions_by_the_text_protocol_are_told() {
+    deletion_told(|ours| {
+        ask(&mut ours.connect(), b"delete key\r\n", b"\r\n");
+    });
+    if !Memcached::versions().contains(&Compat::V1_6_45) {
+        return;
+    }
+    let told = |connect: &dyn Fn() -> UnixStream| {
+        let mut watcher = begin(connect(), "deletions");
+        let requests =
+            b"set a 0 0 3\r\nabc\r\ndelete a\r\ndelete a\r\nset b 0 0 2\r\nhi\r\nmd b\r\n\
+            set c 0 0 1\r\nx\r\nmd c I T30\r\nmd c x\r\nmn\r\n";
+        ask(&mut connect(), requests, b"MN\r\n");
+        told_until(&mut watcher, "key=c cmd=md")
+    };
+    let theirs = Memcached::start_for(Compat::V1_6_45, &[]);
+    let ours = Ours::local(settings(1));
+    assert_eq!(told(&|| ours.connect()), told(&|| theirs.connect()));
+}
+
+#[test]
+fn deletions_by_the_binary_protocol_are_told() {
+    deletion_told(|ours| {
+        let delete = [&b"\x80\x04\0\x03\0\0\0\0\0\0\0\x03"[..], &[0; 12], b"key"].concat();
+        let noop = [&b"\x80\x0a"[..], &[0; 22]].concat();
+        let answered = [&b"\x81\x0a"[..], &[0; 22]].concat();
+        ask(&mut ours.connect(), &[delete, noop].concat(), &answered);
+    });
+}
+
+#[test]
+fn deletions_by_keyvault_are_told() {
+    let folder = tempfile::tempdir().expect("a folder for the socket");
+    let path = folder.path().join("keyvault");
+    for threads in [1, 3] {
+        let keyvault_path = Some(path.clone());
+        let ours = Ours::local(Settings { keyvault_path, ..settings(threads) });
+        let mut watcher = begin(ours.connect(), "deletions");
+        let mut client = Client::connect(&Address::Unix(path.clone())).expect("it listens");
+        client.set(b"key", b"abc", Storing::default()).expect("it is stored");
+        assert!(client.delete(b"key").expect("it is answered"));
+        assert!(!client.delete(b"key").expect("it is answered"));
+        client.set(b"last", b"hi", Storing::default()).expect("it is stored");
+        assert!(client.delete(b"last").expect("it is answered"));
+        let line = |key, bytes| format!("type=deleted key={key} cmd=delete size={bytes}");
+        let wanted = [line("key", 3), line("last", 2)];
+        assert_eq!(two_deletions(&mut watcher), wanted, "{threads} threads");
     }
 }
 

@@ -6,7 +6,10 @@ use super::reply::{
 };
 use super::request::{KeyRequest, Read, Store};
 use crate::Shard;
-use crate::classic::{self, Change, ChangeError, Outcome, Wish};
+use crate::change::{
+    self, Change, ChangeError, Changed, DeleteError, DeletedBy, Deletion, Initial,
+};
+use crate::classic::{self, Outcome, Wish};
 use crate::command::StoreMode;
 use crate::reply::TOO_LARGE;
 use farpool_kv_store::item::ItemView;
@@ -28,8 +31,13 @@ pub fn execute(
             execute_delete(shard, head, HashedKey { key, hash }, cas, out);
         }
         &KeyRequest::Change { key, delta, increments, cas, initial } => {
-            let change = Change { delta, increments, cas, new_cas: None };
-            execute_change(shard, head, HashedKey { key, hash }, (change, initial), out);
+            let initial = initial.map(|(number, exptime)| Initial {
+                number,
+                expires_s: shard.clock.expiry_of_s(exptime.into()),
+                marks: 0,
+            });
+            let wanted = Change::new(HashedKey { key, hash }, delta, increments);
+            execute_change(shard, head, &Change { cas, initial, ..wanted }, out);
         }
     }
 }
@@ -80,18 +88,12 @@ pub fn push_record(
 
 fn execute_store(shard: &mut Shard, head: Head, request: &Store<'_>, hash: u64, out: &mut Vec<u8>) {
     shard.count_set(request.key);
+    let key = HashedKey { key: request.key, hash };
     let wish = Wish {
-        mode: request.mode,
-        key: request.key,
-        hash,
-        value: request.value,
         client_flags: request.client_flags,
         expires_s: shard.clock.expiry_of_s(request.exptime.into()),
         cas: request.cas,
-        new_cas: None,
-        accepts_stale: false,
-        marks: 0,
-        vivify_s: None,
+        ..Wish::new(request.mode, key, request.value)
     };
     let refusal = match classic::store(shard, &wish) {
         Outcome::Stored(found) => return push_empty(out, head, shard.store.cas(found)),
@@ -108,87 +110,29 @@ fn execute_store(shard: &mut Shard, head: Head, request: &Store<'_>, hash: u64, 
     push_refusal(out, head, refusal);
 }
 
-fn execute_delete(
-    shard: &mut Shard,
-    head: Head,
-    HashedKey { key, hash }: HashedKey<'_>,
-    cas: u64,
-    out: &mut Vec<u8>,
-) {
-    shard.observe_delete(key);
-    match shard.store.find(key, hash) {
-        Some(found) if cas != 0 && cas != shard.store.cas(found) => {
-            push_refusal(out, head, Status::KeyExists);
-        }
-        Some(found) => {
-            shard.counts.delete_hits += 1;
-            shard.store.remove(found);
-            push_empty(out, head, 0);
-        }
-        None => {
-            shard.counts.delete_misses += 1;
-            push_refusal(out, head, Status::KeyNotFound);
-        }
+fn execute_delete(shard: &mut Shard, head: Head, key: HashedKey<'_>, cas: u64, out: &mut Vec<u8>) {
+    let deletion = Deletion { key, cas: (cas != 0).then_some(cas), by: DeletedBy::Binary };
+    match change::delete(shard, &deletion) {
+        Ok(()) => push_empty(out, head, 0),
+        Err(DeleteError::NotFound) => push_refusal(out, head, Status::KeyNotFound),
+        Err(DeleteError::CasDiffers) => push_refusal(out, head, Status::KeyExists),
     }
 }
 
-fn execute_change(
-    shard: &mut Shard,
-    head: Head,
-    HashedKey { key, hash }: HashedKey<'_>,
-    (wanted, initial): (Change, Option<(u64, u32)>),
-    out: &mut Vec<u8>,
-) {
-    let refusal = match (classic::change(shard, key, hash, wanted), initial) {
-        (Ok((found, number)), _) => {
+fn execute_change(shard: &mut Shard, head: Head, wanted: &Change<'_>, out: &mut Vec<u8>) {
+    let refusal = match change::change(shard, wanted) {
+        Ok(Changed { found, number, .. }) => {
             return push_number(out, head, shard.store.cas(found), number);
         }
-        (Err(ChangeError::NotFound), Some(initial)) => {
-            return make_number(shard, head, HashedKey { key, hash }, initial, out);
-        }
-        (Err(ChangeError::NotFound), None) => {
-            classic::count_change_miss(shard, wanted.increments);
-            Status::KeyNotFound.into()
-        }
-        (Err(ChangeError::NotNumeric), _) => Status::NotNumeric.into(),
-        (Err(ChangeError::CasDiffers), _) => Status::KeyExists.into(),
-        (Err(ChangeError::OutOfMemory), _) => {
-            Refusal::out_of_memory("Out of memory incrementing value")
+        Err(ChangeError::NotFound) => Status::KeyNotFound.into(),
+        Err(ChangeError::NotNumeric) => Status::NotNumeric.into(),
+        Err(ChangeError::CasDiffers) => Status::KeyExists.into(),
+        Err(ChangeError::NoRoom) => Refusal::out_of_memory("Out of memory incrementing value"),
+        Err(ChangeError::NoRoomForNew) => {
+            Refusal::out_of_memory("Out of memory allocating new item")
         }
     };
     push_refusal(out, head, refusal);
-}
-
-/// Makes the item of a number that is not there.
-fn make_number(
-    shard: &mut Shard,
-    head: Head,
-    HashedKey { key, hash }: HashedKey<'_>,
-    (initial, exptime): (u64, u32),
-    out: &mut Vec<u8>,
-) {
-    let mut digits = itoa::Buffer::new();
-    let wish = Wish {
-        mode: StoreMode::Add,
-        key,
-        hash,
-        value: digits.format(initial).as_bytes(),
-        client_flags: 0,
-        expires_s: shard.clock.expiry_of_s(exptime.into()),
-        cas: 0,
-        new_cas: None,
-        accepts_stale: false,
-        marks: 0,
-        vivify_s: None,
-    };
-    match classic::store(shard, &wish) {
-        Outcome::Stored(found) => push_number(out, head, shard.store.cas(found), initial),
-        Outcome::Failed(_) => {
-            let refusal = Refusal::out_of_memory("Out of memory allocating new item");
-            push_refusal(out, head, refusal);
-        }
-        _ => push_refusal(out, head, Status::NotStored),
-    }
 }
 
 fn push_number(out: &mut Vec<u8>, head: Head, cas: u64, number: u64) {

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use farpool_kv_protocol::classic::{self, Change, GetProgress};
+use farpool_kv_protocol::change::Change;
+use farpool_kv_protocol::classic::{self, GetProgress};
 use farpool_kv_protocol::compat::Compat;
 use farpool_kv_protocol::request::{
     AdminRequest, KeyRequest, LINE_BYTES_MAX, ParseLimits, Request, Scan, scan,
@@ -10,6 +11,7 @@ use farpool_kv_protocol::request::{
 use farpool_kv_protocol::{CommandCounts, Shard, meta};
 use farpool_kv_store::clock::Clock;
 use farpool_kv_store::item::ItemParts;
+use farpool_kv_store::key::HashedKey;
 use farpool_kv_store::observe::Observer;
 use farpool_kv_store::observe::journal::{Journal, Kinds};
 use farpool_kv_store::observe::prefix::PREFIXES_MAX;
@@ -111,6 +113,7 @@ pub(crate) fn full_shard(leases: bool, policy: CacheKind) -> Shard {
     // Everything is observed. The delimiter occurs in the keys that streams consist of.
     shard.observer.iter_mut().for_each(|observer| observer.count_prefixes(b'm'));
     let kinds = Kinds::FETCHERS.with(Kinds::MUTATIONS).with(Kinds::EVICTIONS);
+    let kinds = kinds.with(Kinds::DELETIONS);
     shard.store.set_journal(Some(Box::new(Journal::new(kinds, Arc::default()))));
     let value = [b'v'; 50 << 10];
     for number in 0..=SHARD_BYTES_MIN / value.len() {
@@ -169,13 +172,12 @@ fn execute(shard: &mut Shard, request: &Request<'_>, out: &mut Vec<u8>) {
             classic::execute_store(shard, &store, hash, out);
         }
         Request::Keys(KeyRequest::Delete { key, quiet }) => {
-            let hash = shard.store.hash_of(key);
-            classic::execute_delete(shard, key, hash, quiet, out);
+            let key = HashedKey::of(key, shard.store.hash_seed());
+            classic::execute_delete(shard, key, quiet, out);
         }
         Request::Keys(KeyRequest::Arithmetic { key, delta, increments, quiet }) => {
-            let change = Change { delta, increments, cas: 0, new_cas: None };
-            let hash = shard.store.hash_of(key);
-            classic::execute_change(shard, key, hash, change, quiet, out);
+            let key = HashedKey::of(key, shard.store.hash_seed());
+            classic::execute_change(shard, &Change::new(key, delta, increments), quiet, out);
         }
         Request::Keys(KeyRequest::Touch { key, exptime, quiet }) => {
             let hash = shard.store.hash_of(key);

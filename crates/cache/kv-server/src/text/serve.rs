@@ -14,7 +14,8 @@ use crate::mail::mailbox::{Ask, ConnectionId, Origin, StoreHead};
 use crate::watch::admin;
 use crate::worker::Worker;
 use farpool_kv_protocol::Shard;
-use farpool_kv_protocol::classic::{self, Change};
+use farpool_kv_protocol::change::Change;
+use farpool_kv_protocol::classic;
 use farpool_kv_protocol::command::StoreMode;
 use farpool_kv_protocol::meta;
 use farpool_kv_protocol::reply::{OUT_OF_MEMORY, TOO_LARGE, push_line, push_unless};
@@ -362,10 +363,12 @@ pub(crate) fn first_key<'a>(request: &Request<'a>) -> Option<&'a [u8]> {
 pub(crate) fn execute(shard: &mut Shard, request: &KeyRequest<'_>, hash: u64, out: &mut Vec<u8>) {
     match *request {
         KeyRequest::Store(store) => classic::execute_store(shard, &store, hash, out),
-        KeyRequest::Delete { key, quiet } => classic::execute_delete(shard, key, hash, quiet, out),
+        KeyRequest::Delete { key, quiet } => {
+            classic::execute_delete(shard, HashedKey { key, hash }, quiet, out);
+        }
         KeyRequest::Arithmetic { key, delta, increments, quiet } => {
-            let change = Change { delta, increments, cas: 0, new_cas: None };
-            classic::execute_change(shard, key, hash, change, quiet, out);
+            let change = Change::new(HashedKey { key, hash }, delta, increments);
+            classic::execute_change(shard, &change, quiet, out);
         }
         KeyRequest::Touch { key, exptime, quiet } => {
             classic::execute_touch(shard, key, hash, (exptime, quiet), out)
