@@ -353,3 +353,26 @@ fn listen_unix(path: &Path, settings: &Settings) -> Result<OwnedFd, ServerError>
     farpool_kernel::listen_unix(path, settings.socket_mode, settings.backlog)
         .map_err(|errno| failed(errno.into()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_servers_place_the_same_keys_differently() {
+        const KEYS: u32 = 1000;
+        let servers = [(), ()].map(|()| {
+            let addresses = vec![SocketAddr::from(([127, 0, 0, 1], 0))];
+            let settings = Settings { addresses, threads: 2, ..Settings::default() };
+            Server::bind(settings, 1_700_000_000).expect("it starts")
+        });
+        let place = |server: &Server, worker: usize, key: u32| {
+            server.workers[worker].shard.store.hash_of(&key.to_le_bytes()) >> 32
+        };
+        let [one, other] = &servers;
+        let alike = (0..KEYS).filter(|&key| place(one, 0, key) == place(other, 0, key));
+        assert!(alike.count() <= 1, "by chance one key in four thousand million is");
+        let apart = (0..KEYS).find(|&key| place(one, 0, key) != place(one, 1, key));
+        assert_eq!(apart, None, "the threads of a server agree");
+    }
+}

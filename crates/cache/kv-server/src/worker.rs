@@ -403,6 +403,7 @@ impl Worker {
             age_s: u64::from(store.age_s()),
             item_bytes: store.item_bytes(),
             index_bytes: store.index_bytes() as u64,
+            overflow_entries: store.overflow_entries() as u64,
             policy_bytes: store.policy_bytes() as u64,
             used_bytes: store.used_bytes() as u64,
             held_bytes: self.clients.held_bytes() as u64,

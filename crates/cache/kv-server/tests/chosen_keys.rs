@@ -10,12 +10,39 @@ use std::path::Path;
 use common::{Ours, PATIENCE};
 use farpool_keyvault::owner::hash_key;
 use farpool_kv_server::{Bookkeeping, FlashSettings, Settings};
+use farpool_kv_store::item::ItemParts;
+use farpool_kv_store::key::HashSeed;
+use farpool_kv_store::{Store, StoreSettings};
+use farpool_kv_tier::flash::layout::Superblock;
 
 const KEYS: usize = 10_000;
 const VALUE_BYTES: usize = 2_000;
 /// Storing one of two keys that the random seed makes alike costs the other's item on flash: one
 /// run in eighty has a pair.
 const ALIKE_MAX: u64 = 2;
+
+/// Buckets of the index of a small shard, and how many of them the keys of [`crowd`] may lie in.
+const BUCKETS: u32 = 1 << 14;
+const CROWDED_BUCKETS: u32 = BUCKETS / 16;
+/// Entries for which those buckets have room.
+const CROWD_MAX: usize = CROWDED_BUCKETS as usize * 8;
+/// Without a choice nearly no key has to go beside the buckets: they are a twelfth full.
+const OVERFLOW_MAX: u64 = 10;
+
+/// Keys that need the same buckets of an index whose hash has no seed, both of each: chosen by
+/// somebody who knows `kv-store/src/index.rs`.
+fn crowd() -> Vec<Vec<u8>> {
+    let is_chosen = |key: &Vec<u8>| {
+        let hash = u32::try_from(HashSeed::default().hash_of(key) >> 32).expect("32 bits");
+        let scaled = |number: u32| (u64::from(number) * u64::from(BUCKETS)) >> 32;
+        let home = scaled(hash);
+        let sum = scaled((hash & 0x7_ffff).wrapping_mul(0x9e37_79b1));
+        let other = (sum + u64::from(BUCKETS) - home) % u64::from(BUCKETS);
+        home.max(other) < u64::from(CROWDED_BUCKETS)
+    };
+    let keys = (0..).map(|number: u32| format!("crowd{number}").into_bytes());
+    keys.filter(is_chosen).take(KEYS).collect()
+}
 
 /// XXH3 of 32 bytes multiplies the first eight, combined with these constants by exclusive or, with
 /// the next eight: if they are these constants, the product is zero, whatever the next eight are.
@@ -33,14 +60,18 @@ fn value(number: usize) -> Vec<u8> {
     value
 }
 
-fn settings(flash: Option<(&Path, &Path)>) -> Settings {
-    let flash = flash.map(|(path, books)| FlashSettings {
+fn flash_settings(path: &Path, books: &Path) -> FlashSettings {
+    FlashSettings {
         path: path.to_owned(),
         bytes: 96 << 20,
         reset: false,
         write_bytes_per_s: None,
         books: Bookkeeping::Only(books.to_owned()),
-    });
+    }
+}
+
+fn settings(flash: Option<(&Path, &Path)>) -> Settings {
+    let flash = flash.map(|(path, books)| flash_settings(path, books));
     let memory_bytes = if flash.is_some() { 16 << 20 } else { 64 << 20 };
     Settings { memory_bytes, threads: 2, flash, ..Settings::default() }
 }
@@ -100,6 +131,51 @@ fn keys_that_are_chosen_to_collide_are_all_stored_and_found() {
     let mut text = Text::connect(&ours);
     text.store_all();
     assert_eq!(text.count(), KEYS);
+}
+
+#[test]
+fn the_seed_spreads_keys_that_are_chosen_for_an_index_without_one() {
+    let keys = crowd();
+    let settings = StoreSettings { limit_bytes: 64 << 20, item_bytes_max: 1 << 20, evicts: true };
+    let mut store = Store::new(settings).expect("there is address space");
+    for key in &keys {
+        let parts = ItemParts { key, value: [b"v", b""], ..ItemParts::default() };
+        store.insert(&parts, HashSeed::default().hash_of(key)).expect("there is room");
+    }
+    let overflow = store.overflow_entries();
+    assert!(overflow >= KEYS - CROWD_MAX, "{overflow}: they are chosen well");
+    let ours = Ours::local(Settings { threads: 1, ..self::settings(None) });
+    let mut text = Text::connect(&ours);
+    for key in &keys {
+        let request = [b"set ", &key[..], b" 0 0 1\r\nv\r\n"].concat();
+        text.0.get_mut().write_all(&request).expect("it takes requests");
+        assert_eq!(text.line(), "STORED");
+    }
+    assert_eq!(text.statistic("curr_items"), KEYS as u64);
+    let overflow = text.statistic("hash_overflow_items");
+    assert!(overflow <= OVERFLOW_MAX, "{overflow} items are beside the index's buckets");
+}
+
+/// The seed that the flash file keeps.
+fn seed_of(flash: &Path) -> HashSeed {
+    let mut bytes = [0; Superblock::BYTES];
+    let mut file = std::fs::File::open(flash).expect("the file can be read");
+    file.read_exact(&mut bytes).expect("it is long enough");
+    Superblock::decode(&bytes).expect("it has a whole superblock").hash_seed
+}
+
+#[test]
+fn each_fresh_flash_has_a_seed_of_its_own() {
+    let disk = tempfile::tempdir().expect("a folder");
+    let books = tempfile::tempdir_in("/dev/shm").expect("a folder in memory");
+    let seeds = ["one", "other"].map(|name| {
+        let path = disk.path().join(name);
+        let flash = flash_settings(&path, books.path());
+        drop(Ours::local(Settings { threads: 1, flash: Some(flash), ..settings(None) }));
+        seed_of(&path)
+    });
+    assert!(seeds.iter().all(|&seed| seed != HashSeed::default()), "a seed of zeros");
+    assert!(seeds[0] != seeds[1], "two files with one seed");
 }
 
 #[test]

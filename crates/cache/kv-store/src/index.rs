@@ -326,6 +326,13 @@ impl Index {
         Ok(Self { regions: vec![region], overflow, directory: vec![0], depth: 0 })
     }
 
+    /// Entries in the list beside the regions: none, or next to none, unless somebody has chosen
+    /// keys by their hashes.
+    #[must_use]
+    pub const fn overflow_entries(&self) -> usize {
+        self.overflow.words.len()
+    }
+
     #[must_use]
     pub fn entries(&self) -> usize {
         self.regions.iter().map(|region| region.entries).sum::<usize>() + self.overflow.words.len()

@@ -299,6 +299,12 @@ impl Store {
         self.index_bytes
     }
 
+    /// Items whose place in the index was taken by others of the same hash.
+    #[must_use]
+    pub const fn overflow_entries(&self) -> usize {
+        self.index.overflow_entries()
+    }
+
     /// All memory that counts against the shard's limit.
     #[must_use]
     pub const fn used_bytes(&self) -> usize {

@@ -20,6 +20,8 @@ pub struct ShardReport {
     pub age_s: u64,
     pub item_bytes: u64,
     pub index_bytes: u64,
+    /// Items for which the index's buckets had no room.
+    pub overflow_entries: u64,
     /// Memory of the policy's own state, if the store does not keep it.
     pub policy_bytes: u64,
     pub used_bytes: u64,
@@ -130,6 +132,30 @@ pub struct ThreadCounts {
     pub watcher_skipped: u64,
 }
 
+impl ThreadCounts {
+    fn add(&mut self, other: &Self) {
+        add_fields!(
+            self,
+            other,
+            connections,
+            bytes_read,
+            bytes_written,
+            yields,
+            idle_kicks,
+            auth_commands,
+            auth_errors,
+            tls_handshake_errors,
+            read_buf_oom,
+            flush_commands,
+            forwarded,
+            journal_written,
+            journal_dropped,
+            watcher_sent,
+            watcher_skipped,
+        );
+    }
+}
+
 impl ShardReport {
     /// Adds another shard's figures to these.
     pub fn add(&mut self, other: &Self) {
@@ -174,27 +200,9 @@ impl ShardReport {
             leases,
             leases_refused,
         );
-        add_fields!(
-            self.thread,
-            other.thread,
-            connections,
-            bytes_read,
-            bytes_written,
-            yields,
-            idle_kicks,
-            auth_commands,
-            auth_errors,
-            tls_handshake_errors,
-            read_buf_oom,
-            flush_commands,
-            forwarded,
-            journal_written,
-            journal_dropped,
-            watcher_sent,
-            watcher_skipped,
-        );
+        self.thread.add(&other.thread);
         add_fields!(self, other, items, item_bytes, index_bytes, used_bytes, limit_bytes);
-        add_fields!(self, other, held_bytes);
+        add_fields!(self, other, held_bytes, overflow_entries);
         add_fields!(self, other, policy_bytes, leases_held, leased_bytes);
         add_fields!(self, other, lower_items, flash_items, late);
         add_fields!(self.reclaim, other.reclaim, dropped, spilled, lost);

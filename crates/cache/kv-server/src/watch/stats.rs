@@ -51,6 +51,7 @@ pub(crate) fn push_general(shared: &Shared, clock: &Clock, sum: &ShardReport, ou
             ("log_watcher_sent", thread.watcher_sent),
             ("log_watchers", shared.watchers.count() as u64),
             ("hash_bytes", sum.index_bytes),
+            ("hash_overflow_items", sum.overflow_entries),
             ("policy_bytes", sum.policy_bytes),
             ("memory_used_bytes", sum.used_bytes),
             ("read_buf_bytes", sum.held_bytes),
@@ -70,17 +71,7 @@ pub(crate) fn push_general(shared: &Shared, clock: &Clock, sum: &ShardReport, ou
     );
     push_all(out, &FIGURES_WITHOUT_MEANING);
     moves(sum).iter().for_each(|(name, value)| push(out, name, value));
-    if shared.settings.keyvault_leases {
-        push_all(
-            out,
-            &[
-                ("leases", sum.store.leases),
-                ("leases_refused", sum.store.leases_refused),
-                ("leases_held", sum.leases_held),
-                ("leased_bytes", sum.leased_bytes),
-            ],
-        );
-    }
+    push_leases(shared, sum, out);
     if let Some(tls) = &shared.settings.tls {
         push(out, "ssl_handshake_errors", thread.tls_handshake_errors);
         push(out, "time_since_server_cert_refresh", tls.age_s());
@@ -92,6 +83,20 @@ pub(crate) fn push_general(shared: &Shared, clock: &Clock, sum: &ShardReport, ou
         push(out, "lower_late", sum.late);
     }
     out.extend_from_slice(b"END\r\n");
+}
+
+fn push_leases(shared: &Shared, sum: &ShardReport, out: &mut Vec<u8>) {
+    if shared.settings.keyvault_leases {
+        push_all(
+            out,
+            &[
+                ("leases", sum.store.leases),
+                ("leases_refused", sum.store.leases_refused),
+                ("leases_held", sum.leases_held),
+                ("leased_bytes", sum.leased_bytes),
+            ],
+        );
+    }
 }
 
 /// Far memory as it comes and goes.
