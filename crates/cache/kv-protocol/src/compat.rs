@@ -62,4 +62,14 @@ impl Compat {
         word == name.as_bytes()
             || !self.is_old() && !word.is_empty() && name.as_bytes().starts_with(word)
     }
+
+    /// What a word stands for: the first of these names, with what belongs to it.
+    #[must_use]
+    pub fn find<'n, T>(
+        self,
+        word: &[u8],
+        named: impl IntoIterator<Item = (&'n str, T)>,
+    ) -> Option<T> {
+        named.into_iter().find(|(name, _)| self.means(word, name)).map(|(_, it)| it)
+    }
 }

@@ -125,7 +125,12 @@ pub enum Request<'a> {
 #[derive(Debug)]
 pub enum Scan<'a> {
     /// More input is needed: at least this many bytes in all, if known.
-    Incomplete { want_bytes: usize },
+    Incomplete {
+        want_bytes: usize,
+        /// If only the value is not complete: the length of the line before it, and the request as
+        /// it is refused if there is no memory to wait for the rest.
+        refused: Option<(usize, Request<'a>)>,
+    },
     /// A request of this length.
     Request { bytes: usize, request: Request<'a> },
 }
@@ -137,15 +142,13 @@ pub struct ParseLimits {
     pub item_bytes_max: usize,
     /// The version of memcached whose text protocol is spoken.
     pub compat: Compat,
-    /// No memory is left for values of which a part is still to come: they are refused.
-    pub lacks_memory: bool,
 }
 
 impl ParseLimits {
     /// Values of items up to `item_bytes_max` are taken.
     #[must_use]
     pub const fn new(item_bytes_max: usize, compat: Compat) -> Self {
-        Self { item_bytes_max, compat, lacks_memory: false }
+        Self { item_bytes_max, compat }
     }
 
     /// Whether an item fits.
@@ -167,9 +170,9 @@ pub fn scan<'a>(buffer: &'a [u8], limits: &ParseLimits) -> Scan<'a> {
                 && (words.starts_with(b"get ") || words.starts_with(b"gets "))
         };
         return match buffer.len() {
-            ..=LINE_BYTES_MAX => Scan::Incomplete { want_bytes: buffer.len() + 1 },
+            ..=LINE_BYTES_MAX => Scan::Incomplete { want_bytes: buffer.len() + 1, refused: None },
             ..=GET_LINE_BYTES_MAX if is_long_get() => {
-                Scan::Incomplete { want_bytes: buffer.len() + 1 }
+                Scan::Incomplete { want_bytes: buffer.len() + 1, refused: None }
             }
             _ => close,
         };
@@ -185,16 +188,24 @@ pub fn scan<'a>(buffer: &'a [u8], limits: &ParseLimits) -> Scan<'a> {
         Parsed::WithData { data_bytes, request } => {
             Scan::Request { bytes: line_bytes + data_bytes, request }
         }
-        Parsed::WantsData { data_bytes } => {
-            Scan::Incomplete { want_bytes: line_bytes + data_bytes }
-        }
+        Parsed::WantsData { data_bytes, refused } => Scan::Incomplete {
+            want_bytes: line_bytes + data_bytes,
+            refused: Some((line_bytes, refused)),
+        },
     }
 }
 
 enum Parsed<'a> {
     Request(Request<'a>),
-    WithData { data_bytes: usize, request: Request<'a> },
-    WantsData { data_bytes: usize },
+    WithData {
+        data_bytes: usize,
+        request: Request<'a>,
+    },
+    /// The data is not complete; `refused` is the request without memory for it.
+    WantsData {
+        data_bytes: usize,
+        refused: Request<'a>,
+    },
 }
 
 const fn refused<'a>(reply: &'static str, quiet: bool) -> Parsed<'a> {
@@ -313,14 +324,13 @@ fn parse_store_data<'a>(
     let skipped = |reply| {
         // An old value must not outlive a set that failed.
         let drop = (mode == StoreMode::Set).then_some(KeyWord { word: key, is_base64: false });
-        Parsed::Request(Request::Skipped { reply, quiet, skip_bytes: data_bytes, drop })
+        Request::Skipped { reply, quiet, skip_bytes: data_bytes, drop }
     };
     if !limits.fits(key.len(), client_flags, data_bytes - 2) {
-        return skipped(TOO_LARGE);
+        return Parsed::Request(skipped(TOO_LARGE));
     }
     let Some(data) = rest.get(..data_bytes) else {
-        let waits = Parsed::WantsData { data_bytes };
-        return if limits.lacks_memory { skipped(OUT_OF_MEMORY) } else { waits };
+        return Parsed::WantsData { data_bytes, refused: skipped(OUT_OF_MEMORY) };
     };
     let request = StoreRequest { data, ..request };
     Parsed::WithData { data_bytes, request: Request::Keys(KeyRequest::Store(request)) }
@@ -417,30 +427,42 @@ fn parse_meta_set<'a>(
     let Some(length @ 0..=DATA_BYTES_MAX) = signed_32(words.get(2)) else {
         return refused(BAD_FORMAT, false);
     };
-    let value_bytes = exactly(length);
-    let data_bytes = value_bytes + 2;
-    let skipped = |reply, drop| {
-        Parsed::Request(Request::Skipped { reply, quiet: false, skip_bytes: data_bytes, drop })
+    let value_bytes: usize = exactly(length);
+    meta_set(line, words, (value_bytes + 2, rest), limits)
+}
+
+/// `ms` with a length that is possible: its flags, and its data block of `data_bytes`, line end
+/// included.
+fn meta_set<'a>(
+    line: &'a [u8],
+    words: &Words<'a>,
+    (data_bytes, rest): (usize, &'a [u8]),
+    limits: &ParseLimits,
+) -> Parsed<'a> {
+    let compat = limits.compat;
+    let skipped =
+        |reply, drop| Request::Skipped { reply, quiet: false, skip_bytes: data_bytes, drop };
+    let (client_flags, is_base64) = match check_set(words, compat) {
+        Ok(checked) => checked,
+        Err(reply) => return Parsed::Request(skipped(reply, None)),
     };
-    let compat = Compat::V1_6_18;
-    match check_set(words, compat) {
-        Err(reply) => skipped(reply, None),
-        Ok(_) if has_opaque_too_long(words) => skipped(OPAQUE_TOO_LONG, None),
-        Ok((client_flags, is_base64))
-            if !limits.fits(words.get(1).len(), client_flags, value_bytes) =>
-        {
-            skipped(TOO_LARGE, Some(KeyWord { word: words.get(1), is_base64 }))
-        }
-        Ok((_, is_base64)) => {
-            let Some(data) = rest.get(..data_bytes) else {
-                let drop = Some(KeyWord { word: words.get(1), is_base64 });
-                let waits = Parsed::WantsData { data_bytes };
-                return if limits.lacks_memory { skipped(OUT_OF_MEMORY, drop) } else { waits };
-            };
-            let request = MetaRequest { kind: MetaKind::Set, line, data, compat };
-            Parsed::WithData { data_bytes, request: Request::Keys(KeyRequest::Meta(request)) }
-        }
+    let word = words.get(1);
+    // An old value must not outlive a set that failed.
+    let drop = Some(KeyWord { word, is_base64 });
+    let is_opaque_too_long = has_opaque_too_long(words);
+    let is_too_large = !limits.fits(word.len(), client_flags, data_bytes - 2);
+    // The older version looks at the opaque token first.
+    if is_too_large && !(is_opaque_too_long && compat.is_old()) {
+        return Parsed::Request(skipped(TOO_LARGE, drop));
     }
+    if is_opaque_too_long {
+        return Parsed::Request(skipped(OPAQUE_TOO_LONG, None));
+    }
+    let Some(data) = rest.get(..data_bytes) else {
+        return Parsed::WantsData { data_bytes, refused: skipped(OUT_OF_MEMORY, drop) };
+    };
+    let request = MetaRequest { kind: MetaKind::Set, line, data, compat };
+    Parsed::WithData { data_bytes, request: Request::Keys(KeyRequest::Meta(request)) }
 }
 
 fn parse_admin<'a>(line: &'a [u8], words: &Words<'a>) -> Parsed<'a> {

@@ -151,7 +151,12 @@ pub enum Request<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scan<'a> {
     /// At least this many bytes are needed in all.
-    Incomplete { want_bytes: usize },
+    Incomplete {
+        want_bytes: usize,
+        /// If only the value is not complete: the length of what is before it, and the request as
+        /// it is refused if there is no memory to wait for the rest.
+        refused: Option<(usize, Head, Request<'a>)>,
+    },
     /// A request of this length.
     Request { bytes: usize, head: Head, request: Request<'a> },
 }
@@ -260,7 +265,7 @@ pub fn scan<'a>(buffer: &'a [u8], rules: &Rules) -> Scan<'a> {
         return Scan::Request { bytes: buffer.len(), head, request: Request::NoRequest };
     }
     let Some(bytes) = buffer.first_chunk() else {
-        return Scan::Incomplete { want_bytes: HEADER_BYTES };
+        return Scan::Incomplete { want_bytes: HEADER_BYTES, refused: None };
     };
     let header = Header::read(bytes);
     let head = header.head;
@@ -270,7 +275,7 @@ pub fn scan<'a>(buffer: &'a [u8], rules: &Rules) -> Scan<'a> {
     }
     let value_at = header.value_at();
     let Some(front) = buffer.get(HEADER_BYTES..value_at) else {
-        return Scan::Incomplete { want_bytes: value_at };
+        return Scan::Incomplete { want_bytes: value_at, refused: None };
     };
     let (extras, key) = front.split_at(header.extras_bytes);
     match parse(&header, extras, key, rules) {
@@ -279,12 +284,12 @@ pub fn scan<'a>(buffer: &'a [u8], rules: &Rules) -> Scan<'a> {
             let bytes = HEADER_BYTES + header.body_bytes;
             match buffer.get(value_at..bytes) {
                 Some(value) => Scan::Request { bytes, head, request: make.with(value) },
-                None if rules.limits.lacks_memory && matches!(make, Unvalued::Store(_)) => {
+                None => {
                     let drop = (header.command == opcode::SET).then_some(key);
-                    let request = refusal(&header, Status::OutOfMemory, drop);
-                    Scan::Request { bytes: value_at, head, request }
+                    let refused = matches!(make, Unvalued::Store(_))
+                        .then(|| (value_at, head, refusal(&header, Status::OutOfMemory, drop)));
+                    Scan::Incomplete { want_bytes: bytes, refused }
                 }
-                None => Scan::Incomplete { want_bytes: bytes },
             }
         }
     }

@@ -158,7 +158,7 @@ fn what_is_too_large_is_refused_before_it_is_there() {
         };
         assert_eq!(refused, expected);
     }
-    assert_eq!(scan(&large[..32], &RULES), Scan::Incomplete { want_bytes: 33 });
+    assert_eq!(scan(&large[..32], &RULES), Scan::Incomplete { want_bytes: 33, refused: None });
 }
 
 #[test]

@@ -5,13 +5,12 @@
 //! refused is discarded, as soon as its length is known.
 
 use super::{
-    AdminRequest, BAD_EXPTIME, DATA_BYTES_MAX, KeyRequest, KeyWord, ParseLimits, Parsed, Request,
-    admin, arithmetic, error, get, keys, parse_store_data, refused, touch,
+    AdminRequest, BAD_EXPTIME, DATA_BYTES_MAX, KeyRequest, ParseLimits, Parsed, Request, admin,
+    arithmetic, error, get, keys, meta_set, parse_store_data, refused, touch,
 };
 use crate::command::{MetaKind, MetaRequest, StoreMode, StoreRequest};
 use crate::compat::Compat;
-use crate::meta::{check_set, has_opaque_too_long};
-use crate::reply::{BAD_FORMAT, OPAQUE_TOO_LONG, OUT_OF_MEMORY, TOO_LARGE};
+use crate::reply::BAD_FORMAT;
 use crate::token::{
     Words, signed_32, strict_signed_32, strict_unsigned_32, strict_unsigned_64, unsigned_32,
     until_zero,
@@ -150,28 +149,7 @@ fn parse_meta_set<'a>(
     let Some(data_bytes) = data_bytes(words.get(2)).filter(|_| begin_as_flags(words, 3)) else {
         return refused(BAD_FORMAT, false);
     };
-    let compat = Compat::V1_6_45;
-    let key = words.get(1);
-    // An old value must not outlive a set that failed.
-    let dropped = |reply, is_base64| {
-        let drop = Some(KeyWord { word: key, is_base64 });
-        Parsed::Request(Request::Skipped { reply, quiet: false, skip_bytes: data_bytes, drop })
-    };
-    match check_set(words, compat) {
-        Err(reply) => skipped(reply, false, data_bytes),
-        Ok((client_flags, is_base64)) if !limits.fits(key.len(), client_flags, data_bytes - 2) => {
-            dropped(TOO_LARGE, is_base64)
-        }
-        Ok(_) if has_opaque_too_long(words) => skipped(OPAQUE_TOO_LONG, false, data_bytes),
-        Ok((_, is_base64)) => {
-            let Some(data) = rest.get(..data_bytes) else {
-                let waits = Parsed::WantsData { data_bytes };
-                return if limits.lacks_memory { dropped(OUT_OF_MEMORY, is_base64) } else { waits };
-            };
-            let request = MetaRequest { kind: MetaKind::Set, line, data, compat };
-            Parsed::WithData { data_bytes, request: Request::Keys(KeyRequest::Meta(request)) }
-        }
-    }
+    meta_set(line, words, (data_bytes, rest), limits)
 }
 
 fn parse_admin<'a>(line: &'a [u8], words: &Words<'a>) -> Parsed<'a> {

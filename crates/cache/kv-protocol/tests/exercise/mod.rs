@@ -42,7 +42,7 @@ fn read_all(compat: Compat, pieces: &[&[u8]], mut take: impl FnMut(&Request<'_>)
                 break;
             }
             match scan(&buffer[at..], &limits) {
-                Scan::Incomplete { want_bytes } => {
+                Scan::Incomplete { want_bytes, .. } => {
                     assert!(want_bytes > buffer.len() - at, "what is wanted is there");
                     break;
                 }

@@ -36,7 +36,7 @@ fn read_all(pieces: &[&[u8]], rules: &Rules, mut take: impl FnMut(Head, &Request
                 break;
             }
             match scan(&buffer[at..], rules) {
-                Scan::Incomplete { want_bytes } => {
+                Scan::Incomplete { want_bytes, .. } => {
                     assert!(want_bytes > buffer.len() - at, "what is wanted is there");
                     let most = HEADER_BYTES + 255 + 250 + ITEM_BYTES_MAX;
                     assert!(want_bytes <= most, "{want_bytes} bytes are to be kept");

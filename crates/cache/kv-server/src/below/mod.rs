@@ -151,21 +151,16 @@ impl Below {
     /// Whether a request on this key has to wait for a lower tier. A request that `replaces` the
     /// value whatever it is waits only behind others parked on the key.
     #[inline]
-    pub(crate) fn holds(
-        &self,
-        store: &Store,
-        HashedKey { key, hash }: HashedKey<'_>,
-        replaces: bool,
-    ) -> bool {
-        let key_and_hash = HashedKey { key, hash };
+    pub(crate) fn holds(&self, store: &Store, key: HashedKey<'_>, replaces: bool) -> bool {
         if replaces {
-            return self.waiting.contains(key_and_hash);
+            return self.waiting.contains(key);
         }
         if store.lower_items() == 0 && self.waiting.is_empty() {
             return false;
         }
-        self.waiting.contains(key_and_hash)
-            || !store.is_in_memory(key, hash) && store.lower_entry(hash, |_| true).is_some()
+        self.waiting.contains(key)
+            || !store.is_in_memory(key.key, key.hash)
+                && store.lower_entry(key.hash, |_| true).is_some()
     }
 
     /// Parks a request. The caller has found that the key is in a lower tier.

@@ -70,6 +70,26 @@ impl Worker {
         if connection.client.phase == Phase::Closing { input.len() } else { at }
     }
 
+    /// As [`Self::refuse`] of the text protocol.
+    pub(crate) fn refuse_binary(
+        &mut self,
+        client: &mut Client,
+        id: ConnectionId,
+        input: &[u8],
+    ) -> usize {
+        let Scan::Incomplete { refused: Some(refused), .. } = scan(input, &self.rules(client))
+        else {
+            return 0;
+        };
+        let (bytes, head, request) = refused;
+        let planned = Planned { head, request, bytes: &input[..bytes], hash: 0 };
+        self.answer_binary(client, id, &planned);
+        client.requests += 1;
+        self.clients.settle(client);
+        self.settle_victims();
+        bytes
+    }
+
     fn rules(&self, client: &Client) -> Rules {
         Rules {
             limits: self.me.limits,
@@ -104,7 +124,7 @@ impl Worker {
         let mut at = 0;
         while planned.len() < most && at < input.len() {
             match scan(&input[at..], &rules) {
-                Scan::Incomplete { want_bytes } => {
+                Scan::Incomplete { want_bytes, .. } => {
                     client.want_bytes = want_bytes;
                     break;
                 }

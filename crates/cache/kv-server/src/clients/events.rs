@@ -185,6 +185,21 @@ impl Worker {
         }
     }
 
+    /// Refuses the request at the start of the input if only its value is not complete. Returns the
+    /// bytes consumed; the rest of the value is skipped.
+    pub(super) fn refuse_any(
+        &mut self,
+        connection: &mut Connection,
+        id: ConnectionId,
+        input: &[u8],
+    ) -> usize {
+        journal::note_client(&mut self.shard.store, Some(connection));
+        match connection.client.dialect {
+            Dialect::Binary => self.refuse_binary(&mut connection.client, id, input),
+            Dialect::Text | Dialect::Auto => self.refuse(&mut connection.client, id, input),
+        }
+    }
+
     /// Reads once and serves the input. False if the connection is over.
     fn receive(&mut self, connection: &mut Connection, id: ConnectionId) -> bool {
         if connection.tls.is_some() {

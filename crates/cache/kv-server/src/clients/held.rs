@@ -164,10 +164,10 @@ impl Worker {
         tracing::debug!(number, withheld_bytes, "a client gives up memory for others");
         let mut is_open = true;
         if connection.is_in_a_request() {
-            let input = std::mem::take(&mut connection.client.input);
-            self.me.limits.lacks_memory = true;
+            let mut input = std::mem::take(&mut connection.client.input);
+            let done = self.refuse_any(&mut connection, id, &input);
+            input.drain(..done);
             is_open = self.process(&mut connection, id, input);
-            self.me.limits.lacks_memory = false;
         }
         if connection.client.withheld_bytes() >= withheld_bytes {
             is_open = false;

@@ -46,8 +46,8 @@ fn next_frame(input: &[u8]) -> Next<'_> {
 /// A frame whose key is being loaded.
 struct Planned<'a> {
     frame: &'a [u8],
-    /// Hash of its one key; 0 if it has none, or several.
-    hash: u64,
+    /// Hash of its one key; None if it has none, or several.
+    hash: Option<u64>,
 }
 
 /// A request, as read from a frame.
@@ -55,26 +55,33 @@ struct Asked<'a> {
     header: Header,
     request: Request<'a>,
     frame: &'a [u8],
-    /// Hash of its first key.
+    /// Hash of its first key; without a key no meaning.
     hash: u64,
 }
 
 /// Reads a frame; `seed` is that of the store's hashes.
 fn read_frame(frame: &[u8], checked: bool, seed: HashSeed) -> Result<Asked<'_>, FrameError> {
-    read_body(Header::read(frame, checked)?, frame, (0, seed))
+    read_body(Header::read(frame, checked)?, frame, KeyHash::Seed(seed))
 }
 
-/// Reads what follows a header. `hash` is that of its one key, or 0 if not known yet.
-fn read_body(
-    header: Header,
-    frame: &[u8],
-    (hash, seed): (u64, HashSeed),
-) -> Result<Asked<'_>, FrameError> {
+/// What is known of the hash of a frame's first key.
+#[derive(Debug, Clone, Copy)]
+enum KeyHash {
+    Known(u64),
+    /// It is to be computed with this seed.
+    Seed(HashSeed),
+}
+
+/// Reads what follows a header.
+fn read_body(header: Header, frame: &[u8], hash: KeyHash) -> Result<Asked<'_>, FrameError> {
     if header.status.is_some() {
         return Err(FrameError::Body { opcode: header.opcode });
     }
     let request = Request::read(header.opcode, &frame[HEADER_BYTES..])?;
-    let hash = if hash == 0 { request.key().map_or(0, |key| seed.hash_of(key)) } else { hash };
+    let hash = match hash {
+        KeyHash::Known(hash) => hash,
+        KeyHash::Seed(seed) => request.key().map_or(0, |key| seed.hash_of(key)),
+    };
     Ok(Asked { header, request, frame, hash })
 }
 
@@ -132,13 +139,14 @@ impl Worker {
     ) -> usize {
         let (planned, is_broken) = self.plan_frames(&mut connection.client, input);
         if planned.len() > 1 {
-            planned.iter().for_each(|it| self.shard.store.prefetch_item(it.hash));
+            let hashes = planned.iter().filter_map(|it| it.hash);
+            hashes.for_each(|hash| self.shard.store.prefetch_item(hash));
         }
         let mut at = 0;
         for &Planned { frame, hash } in &planned {
             at += frame.len();
-            let read = match Header::read(frame, !state.unchecked) {
-                Ok(header) if self.is_read_here(state, &header, hash) => {
+            let read = match (Header::read(frame, !state.unchecked), hash) {
+                (Ok(header), Some(hash)) if self.is_read_here(state, &header, hash) => {
                     let key = HashedKey { key: &frame[HEADER_BYTES..], hash };
                     keyvault::answer_get(
                         &mut self.shard,
@@ -148,8 +156,11 @@ impl Worker {
                     );
                     continue;
                 }
-                Ok(header) => read_body(header, frame, (hash, self.shard.store.hash_seed())),
-                Err(error) => Err(error),
+                (Ok(header), hash) => {
+                    let seed = KeyHash::Seed(self.shard.store.hash_seed());
+                    read_body(header, frame, hash.map_or(seed, KeyHash::Known))
+                }
+                (Err(error), _) => Err(error),
             };
             match read {
                 Ok(asked) => self.answer_frame(connection, state, id, &asked),
@@ -167,12 +178,11 @@ impl Worker {
         at
     }
 
-    /// Whether a frame is of the most common kind: a read of one key (with known `hash`) that this
+    /// Whether a frame is of the most common kind: a read of one key, with this hash, that this
     /// shard's memory answers.
     #[inline]
     fn is_read_here(&self, state: &KeyVaultState, header: &Header, hash: u64) -> bool {
         (header.opcode, header.status) == (Opcode::Get, None)
-            && hash != 0
             && self.me.owns(hash)
             && state.has_greeted
             && self.below.is_none()
@@ -197,8 +207,8 @@ impl Worker {
                 Next::Broken => return (planned, true),
             };
             at += frame.len();
-            let hash = Request::key_ahead(frame).map_or(0, |key| self.shard.store.hash_of(key));
-            if self.me.owns(hash) {
+            let hash = Request::key_ahead(frame).map(|key| self.shard.store.hash_of(key));
+            if let Some(hash) = hash.filter(|&hash| self.me.owns(hash)) {
                 self.shard.store.prefetch_entry(hash);
             }
             planned.push(Planned { frame, hash });

@@ -100,6 +100,20 @@ impl Worker {
         if connection.client.phase == Phase::Closing { input.len() } else { at }
     }
 
+    /// Refuses the request at the start of the input for lack of memory, if only its value is not
+    /// complete. Returns the bytes consumed; the rest of the value is skipped.
+    pub(crate) fn refuse(&mut self, client: &mut Client, id: ConnectionId, input: &[u8]) -> usize {
+        let Scan::Incomplete { refused: Some((bytes, request)), .. } = scan(input, &self.me.limits)
+        else {
+            return 0;
+        };
+        self.answer(client, id, &Planned { request, bytes: &input[..bytes], hash: 0 });
+        client.requests += 1;
+        self.clients.settle(client);
+        self.settle_victims();
+        bytes
+    }
+
     /// Queues or sends the replies to a batch. False if the client's turn is over: its `budget` of
     /// requests is used up, it does not read, or too much is awaited. Whether `has_more` input is
     /// there decides whether it waits for another turn.
@@ -166,7 +180,7 @@ impl Worker {
         let mut at = 0;
         while planned.len() < most && at < input.len() {
             match scan(&input[at..], &self.me.limits) {
-                Scan::Incomplete { want_bytes } => {
+                Scan::Incomplete { want_bytes, .. } => {
                     client.want_bytes = want_bytes;
                     break;
                 }

@@ -154,8 +154,8 @@ const SECTIONS: [&str; 5] = ["reset", "detail", "settings", "cachedump", "conns"
 
 fn answer_stats(worker: &mut Worker, client: &mut Client, id: ConnectionId, words: &Words<'_>) {
     let compat = worker.me.limits.compat;
-    let section = SECTIONS.iter().find(|name| compat.means(words.get(1), name));
-    let what = match section.map_or(words.get(1), |name| name.as_bytes()) {
+    let sections = SECTIONS.map(|name| (name, name.as_bytes()));
+    let what = match compat.find(words.get(1), sections).unwrap_or(words.get(1)) {
         b"" => GatherFor::Stats,
         b"items" => GatherFor::Items,
         b"slabs" => GatherFor::Slabs,
@@ -253,12 +253,11 @@ fn watch(worker: &mut Worker, client: &mut Client, id: ConnectionId, words: &Wor
     let mut kinds = if words.len() > 1 { Kinds::default() } else { Kinds::FETCHERS };
     for name in words.from(1) {
         let compat = worker.me.limits.compat;
-        let known = Kinds::NAMED.iter().find(|(known, _)| compat.means(name, known));
-        let Some((_, kind)) = known.filter(|(_, kind)| !(compat.is_old() && kind.is_of_1_6_45()))
-        else {
+        let known = compat.find(name, Kinds::NAMED);
+        let Some(kind) = known.filter(|kind| !(compat.is_old() && kind.is_of_1_6_45())) else {
             return push_line(&mut worker.clients.out, "ERROR");
         };
-        kinds = kinds.with(*kind);
+        kinds = kinds.with(kind);
     }
     if !worker.me.shared.watchers.add(Watcher { thread: worker.me.number, id, kinds }) {
         return push_line(&mut worker.clients.out, "WATCHER_TOO_MANY log watcher limit reached");
@@ -274,16 +273,12 @@ fn stats_detail(worker: &mut Worker, client: &mut Client, id: ConnectionId, what
     if !compat.is_old() && !worker.me.shared.settings.allows_dump {
         return push_line(&mut worker.clients.out, "CLIENT_ERROR stats detail not allowed");
     }
-    let known = ["on", "off", "dump"].into_iter().find(|name| compat.means(what, name));
-    let on = match known.map_or(what, str::as_bytes) {
-        b"on" => true,
-        b"off" => false,
-        b"dump" => return gather(worker, client, id, GatherFor::Prefixes, Ask::LeaveObserved),
-        _ => {
-            return push_line(
-                &mut worker.clients.out,
-                "CLIENT_ERROR usage: stats detail on|off|dump",
-            );
+    let on = match compat.find(what, [("on", Some(true)), ("off", Some(false)), ("dump", None)]) {
+        Some(Some(on)) => on,
+        Some(None) => return gather(worker, client, id, GatherFor::Prefixes, Ask::LeaveObserved),
+        None => {
+            let usage = "CLIENT_ERROR usage: stats detail on|off|dump";
+            return push_line(&mut worker.clients.out, usage);
         }
     };
     worker.me.shared.counts_prefixes.store(on, Ordering::Relaxed);

@@ -267,8 +267,9 @@ pub(crate) fn push_items(sum: &ShardReport, out: &mut Vec<u8>) {
         ("hits_to_temp", 0),
     ];
     if sum.items > 0 {
-        let all = figures.iter().chain(&moves(sum)).copied().collect::<Vec<_>>();
-        all.iter().for_each(|(name, value)| push(out, &format!("items:1:{name}"), value));
+        let moves = moves(sum);
+        let all = figures.iter().chain(&moves);
+        all.for_each(|(name, value)| push(out, &format!("items:1:{name}"), value));
     }
     out.extend_from_slice(b"END\r\n");
 }

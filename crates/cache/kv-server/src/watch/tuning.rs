@@ -52,6 +52,10 @@ pub(super) fn answer(words: &Words<'_>, compat: Compat) -> &'static str {
     }
 }
 
+const fn ok_if(is_good: bool) -> &'static str {
+    if is_good { "OK" } else { "ERROR" }
+}
+
 /// A word as a fraction.
 fn fraction(words: &Words<'_>, at: usize, compat: Compat) -> Option<f64> {
     let word = words.get(at);
@@ -72,7 +76,6 @@ fn slabs(words: &Words<'_>, compat: Compat) -> &'static str {
 
 fn slabs_automove(words: &Words<'_>, compat: Compat) -> &'static str {
     let is = |name| compat.means(words.get(2), name);
-    let ok_if = |is_good: bool| if is_good { "OK" } else { "ERROR" };
     let number = |at| compat.unsigned_32(words.get(at));
     if is("ratio") || !compat.is_old() && is("freeratio") {
         return ok_if(fraction(words, 3, compat).is_some());
@@ -89,7 +92,6 @@ fn slabs_automove(words: &Words<'_>, compat: Compat) -> &'static str {
 
 fn lru(words: &Words<'_>, compat: Compat) -> &'static str {
     let is = |at, name| compat.means(words.get(at), name);
-    let ok_if = |is_good: bool| if is_good { "OK" } else { "ERROR" };
     match words.len() {
         6.. if is(1, "tune") => lru_tune(words, compat),
         3.. if is(1, "mode") => ok_if(is(2, "flat") || is(2, "segmented")),
@@ -144,7 +146,7 @@ const EXTSTORE_NUMBERS: [&str; 7] = [
 fn extstore(words: &Words<'_>, compat: Compat) -> &'static str {
     let is = |name: &str| compat.means(words.get(1), name);
     let number = |at| compat.unsigned_32(words.get(at));
-    let is_good = if words.len() < 3 {
+    ok_if(if words.len() < 3 {
         false
     } else if is("free_memchunks") && words.len() > 3 {
         number(2).is_some_and(|class| class < SLAB_CLASSES) && number(3).is_some()
@@ -154,6 +156,5 @@ fn extstore(words: &Words<'_>, compat: Compat) -> &'static str {
         fraction(words, 2, compat).is_some()
     } else {
         is("drop_unread") && number(2).is_some()
-    };
-    if is_good { "OK" } else { "ERROR" }
+    })
 }
