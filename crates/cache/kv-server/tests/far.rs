@@ -38,6 +38,10 @@ struct Running {
 
 impl Running {
     fn start(threads: usize, blade: &Address) -> Self {
+        Self::start_with(threads, vec![blade.clone()])
+    }
+
+    fn start_with(threads: usize, blades: Vec<Address>) -> Self {
         let any = "127.0.0.1:0".parse().unwrap();
         let settings = Settings {
             addresses: vec![any],
@@ -45,7 +49,7 @@ impl Running {
             memory_bytes: MEMORY_BYTES,
             threads,
             far: Some(FarSettings {
-                source: FarSource::Blades(vec![blade.clone()]),
+                source: FarSource::Blades(blades),
                 bytes: FAR_BYTES,
                 deadline: Duration::from_millis(300),
                 allow_remote_tcp: false,
@@ -363,6 +367,71 @@ fn a_dead_blade_costs_its_items_and_nothing_else() {
         for key in 0..1000 {
             assert!(text.get(&format!("key{key}")).unwrap() == value(key, 1));
         }
+    }
+}
+
+/// Which of the keys are found; each has its own value.
+fn found_of(text: &mut Text, keys: usize) -> Vec<bool> {
+    let mut found = vec![false; keys];
+    for first in (0..keys).step_by(50) {
+        let names: Vec<String> = (first..first + 50).map(|key| format!("key{key}")).collect();
+        text.send(format!("get {}\r\n", names.join(" ")).as_bytes());
+        for (name, bytes) in text.items() {
+            let key: usize = name[3..].parse().unwrap();
+            assert!(bytes == value(key, 0), "{name} has another value");
+            found[key] = true;
+        }
+    }
+    found
+}
+
+/// What far memory has answered.
+fn answered_by_far(text: &mut Text) -> u64 {
+    text.statistic("far_served") + text.statistic("far_promoted")
+}
+
+#[test]
+fn a_dead_blade_of_two_costs_its_own_items_only() {
+    for threads in [1, 2] {
+        let folder = tempfile::tempdir().unwrap();
+        let [lives, dies] =
+            ["lives", "dies"].map(|name| blade(&Address::Unix(folder.path().join(name))));
+        let addresses = [&lives, &dies].map(|it| it.addresses()[0].clone());
+        let server = Running::start_with(threads, addresses.to_vec());
+        let mut text = Text::connect(server.text);
+        let keys = 60_000;
+        fill_until_taken(&mut text, keys, 0);
+        assert_eq!(text.statistic("far_granted_bytes"), FAR_BYTES);
+        let (items, refused) = (text.statistic("far_items"), text.statistic("far_refused"));
+        assert!(items > keys as u64 / 2, "{items} items in far memory");
+        dies.shutdown();
+        let found = found_of(&mut text, keys);
+        // Both blades lent the same.
+        common::wait_until("the loss is noted", || {
+            (text.statistic("far_granted_bytes") == FAR_BYTES / 2).then_some(())
+        });
+        assert_eq!(text.statistic("far_wanted_bytes"), FAR_BYTES);
+        assert_eq!(text.statistic("far_grants_lost"), 0, "the other blade is still used");
+        let missing = found.iter().filter(|found| !**found).count() as u64;
+        let answered = answered_by_far(&mut text);
+        eprintln!("{threads} threads: {items} were below, {missing} missing, {answered} answered");
+        let lost = text.statistic("far_reads_failed") + text.statistic("far_items_lost");
+        assert!(lost > items / 5, "{lost} of {items} are lost");
+        assert!(missing <= lost + refused + ALIKE_MAX, "{missing} are missing, {lost} are lost");
+        assert!(answered > items / 5, "the other blade answered {answered} of {items}");
+        let left = text.statistic("far_items");
+        assert!(left < items * 4 / 5, "{left} of {items} are said to be below");
+        // What was lost stays lost; the rest is still there and right.
+        let again = found_of(&mut text, keys);
+        let came_back = found.iter().zip(&again).filter(|(before, now)| !**before && **now);
+        assert_eq!(came_back.count(), 0);
+        assert!(answered_by_far(&mut text) > answered);
+        fill(&mut text, 1000, 1);
+        for key in 0..1000 {
+            assert!(text.get(&format!("key{key}")).unwrap() == value(key, 1));
+        }
+        drop(server);
+        lives.shutdown();
     }
 }
 
