@@ -7,7 +7,7 @@ use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::talk::{ask, exchange, read_to_end, read_until, shown};
 use common::{Ours, PATIENCE, unix_s, wait_until};
@@ -375,4 +375,43 @@ fn what_somebody_who_has_gone_was_owed_costs_nobody_else_anything() {
     wait_until("all places are free again", || {
         (stat(&mut watching, "curr_connections") == 1).then_some(())
     });
+}
+
+/// They read all the time, so that none is ever idle, but too little of what they have asked for.
+#[test]
+fn clients_that_read_too_slowly_give_their_replies_up() {
+    const CLIENTS: usize = 40;
+    const VALUE_BYTES: usize = 1_000_000;
+    const READ_BYTES_PER_S: f64 = (512 << 10) as f64;
+    let memory_bytes = 32 << 20;
+    let share = memory_bytes as u64 / 4;
+    let ours = Ours::local(Settings { memory_bytes, ..settings(1) });
+    let mut watching = ours.connect();
+    watching.set_read_timeout(Some(PATIENCE)).expect("sockets have timeouts");
+    let set = format!("set big 0 0 {VALUE_BYTES}\r\n{}\r\n", "v".repeat(VALUE_BYTES));
+    assert_eq!(ask(&mut watching, set.as_bytes(), b"\r\n"), b"STORED\r\n");
+    let connect = || {
+        let mut reader = ours.connect();
+        reader.write_all(&b"get big big big big\r\n".repeat(50)).expect("requests are short");
+        reader.set_nonblocking(true).expect("sockets may be so");
+        reader
+    };
+    let mut readers: Vec<_> = (0..CLIENTS).map(|_| (connect(), 0)).collect();
+    let start = Instant::now();
+    let mut buffer = vec![0; 64 << 10];
+    let mut most = 0;
+    wait_until("they give up", || {
+        for (reader, read_bytes) in &mut readers {
+            if (*read_bytes as f64) < start.elapsed().as_secs_f64() * READ_BYTES_PER_S {
+                // Those that were closed may be told so.
+                *read_bytes += reader.read(&mut buffer).unwrap_or(0);
+            }
+        }
+        let held = stat(&mut watching, "read_buf_bytes");
+        most = most.max(held);
+        (held <= share && stat(&mut watching, "response_obj_oom") > 0).then_some(())
+    });
+    assert!(most > share, "replies took more than their share before: {most} bytes");
+    let reply = ask(&mut watching, b"get big big\r\n", b"END\r\n");
+    assert!(reply.len() > 2 * VALUE_BYTES, "who reads is served: {} bytes", reply.len());
 }

@@ -17,6 +17,11 @@ const AWAITED_BYTES_MAX: usize = 64 << 20;
 /// arrived lately, expected.
 const EXPECTED_BYTES_MAX: usize = 1 << 20;
 
+/// A client that reads its replies more slowly than this, in bytes a second, does not read them as
+/// far as memory is concerned: when replies take too much, it is among those that are closed. What
+/// serves a cache is a network on which others read many times as fast, even all together.
+pub(crate) const READ_BYTES_PER_S_MIN: usize = 1 << 20;
+
 /// What a watching client wants to be told, and how many events it missed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Watch {
@@ -86,6 +91,8 @@ pub struct Client {
     /// Output that could not be sent yet, and how much of it has been.
     pub unsent: Vec<u8>,
     pub sent_bytes: usize,
+    /// Since when there has been some, without a moment in which there was none.
+    pub unsent_since_s: Option<u32>,
     /// False until a client that has to authenticate has done so.
     pub is_authenticated: bool,
     /// It has begun to authenticate, and is to send its name and password next (binary protocol).
@@ -117,6 +124,7 @@ impl Client {
             watch: None,
             unsent: Vec::new(),
             sent_bytes: 0,
+            unsent_since_s: None,
             is_authenticated,
             sasl_has_begun: false,
             is_refused: false,
@@ -195,11 +203,29 @@ impl Client {
         (self.input.capacity() as u64).saturating_mul(self.idle_s(now_s) + 1)
     }
 
-    /// How much the client has not read, times how long. A client that reads in the same second has
-    /// none.
+    /// Notes that output could not be sent, if there is some.
+    pub fn note_unsent(&mut self, now_s: u32) {
+        if !self.unsent.is_empty() {
+            self.unsent_since_s.get_or_insert(now_s);
+        }
+    }
+
+    /// Notes that everything was sent.
+    pub fn note_sent(&mut self) {
+        self.unsent = Vec::new();
+        self.sent_bytes = 0;
+        self.unsent_since_s = None;
+    }
+
+    /// How much the client has not read, times the seconds for which it has not read; the first one
+    /// does not count, nor do those in which it could have read what it did, at
+    /// [`READ_BYTES_PER_S_MIN`].
     #[must_use]
     pub fn unread_byte_seconds(&self, now_s: u32) -> u64 {
-        (self.unsent.capacity() as u64).saturating_mul(self.idle_s(now_s))
+        let waits_s = self.unsent_since_s.map_or(0, |since_s| now_s.saturating_sub(since_s));
+        let read_s = (self.sent_bytes / READ_BYTES_PER_S_MIN) as u64;
+        let unread_s = u64::from(waits_s).saturating_sub(1 + read_s);
+        (self.unsent.capacity() as u64).saturating_mul(unread_s)
     }
 
     fn idle_s(&self, now_s: u32) -> u64 {
@@ -210,5 +236,33 @@ impl Client {
     #[must_use]
     pub fn is_quiet(&self) -> bool {
         self.unsent.is_empty() && self.replies.is_empty() && self.awaited == 0 && !self.is_ring_full
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_who_reads_too_slowly_withholds_replies() {
+        let mut client = Client::new(true, 0, 1 << 20);
+        client.note_unsent(5);
+        assert_eq!(client.unread_byte_seconds(100), 0, "nothing is unsent");
+        client.unsent = vec![0; 100 << 20];
+        client.note_unsent(10);
+        client.note_unsent(12);
+        let bytes = client.unsent.capacity() as u64;
+        assert_eq!(client.unread_byte_seconds(11), 0, "it has had no time");
+        assert_eq!(client.unread_byte_seconds(14), 3 * bytes);
+        client.sent_bytes = 3;
+        assert_eq!(client.unread_byte_seconds(14), 3 * bytes, "a byte a second is nothing");
+        client.sent_bytes = 2 * READ_BYTES_PER_S_MIN;
+        assert_eq!(client.unread_byte_seconds(14), bytes);
+        client.sent_bytes = 80 * READ_BYTES_PER_S_MIN;
+        assert_eq!(client.unread_byte_seconds(14), 0, "it reads");
+        client.note_sent();
+        client.unsent.push(0);
+        client.note_unsent(14);
+        assert_eq!(client.unread_byte_seconds(15), 0, "it has read all in between");
     }
 }

@@ -162,6 +162,7 @@ impl Worker {
         }
         self.ring_clients.join(&self.me, number_of(number), &connection);
         connection.end_if_told();
+        connection.client.note_unsent(self.shard.clock.now_s());
         self.clients.count_held(&mut connection);
         let is_done = connection.client.phase == Phase::Closing && connection.client.is_quiet();
         let is_refused = connection.client.is_refused;

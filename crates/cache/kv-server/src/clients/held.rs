@@ -3,8 +3,16 @@
 //! A shard counts what its thread's clients hold against its limit and evicts items for it, up to a
 //! share of the limit. Beyond that, clients give up what they withhold, first those who have
 //! withheld most for longest: input that is not complete if all input takes more than the share,
-//! and replies that they do not read. Nobody is closed for what others hold, or for replies that
-//! are read.
+//! and replies that they do not read, or read too slowly. Nobody is closed for what others hold, or
+//! for replies that are read.
+//!
+//! So replies take more than the share only for as long as somebody reads them at
+//! [`READ_BYTES_PER_S_MIN`] or is given its first second, and then at most what one client may have
+//! unread each: [`OUT_BYTES_MAX`] and one value. memcached need not count replies: they point at
+//! items, which stay in its slabs until they are sent.
+//!
+//! [`READ_BYTES_PER_S_MIN`]: super::connection::READ_BYTES_PER_S_MIN
+//! [`OUT_BYTES_MAX`]: super::sockets::OUT_BYTES_MAX
 
 use std::time::{Duration, Instant};
 
@@ -161,6 +169,7 @@ impl Worker {
         let id = ConnectionId { number: number_of(number), generation };
         let withheld_bytes = connection.client.withheld_bytes();
         self.me.counts.read_buf_oom += 1;
+        self.me.counts.response_obj_oom += u64::from(!connection.client.unsent.is_empty());
         tracing::debug!(number, withheld_bytes, "a client gives up memory for others");
         let mut is_open = true;
         if connection.is_in_a_request() {

@@ -125,8 +125,7 @@ impl Clients {
                     Err(_) => return false,
                 }
             }
-            client.unsent = Vec::new();
-            client.sent_bytes = 0;
+            client.note_sent();
             return true;
         }
         let mut sent = 0;

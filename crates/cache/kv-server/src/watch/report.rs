@@ -121,6 +121,8 @@ pub struct ThreadCounts {
     /// Clients that had to give up a request, or their connection, because bytes on their way took
     /// too much memory.
     pub read_buf_oom: u64,
+    /// Those of them that did not read their replies, or too slowly.
+    pub response_obj_oom: u64,
     pub flush_commands: u64,
     /// Requests passed on to another shard.
     pub forwarded: u64,
@@ -146,6 +148,7 @@ impl ThreadCounts {
             auth_errors,
             tls_handshake_errors,
             read_buf_oom,
+            response_obj_oom,
             flush_commands,
             forwarded,
             journal_written,

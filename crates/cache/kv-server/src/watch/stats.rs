@@ -56,6 +56,7 @@ pub(crate) fn push_general(shared: &Shared, clock: &Clock, sum: &ShardReport, ou
             ("memory_used_bytes", sum.used_bytes),
             ("read_buf_bytes", sum.held_bytes),
             ("read_buf_oom", thread.read_buf_oom),
+            ("response_obj_oom", thread.response_obj_oom),
             ("bytes", sum.item_bytes),
             ("curr_items", sum.items),
             ("total_items", sum.store.total_items),
