@@ -389,10 +389,15 @@ LIBRARIES = {
 }
 
 
-def prepare(folder):
-    """Makes a password file and a certificate."""
-    with open(os.path.join(folder, "passwords"), "w") as file:
-        file.write("foo:bar\n")
+def prepare(folder, flags):
+    """Makes the password file or the certificate that the flags name."""
+    if flags is SASL:
+        with open(os.path.join(folder, "passwords"), "w") as file:
+            file.write("foo:bar\n")
+    if flags is not TLS or os.path.exists(os.path.join(folder, "server.key")):
+        return
+    if not shutil.which("openssl"):
+        raise Skip("openssl is not installed")
     command = ["openssl", "req", "-x509", "-nodes", "-days", "2", "-newkey", "ec"]
     command += ["-pkeyopt", "ec_paramgen_curve:P-256", "-subj", "/CN=localhost"]
     command += ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
@@ -424,7 +429,6 @@ def main():
     failed = False
     folder = tempfile.mkdtemp(prefix="kv-clients-")
     atexit.register(shutil.rmtree, folder)
-    prepare(folder)
     for name, (module, run, flags) in LIBRARIES.items():
         if wanted.libraries and name not in wanted.libraries:
             continue
@@ -433,8 +437,12 @@ def main():
         except ImportError as error:
             print(f"{name}: SKIPPED: {error}")
             continue
-        flags = [flag.format(folder) for flag in flags]
-        server, host, port = start(wanted.farpool, flags)
+        try:
+            prepare(folder, flags)
+        except Skip as reason:
+            print(f"{name}: SKIPPED: {reason}")
+            continue
+        server, host, port = start(wanted.farpool, [flag.format(folder) for flag in flags])
         try:
             run(host, port, folder)
             print(f"{name}: passed")

@@ -13,6 +13,7 @@ use common::talk::{ask, read_until};
 use common::{Ours, PATIENCE, wait_until};
 use farpool_kv_server::Settings;
 use farpool_kv_server::tls::{ClientCertificates, Tls, TlsSettings};
+use farpool_testkit::have;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
@@ -27,8 +28,7 @@ struct Authority {
 impl Authority {
     /// A root, and certificates `server` and `client` under it. None, with a word, without openssl.
     fn new() -> Option<Self> {
-        if Command::new("openssl").arg("version").stdout(Stdio::null()).status().is_err() {
-            println!("SKIPPED: openssl is missing (apt-get install openssl)");
+        if !have("openssl") {
             return None;
         }
         let authority = Self { folder: tempfile::tempdir().unwrap() };

@@ -53,7 +53,8 @@ fn push_binary(workload: &Workload, (key, is_there): (KeyNumber, bool), out: &mu
     }
     out.extend_from_slice(&[0x81, 0, 0, 0, extras, 0, 0, status]);
     out.extend_from_slice(&u32::try_from(body.len()).expect("a short value").to_be_bytes());
-    out.extend_from_slice(&[0; 12]);
+    let marked = u32::try_from(key.0).expect("a small number").to_le_bytes();
+    out.extend_from_slice(&[&marked[..], &[0; 8]].concat());
     out.extend_from_slice(&body);
 }
 
@@ -123,6 +124,41 @@ fn a_wrong_value_a_wrong_key_and_wrong_flags_are_named() {
     let flags = String::from_utf8_lossy(&right).replacen(" 0 ", " 5 ", 1).into_bytes();
     let error = read(&workload, Protocol::Text, &flags[..25], &keys).unwrap_err();
     assert!(matches!(error, Wrong::Flags { .. }), "{error}");
+}
+
+#[test]
+fn wrong_replies_of_the_binary_protocol_are_named() {
+    let workload = Workload::named("uniform", 10).unwrap();
+    let keys = [KeyNumber(7)];
+    let read = |bytes: &[u8], operation| {
+        let expected = Expected { operation, keys: 1 };
+        let reader = Reader { workload: &workload, protocol: Protocol::Binary, echo_bytes: 0 };
+        reader.read(bytes, expected, &keys)
+    };
+    let right = reply(&workload, Protocol::Binary, &[(keys[0], true)]);
+    assert_eq!(read(&right, Operation::Get).unwrap().unwrap().1.hits, 1);
+    let changed = |at: usize| {
+        let mut bytes = right.clone();
+        bytes[at] ^= 1;
+        read(&bytes, Operation::Get).unwrap_err()
+    };
+    assert!(matches!(changed(0), Wrong::Line { .. }), "no reply");
+    assert!(matches!(changed(1), Wrong::Line { .. }), "another command");
+    assert!(matches!(changed(12), Wrong::Key { .. }), "another request");
+    assert!(matches!(changed(27), Wrong::Flags { .. }));
+    assert!(matches!(changed(28), Wrong::Value { .. }));
+    for at in [6, 7] {
+        // A status that no read has: the lower byte makes it a miss.
+        let mut bytes = right.clone();
+        bytes[at] = 0x05;
+        assert!(matches!(read(&bytes, Operation::Get), Err(Wrong::Line { .. })), "status {at}");
+    }
+    for (operation, code) in [(Operation::Set, 0x01), (Operation::Delete, 0x04)] {
+        let mut bytes = right.clone();
+        bytes[1] = code;
+        let error = read(&bytes, operation).unwrap_err();
+        assert!(matches!(error, Wrong::Line { .. }), "a value with {operation:?}: {error}");
+    }
 }
 
 #[test]

@@ -16,6 +16,6 @@ pub use reply::{
     Head, Refusal, Status, push_detail, push_empty, push_refusal, push_stats, push_value,
 };
 pub use request::{
-    BODY_BYTES_MAX, HEADER_BYTES, KeyRequest, MAGIC, Read, Request, Rules, SaslStep, Scan,
-    ServerRequest, Store, scan,
+    HEADER_BYTES, KeyRequest, MAGIC, Read, Request, Rules, SaslStep, Scan, ServerRequest, Store,
+    scan,
 };

@@ -4,8 +4,6 @@ use farpool_units::exactly;
 
 /// The first byte of every reply.
 const REPLY_MAGIC: u8 = 0x81;
-/// The opcode of STAT.
-const OPCODE_STAT: u8 = 0x10;
 
 /// What a reply repeats of its request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,8 +135,7 @@ pub(super) fn push_item(
 
 /// Appends the replies to STAT: one for each line `STAT NAME VALUE` of the text protocol's reply,
 /// then an empty one.
-pub fn push_stats(out: &mut Vec<u8>, opaque: [u8; 4], lines: &[u8]) {
-    let head = Head { opcode: OPCODE_STAT, opaque, is_quiet: false };
+pub fn push_stats(out: &mut Vec<u8>, head: Head, lines: &[u8]) {
     for line in lines.split(|&byte| byte == b'\n') {
         let line = line.strip_suffix(b"\r").unwrap_or(line);
         let Some(figure) = line.strip_prefix(b"STAT ") else { continue };
@@ -158,8 +155,7 @@ fn push_stat(out: &mut Vec<u8>, head: Head, name: &[u8], value: &[u8]) {
 }
 
 /// Appends the replies to STAT `detail dump`: the text protocol's reply as one figure.
-pub fn push_detail(out: &mut Vec<u8>, opaque: [u8; 4], text: &[u8]) {
-    let head = Head { opcode: OPCODE_STAT, opaque, is_quiet: false };
+pub fn push_detail(out: &mut Vec<u8>, head: Head, text: &[u8]) {
     push_stat(out, head, b"detailed", text);
     push_empty(out, head, 0);
 }

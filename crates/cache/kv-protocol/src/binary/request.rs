@@ -15,7 +15,7 @@ pub const MAGIC: u8 = 0x80;
 /// The bytes of a header.
 pub const HEADER_BYTES: usize = 24;
 /// The longest body, memcached's own limit: a longer one is refused, and the connection closed.
-pub const BODY_BYTES_MAX: usize = 1 << 30;
+const BODY_BYTES_MAX: usize = 1 << 30;
 /// The longest name of a SASL mechanism, memcached's own limit: a longer one is refused.
 const MECHANISM_BYTES_MAX: usize = 32;
 /// The longest SASL message: a name and a password are far shorter. A longer one is refused.

@@ -218,7 +218,8 @@ fn unknown_commands_are_skipped_whole() {
 #[test]
 fn statistics_become_one_reply_each() {
     let mut out = Vec::new();
-    push_stats(&mut out, *b"abcd", b"STAT pid 12\r\nSTAT stat_key_prefix :\r\nEND\r\n");
+    let head = Head { opcode: 0x10, opaque: *b"abcd", is_quiet: false };
+    push_stats(&mut out, head, b"STAT pid 12\r\nSTAT stat_key_prefix :\r\nEND\r\n");
     let expected = [
         reply(0x10, 0, b"", b"pid", b"12", 0),
         reply(0x10, 0, b"", b"stat_key_prefix", b":", 0),

@@ -25,10 +25,25 @@ const OUT_BYTES_MAX: usize = 4 << 10;
 /// The most steps of a long `get`: each must answer something.
 const PARTS_MAX: usize = 10_000;
 
-/// Reads a stream that arrives in the given pieces, as a version of memcached does; passes every
-/// complete request to `take`.
-fn read_all(compat: Compat, pieces: &[&[u8]], mut take: impl FnMut(&Request<'_>)) {
-    let limits = ParseLimits::new(ITEM_BYTES_MAX, compat);
+/// What the bytes received so far begin with.
+pub(crate) enum Beginning {
+    Incomplete {
+        want_bytes: usize,
+    },
+    /// A request of this length, and how many bytes behind it are to be discarded.
+    Request {
+        bytes: usize,
+        skip_bytes: usize,
+    },
+    /// A request after which the connection ends.
+    Last {
+        bytes: usize,
+    },
+}
+
+/// Reads a stream that arrives in the given pieces, as a server does. `look` says with what bytes
+/// begin, and is shown each request once.
+pub(crate) fn read_pieces(pieces: &[&[u8]], mut look: impl FnMut(&[u8]) -> Beginning) {
     let mut buffer: Vec<u8> = Vec::new();
     let mut skip = 0;
     for piece in pieces {
@@ -41,36 +56,30 @@ fn read_all(compat: Compat, pieces: &[&[u8]], mut take: impl FnMut(&Request<'_>)
             if at == buffer.len() {
                 break;
             }
-            match scan(&buffer[at..], &limits) {
-                Scan::Incomplete { want_bytes, .. } => {
-                    assert!(want_bytes > buffer.len() - at, "what is wanted is there");
+            let there = buffer.len() - at;
+            let bytes = match look(&buffer[at..]) {
+                Beginning::Incomplete { want_bytes } => {
+                    assert!(want_bytes > there, "what is wanted is there");
                     break;
                 }
-                Scan::Request { bytes, request } => {
-                    assert!(bytes > 0 && bytes <= buffer.len() - at, "a request of {bytes} bytes");
-                    take(&request);
-                    match request {
-                        Request::Close | Request::Admin(AdminRequest::Quit) => return,
-                        Request::Skipped { skip_bytes, .. } => skip = skip_bytes,
-                        _ => {}
-                    }
-                    at += bytes;
+                Beginning::Request { bytes, skip_bytes } => {
+                    skip = skip_bytes;
+                    bytes
                 }
-            }
+                Beginning::Last { bytes } => {
+                    assert!(bytes > 0 && bytes <= there, "a request of {bytes} bytes");
+                    return;
+                }
+            };
+            assert!(bytes > 0 && bytes <= there, "a request of {bytes} bytes");
+            at += bytes;
         }
         buffer.drain(..at);
     }
 }
 
-/// Any bytes give the same requests in one piece and in pieces of the lengths that `cuts` gives in
-/// turn.
-///
-/// How a line that is too long is judged depends on how much of it has arrived, as in memcached;
-/// such streams are left out.
-pub(crate) fn scan_any(bytes: &[u8], cuts: &[u8]) {
-    if bytes.split(|&byte| byte == b'\n').any(|line| line.len() >= LINE_BYTES_MAX) {
-        return;
-    }
+/// `bytes` in pieces of the lengths that `cuts` gives in turn.
+pub(crate) fn cut<'a>(bytes: &'a [u8], cuts: &[u8]) -> Vec<&'a [u8]> {
     let mut pieces = Vec::new();
     let mut rest = bytes;
     for &cut in cuts.iter().cycle().take(bytes.len()) {
@@ -80,10 +89,37 @@ pub(crate) fn scan_any(bytes: &[u8], cuts: &[u8]) {
         rest = after;
     }
     pieces.push(rest);
+    pieces
+}
+
+/// Reads a stream as a version of memcached does; passes every complete request to `take`.
+fn read_all(compat: Compat, pieces: &[&[u8]], mut take: impl FnMut(&Request<'_>)) {
+    let limits = ParseLimits::new(ITEM_BYTES_MAX, compat);
+    read_pieces(pieces, |buffer| match scan(buffer, &limits) {
+        Scan::Incomplete { want_bytes, .. } => Beginning::Incomplete { want_bytes },
+        Scan::Request { bytes, request } => {
+            take(&request);
+            match request {
+                Request::Close | Request::Admin(AdminRequest::Quit) => Beginning::Last { bytes },
+                Request::Skipped { skip_bytes, .. } => Beginning::Request { bytes, skip_bytes },
+                _ => Beginning::Request { bytes, skip_bytes: 0 },
+            }
+        }
+    });
+}
+
+/// Any bytes give the same requests in one piece and in pieces.
+///
+/// How a line that is too long is judged depends on how much of it has arrived, as in memcached;
+/// such streams are left out.
+pub(crate) fn scan_any(bytes: &[u8], cuts: &[u8]) {
+    if bytes.split(|&byte| byte == b'\n').any(|line| line.len() >= LINE_BYTES_MAX) {
+        return;
+    }
     for compat in Compat::ALL {
         let (mut whole, mut parts) = (Vec::new(), Vec::new());
         read_all(compat, &[bytes], |request| whole.push(format!("{request:?}")));
-        read_all(compat, &pieces, |request| parts.push(format!("{request:?}")));
+        read_all(compat, &cut(bytes, cuts), |request| parts.push(format!("{request:?}")));
         assert_eq!(parts, whole);
     }
 }

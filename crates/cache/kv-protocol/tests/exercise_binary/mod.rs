@@ -8,7 +8,7 @@ use farpool_kv_protocol::compat::Compat;
 use farpool_kv_protocol::request::ParseLimits;
 use farpool_policy::CacheKind;
 
-use super::exercise::full_shard;
+use super::exercise::{Beginning, cut, full_shard, read_pieces};
 
 const ITEM_BYTES_MAX: usize = 64 << 10;
 
@@ -23,59 +23,32 @@ fn rules_of(byte: u8) -> Rules {
 
 /// Reads a stream that arrives in the given pieces; passes every complete request to `take`.
 fn read_all(pieces: &[&[u8]], rules: &Rules, mut take: impl FnMut(Head, &Request<'_>)) {
-    let mut buffer: Vec<u8> = Vec::new();
-    let mut skip = 0;
-    for piece in pieces {
-        buffer.extend_from_slice(piece);
-        let mut at = 0;
-        loop {
-            let skipped = skip.min(buffer.len() - at);
-            at += skipped;
-            skip -= skipped;
-            if at == buffer.len() {
-                break;
-            }
-            match scan(&buffer[at..], rules) {
-                Scan::Incomplete { want_bytes, .. } => {
-                    assert!(want_bytes > buffer.len() - at, "what is wanted is there");
-                    let most = HEADER_BYTES + 255 + 250 + ITEM_BYTES_MAX;
-                    assert!(want_bytes <= most, "{want_bytes} bytes are to be kept");
-                    break;
-                }
-                Scan::Request { bytes, head, request } => {
-                    assert!(bytes > 0 && bytes <= buffer.len() - at, "a request of {bytes} bytes");
-                    take(head, &request);
-                    match request {
-                        Request::RefusedForGood(_)
-                        | Request::NoRequest
-                        | Request::Server(ServerRequest::Quit) => return,
-                        Request::Refused { skip_bytes, .. } => skip = skip_bytes,
-                        _ => {}
-                    }
-                    at += bytes;
-                }
+    read_pieces(pieces, |buffer| match scan(buffer, rules) {
+        Scan::Incomplete { want_bytes, .. } => {
+            let most = HEADER_BYTES + 255 + 250 + ITEM_BYTES_MAX;
+            assert!(want_bytes <= most, "{want_bytes} bytes are to be kept");
+            Beginning::Incomplete { want_bytes }
+        }
+        Scan::Request { bytes, head, request } => {
+            take(head, &request);
+            match request {
+                Request::RefusedForGood(_)
+                | Request::NoRequest
+                | Request::Server(ServerRequest::Quit) => Beginning::Last { bytes },
+                Request::Refused { skip_bytes, .. } => Beginning::Request { bytes, skip_bytes },
+                _ => Beginning::Request { bytes, skip_bytes: 0 },
             }
         }
-        buffer.drain(..at);
-    }
+    });
 }
 
 /// Any bytes give the same requests in one piece and in pieces of the lengths that `cuts` gives in
 /// turn.
 pub(crate) fn scan_any(bytes: &[u8], rules: u8, cuts: &[u8]) {
     let rules = rules_of(rules);
-    let mut whole = Vec::new();
+    let (mut whole, mut parts) = (Vec::new(), Vec::new());
     read_all(&[bytes], &rules, |head, request| whole.push(format!("{head:?} {request:?}")));
-    let mut pieces = Vec::new();
-    let mut rest = bytes;
-    for &cut in cuts.iter().cycle().take(bytes.len()) {
-        let cut = usize::from(cut).clamp(1, rest.len().max(1)).min(rest.len());
-        let (piece, after) = rest.split_at(cut);
-        pieces.push(piece);
-        rest = after;
-    }
-    pieces.push(rest);
-    let mut parts = Vec::new();
+    let pieces = cut(bytes, cuts);
     read_all(&pieces, &rules, |head, request| parts.push(format!("{head:?} {request:?}")));
     assert_eq!(parts, whole);
 }

@@ -17,8 +17,8 @@ pub(crate) fn encode(head: Head, what: &GatherFor, text: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     match what {
         GatherFor::Line { .. } => push_empty(&mut out, head, 0),
-        GatherFor::Prefixes => push_detail(&mut out, head.opaque, text),
-        _ => push_stats(&mut out, head.opaque, text),
+        GatherFor::Prefixes => push_detail(&mut out, head, text),
+        _ => push_stats(&mut out, head, text),
     }
     out
 }
@@ -86,11 +86,11 @@ impl Worker {
             [b's', b'e', b't', b't', b'i', b'n', b'g', b's', ..] => {
                 let mut text = Vec::new();
                 stats::push_settings(&self.me.shared, &mut text);
-                return push_stats(&mut self.clients.out, head.opaque, &text);
+                return push_stats(&mut self.clients.out, head, &text);
             }
             b"sizes" => {
                 let text = b"STAT sizes_status disabled\r\n";
-                return push_stats(&mut self.clients.out, head.opaque, text);
+                return push_stats(&mut self.clients.out, head, text);
             }
             [b'd', b'e', b't', b'a', b'i', b'l', how @ ..]
                 if self.me.shared.settings.allows_dump =>

@@ -12,7 +12,8 @@ const HEADER_BYTES: usize = 24;
 /// Status codes: stored or found; not found; not stored; no memory.
 const SUCCESS: u16 = 0;
 const NOT_FOUND: u16 = 1;
-const REFUSED: [u16; 2] = [0x05, 0x82];
+const NOT_STORED: u16 = 0x05;
+const OUT_OF_MEMORY: u16 = 0x82;
 /// A reply is no longer than the value and this: a server that sends more does not speak the
 /// protocol.
 const TEXT_BYTES_MAX: usize = 1024;
@@ -25,6 +26,12 @@ const fn opcode(operation: Operation) -> u8 {
         Operation::Set => 0x01,
         Operation::Delete => 0x04,
     }
+}
+
+/// What marks a request, and returns with its reply: from the number of its key.
+const fn opaque(key: KeyNumber) -> [u8; 4] {
+    let [a, b, c, d, ..] = key.0.to_le_bytes();
+    [a, b, c, d]
 }
 
 /// Appends a request for each key.
@@ -50,6 +57,7 @@ pub(super) fn push(
         header[4] = exactly(extras.len());
         let body_bytes: u32 = exactly(extras.len() + key_bytes + value_bytes);
         header[8..12].copy_from_slice(&body_bytes.to_be_bytes());
+        header[12..16].copy_from_slice(&opaque(key));
         out.extend_from_slice(&header);
         out.extend_from_slice(extras);
         push_key(out, key, key_bytes);
@@ -71,11 +79,15 @@ pub(super) fn read(
     let mut at = 0;
     for (position, &key) in keys.iter().enumerate() {
         let Some(header) = bytes[at..].first_chunk::<HEADER_BYTES>() else { return Ok(None) };
-        let [magic, code, _, _, extras, _, s0, s1, b0, b1, b2, b3, ..] = *header;
+        let [magic, code, _, _, extras, _, s0, s1, b0, b1, b2, b3, rest @ ..] = *header;
         let status = u16::from_be_bytes([s0, s1]);
         if (magic, code) != (REPLY_MAGIC, opcode(operation)) {
             let line = format!("a header that begins with {magic:#04x} {code:#04x}");
             return Err(Wrong::Line { operation, key: name(key), line });
+        }
+        if !rest.starts_with(&opaque(key)) {
+            let answered = format!("a reply to the request marked {:?}", &rest[..4]);
+            return Err(Wrong::Key { asked: name(key), answered });
         }
         let body_bytes = u32::from_be_bytes([b0, b1, b2, b3]) as usize;
         let expected = workload.value_bytes(key);
@@ -89,12 +101,12 @@ pub(super) fn read(
                 check(workload, (usize::from(extras), body), key, &name)?;
                 said.hits += 1;
             }
-            (SUCCESS, _) => said.hits += 1,
+            (SUCCESS, _) if body.is_empty() => said.hits += 1,
             (NOT_FOUND, Operation::Get) => miss(&mut said, position),
             (NOT_FOUND, Operation::Delete) => said.misses += 1,
-            (status, _) if REFUSED.contains(&status) => said.refused += 1,
+            (NOT_STORED, Operation::Set) | (OUT_OF_MEMORY, _) => said.refused += 1,
             _ => {
-                let line = format!("status {status:#04x}");
+                let line = format!("status {status:#04x} with {body_bytes} bytes");
                 return Err(Wrong::Line { operation, key: name(key), line });
             }
         }
