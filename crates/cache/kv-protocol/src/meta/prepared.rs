@@ -3,8 +3,8 @@
 use std::borrow::Cow;
 
 use base64::Engine;
-use base64::alphabet::STANDARD;
-use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use base64::engine::GeneralPurpose;
+use base64::engine::general_purpose::STANDARD;
 
 use farpool_kv_store::item::KEY_BYTES_MAX;
 use farpool_kv_store::key::HashSeed;
@@ -22,12 +22,7 @@ const WORDS_MAX_1_6_45: usize = 20;
 pub(super) const OPAQUE_BYTES_MAX: usize = 32;
 const BAD_TOKEN: &str = "CLIENT_ERROR bad token in command line format";
 
-pub(super) const BASE64: GeneralPurpose = GeneralPurpose::new(
-    &STANDARD,
-    GeneralPurposeConfig::new()
-        .with_decode_allow_trailing_bits(true)
-        .with_decode_padding_mode(DecodePaddingMode::RequireCanonical),
-);
+pub(super) const BASE64: GeneralPurpose = STANDARD;
 
 /// The flags of a command line.
 #[derive(Debug, Clone, Copy, Default)]
@@ -149,10 +144,33 @@ impl Prepared<'_> {
     }
 }
 
-/// Decodes a key from base64.
+/// Decodes a key from base64, as memcached does: characters that are not base64 are ignored, and
+/// the key ends with the first group of four that is padded.
 #[must_use]
 pub fn decode_key(word: &[u8]) -> Option<Vec<u8>> {
-    BASE64.decode(word).ok().filter(|key| !key.is_empty())
+    const GROUP: usize = 4;
+    let is_digit =
+        |byte: &u8| matches!(byte, b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'+' | b'/');
+    let digits: Vec<u8> = word.iter().copied().filter(|it| is_digit(it) || *it == b'=').collect();
+    if digits.is_empty() || !digits.len().is_multiple_of(GROUP) {
+        return None;
+    }
+    let mut key = Vec::new();
+    for group in digits.chunks_exact(GROUP) {
+        let padding = group.iter().filter(|&&byte| byte == b'=').count();
+        // A padding counts as the digit 0, wherever it is.
+        let group: Vec<u8> = group.iter().map(|&it| if it == b'=' { b'A' } else { it }).collect();
+        let mut bytes = BASE64.decode(group).ok()?;
+        match padding {
+            0 => key.append(&mut bytes),
+            1 | 2 => {
+                key.extend_from_slice(&bytes[..bytes.len() - padding]);
+                break;
+            }
+            _ => return None,
+        }
+    }
+    Some(key)
 }
 
 /// Checks `ms` before its data arrives, except for the length of an opaque token. Returns the
@@ -230,4 +248,21 @@ fn debugged<'a>(words: &Words<'a>, compat: Compat) -> Result<(Flags, Cow<'a, [u8
     let key = words.get(1);
     let key = if key_binary { decode_key(key).ok_or(BAD_FORMAT)?.into() } else { key.into() };
     Ok((Flags { key_binary, ..Flags::default() }, key))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_decoded_as_memcached_decodes_them() {
+        let decoded = |word: &str| decode_key(word.as_bytes());
+        assert_eq!(decoded("Zm9v").as_deref(), Some(&b"foo"[..]));
+        assert_eq!(decoded("Zm9\0v\t!").as_deref(), Some(&b"foo"[..]));
+        assert_eq!(decoded("Zm8=").as_deref(), Some(&b"fo"[..]));
+        assert_eq!(decoded("Zg==Zm9v").as_deref(), Some(&b"f"[..]), "the rest is not looked at");
+        assert_eq!(decoded("Zm=v").as_deref(), Some(&b"f`"[..]));
+        assert_eq!(decoded("Zm9").or(decoded("Zm9v=")).or(decoded("!!!!")).or(decoded("")), None);
+        assert_eq!(decoded("====").or(decoded("Z===")), None);
+    }
 }
