@@ -94,6 +94,14 @@ impl Clock {
         };
         at_most(expiry)
     }
+
+    /// For `flush_all` with this delay or Unix time: items stored by that second are flushed, once
+    /// it has come. None without one: all present items are, at once.
+    #[must_use]
+    pub fn flush_s(&self, exptime: i64) -> Option<u32> {
+        // As in memcached those stored at least a second before the given time.
+        (exptime > 0).then(|| self.expiry_of_s(exptime) - 1)
+    }
 }
 
 #[cfg(test)]
@@ -112,6 +120,9 @@ mod tests {
         assert_eq!(clock.expiry_s(1_700_000_200), 262);
         assert_eq!(clock.expiry_s(60 * 60 * 24 * 30 + 1), 1, "a Unix time long ago");
         assert_eq!(clock.unix_s(), 1_700_000_100);
+        assert_eq!([-1, 0].map(|exptime| clock.flush_s(exptime)), [None, None]);
+        assert_eq!(clock.flush_s(10), Some(171));
+        assert_eq!(clock.flush_s(3_000_000), Some(0), "before anything was stored");
     }
 
     #[test]

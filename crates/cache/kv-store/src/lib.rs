@@ -332,15 +332,17 @@ impl Store {
         self.last_cas
     }
 
-    /// Flushes the items stored by the second `at_s`: now, if that has passed. A later call
-    /// replaces a flush that is still to come.
-    pub fn flush_all(&mut self, at_s: u32) {
-        if at_s <= self.now_s {
-            self.flushed_cas = self.next_cas();
-            self.flushed_from = Some(0);
-            self.flush_at_s = None;
-        } else {
-            self.flush_at_s = Some(at_s);
+    /// Flushes all items, or those stored by the second `at_s` once that has come: none, if that is
+    /// 0, before the first item. A later call replaces a flush that is still to come.
+    pub fn flush_all(&mut self, at_s: Option<u32>) {
+        match at_s {
+            Some(at_s) if at_s > self.now_s => self.flush_at_s = Some(at_s),
+            Some(0) => self.flush_at_s = None,
+            None | Some(_) => {
+                self.flushed_cas = self.next_cas();
+                self.flushed_from = Some(0);
+                self.flush_at_s = None;
+            }
         }
     }
 

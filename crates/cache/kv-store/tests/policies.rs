@@ -153,7 +153,7 @@ fn what_was_flushed_makes_room_first() {
             (0..5).for_each(|_| assert!(read(&mut store, &format!("old{number}"))));
         }
         assert_eq!(store.counts().evictions, 0, "{kind}: there is room for all");
-        store.flush_all(store.now_s());
+        store.flush_all(None);
         (0..old).for_each(|number| insert(&mut store, &format!("new{number}"), 500, 0).unwrap());
         let counts = store.counts();
         assert_eq!(counts.evictions, 0, "{kind}");

@@ -195,7 +195,7 @@ impl Run {
                 }
             }
             Step::Flush => {
-                self.store.flush_all(now_s);
+                self.store.flush_all(None);
                 self.model.clear();
             }
             Step::Wait { seconds } => {

@@ -183,12 +183,12 @@ impl Run {
                 }
             }
             Step::Flush => {
-                self.store.flush_all(now_s);
+                self.store.flush_all(None);
                 self.flush_at_s = None;
                 self.model.clear();
             }
             Step::FlushLater { in_s } => {
-                self.store.flush_all(now_s + in_s);
+                self.store.flush_all(Some(now_s + in_s));
                 self.flush_at_s = Some(now_s + in_s);
             }
             Step::Wait { seconds } => {

@@ -225,7 +225,7 @@ fn execute(shard: &mut Shard, request: &Request<'_>, out: &mut Vec<u8>) {
             }
         }
         Request::Admin(AdminRequest::FlushAll { exptime, .. }) => {
-            shard.store.flush_all(if exptime > 0 { shard.clock.expiry_s(exptime) - 1 } else { 0 });
+            shard.store.flush_all(shard.clock.flush_s(exptime.into()));
         }
         // An impossible limit is refused; the server itself refuses less than this.
         Request::Admin(AdminRequest::MemoryLimit { mebibytes, .. })

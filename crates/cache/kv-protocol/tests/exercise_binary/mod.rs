@@ -87,8 +87,7 @@ pub(crate) fn execute_any(bytes: &[u8], step_s: u8, policy: CacheKind) {
                 check_reply(head, &out);
             }
             Request::Server(ServerRequest::Flush { exptime }) => {
-                let at_s = shard.clock.expiry_of_s((*exptime).into()).saturating_sub(1);
-                shard.store.flush_all(at_s);
+                shard.store.flush_all(shard.clock.flush_s((*exptime).into()));
             }
             Request::Server(_) | Request::NoRequest => {}
         }

@@ -58,8 +58,7 @@ impl Worker {
             return push_refusal(&mut self.clients.out, head, Status::AuthError);
         }
         self.me.counts.flush_commands += 1;
-        // memcached flushes the items stored at least a second before the given time.
-        let at_s = if exptime > 0 { self.shard.clock.expiry_of_s(exptime.into()) - 1 } else { 0 };
+        let at_s = self.shard.clock.flush_s(exptime.into());
         self.gather_binary(client, id, head, DONE, Ask::Flush { at_s });
     }
 

@@ -451,7 +451,8 @@ impl Worker {
         header: &Header,
         delay_s: u32,
     ) {
-        let at_s = if delay_s == 0 { 0 } else { self.shard.clock.now_s().saturating_add(delay_s) };
+        let now_s = self.shard.clock.now_s();
+        let at_s = (delay_s > 0).then(|| now_s.saturating_add(delay_s));
         let ask = Ask::Flush { at_s };
         self.me.counts.flush_commands += 1;
         self.do_for_all(ask);

@@ -93,7 +93,7 @@ pub enum Ask {
     /// Remove the key's item: its bytes are the key. There is no reply.
     Drop,
     /// `flush_all` as of this second of the clock.
-    Flush { at_s: u32 },
+    Flush { at_s: Option<u32> },
     /// Change the shard's memory limit.
     SetLimit { bytes: usize },
     /// Start counting commands by prefix, or stop.

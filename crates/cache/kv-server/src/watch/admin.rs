@@ -122,8 +122,7 @@ fn flush_all(
     if !worker.me.shared.settings.allows_flush {
         return push_unless(&mut worker.clients.out, quiet, "CLIENT_ERROR flush_all not allowed");
     }
-    // memcached flushes the items stored at least a second before the given time.
-    let at_s = if exptime > 0 { worker.shard.clock.expiry_s(exptime) - 1 } else { 0 };
+    let at_s = worker.shard.clock.flush_s(exptime.into());
     gather(worker, client, id, GatherFor::Line { line: "OK", quiet }, Ask::Flush { at_s });
 }
 
