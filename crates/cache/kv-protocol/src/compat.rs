@@ -56,11 +56,19 @@ impl Compat {
         if self.is_old() { token::unsigned_64(text) } else { token::strict_unsigned_64(text) }
     }
 
-    /// Whether a word stands for a name in a command: the newer version also takes its beginning.
+    /// Whether a word stands for a name in a command: the newer version also takes its beginning,
+    /// and the whole name with a zero byte and anything behind it, because it compares with C's
+    /// `strncmp`.
     #[must_use]
     pub fn means(self, word: &[u8], name: &str) -> bool {
-        word == name.as_bytes()
-            || !self.is_old() && !word.is_empty() && name.as_bytes().starts_with(word)
+        let name = name.as_bytes();
+        if self.is_old() {
+            return word == name;
+        }
+        match token::until_zero(word) {
+            up_to_zero if up_to_zero.len() < word.len() => up_to_zero == name,
+            whole => !whole.is_empty() && name.starts_with(whole),
+        }
     }
 
     /// What a word stands for: the first of these names, with what belongs to it.
@@ -71,5 +79,30 @@ impl Compat {
         named: impl IntoIterator<Item = (&'n str, T)>,
     ) -> Option<T> {
         named.into_iter().find(|(name, _)| self.means(word, name)).map(|(_, it)| it)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_may_be_shortened_or_end_at_a_zero_byte() {
+        let (old, new) = (Compat::V1_6_18, Compat::V1_6_45);
+        for (word, by_old, by_new) in [
+            (&b"ratio"[..], true, true),
+            (b"r", false, true),
+            (b"", false, false),
+            (b"ratios", false, false),
+            (b"ratio\0", false, true),
+            (b"ratio\0x", false, true),
+            (b"rat\0", false, false),
+            (b"\0", false, false),
+        ] {
+            let means = [old, new].map(|it| it.means(word, "ratio"));
+            assert_eq!(means, [by_old, by_new], "{}", word.escape_ascii());
+        }
+        assert_eq!(new.find(b"s", [("detail", 1), ("settings", 2), ("sizes", 3)]), Some(2));
+        assert_eq!(old.find(b"s", [("settings", 2)]), None);
     }
 }

@@ -47,7 +47,8 @@ fn exptime() -> impl Strategy<Value = String> {
 }
 
 /// Never spaces alone: `incr` of such a value makes memcached read on past its end, into whatever
-/// an earlier item left there (`do_add_delta`, `strtoull`); plainly a bug.
+/// an earlier item left there (`do_add_delta`, `strtoull`); plainly a bug. A number of 2^63 or more
+/// makes it look there for a minus sign, so no long value has one.
 fn value() -> impl Strategy<Value = Vec<u8>> {
     prop_oneof![
         6 => select(vec![
@@ -56,7 +57,7 @@ fn value() -> impl Strategy<Value = Vec<u8>> {
         ])
         .prop_map(|value| value.as_bytes().to_vec()),
         1 => (0usize..600).prop_map(|bytes| vec![b'x'; bytes]),
-        1 => prop::collection::vec(any::<u8>(), 0..40),
+        1 => prop::collection::vec(any::<u8>().prop_map(|it| if it == b'-' { b'_' } else { it }), 0..40),
     ]
 }
 
@@ -195,6 +196,11 @@ fn meta_line(
         if flags.iter().any(|flag| flag[0] == b'b') {
             flags.retain(|flag| !matches!(flag[0], b'N' | b'x'));
         }
+        // memcached forgets the expiry if the number gets longer: plainly a bug.
+        let decrements = |flag: &Vec<u8>| matches!(&flag[..], b"MD" | b"M-");
+        if verb == "ma" && !flags.iter().any(decrements) {
+            flags.retain(|flag| flag[0] != b'T');
+        }
         let mut words = words([verb.as_bytes(), &key]);
         words.extend(flags);
         Draft::line(words)
@@ -312,8 +318,6 @@ fn admin() -> impl Strategy<Value = Draft> {
         "lru",
         "lru tune",
         "lru tune 10 20 1.0 2.0",
-        "lru mode y",
-        "lru temp_ttl y",
         "slabs",
         "slabs automove 0",
         "slabs automove 3",
@@ -342,7 +346,6 @@ fn admin() -> impl Strategy<Value = Draft> {
         "slabs automove window 2",
         "slabs automove freeratio 0.1",
         "slabs a 1",
-        "lru m f",
         "extstore i 5",
         "extstore m 5",
         "lru_crawler t 10",
@@ -432,8 +435,22 @@ fn command(compat: Compat) -> impl Strategy<Value = Command> {
     (draft, fault())
         .prop_map(|(draft, fault)| written(draft, &fault))
         .prop_filter("one that memcached answers by its rules", |command| {
-            !flushes_in_a_second(command)
+            !flushes_in_a_second(command) && !tunes_lru_threads(command)
         })
+}
+
+/// The first two words of a command.
+fn first_words(command: &[u8]) -> [&[u8]; 2] {
+    let words = command.split(|byte| byte.is_ascii_whitespace() || *byte == 0);
+    let mut words = words.filter(|word| !word.is_empty());
+    [(); 2].map(|()| words.next().unwrap_or_default())
+}
+
+/// Whether the command is `lru mode` or `lru temp_ttl`, also shortened: without background threads
+/// (see `QUIET`) memcached refuses them. Those threads run in `tuning_is_checked_...`.
+fn tunes_lru_threads(command: &[u8]) -> bool {
+    let [verb, what] = first_words(command);
+    verb == b"lru" && (what.starts_with(b"m") || what.starts_with(b"t") && what != b"tune")
 }
 
 /// Whether the command is `flush_all 1`: it takes effect at once, and until the second ends
@@ -441,14 +458,23 @@ fn command(compat: Compat) -> impl Strategy<Value = Command> {
 /// by comparing CAS numbers (`item_is_flushed`); here it remains. Ours drops the items that were
 /// there before.
 fn flushes_in_a_second(command: &[u8]) -> bool {
-    let mut words = command.split(|byte| byte.is_ascii_whitespace() || *byte == 0);
-    words.find(|word| !word.is_empty()).is_some_and(|word| word == b"flush_all")
-        && words.find(|word| !word.is_empty()) == Some(b"1")
+    first_words(command) == [&b"flush_all"[..], b"1"]
+}
+
+/// Whether a `flush_all` with a delay follows another `flush_all`: what that flushed and nobody has
+/// asked for since is there again in 1.6.18. Plainly a bug.
+fn flushes_anew(commands: &[Command]) -> bool {
+    let stream = commands.concat();
+    let lines = stream.split(|&byte| byte == b'\n').map(first_words);
+    let mut delays = lines.filter(|words| words[0] == b"flush_all").map(|words| words[1]);
+    let is_now = |delay: &[u8]| matches!(delay, b"" | b"0" | b"noreply" | [b'-', ..]);
+    delays.next().is_some() && !delays.all(is_now)
 }
 
 /// Whether a `get` has a key that is too long after one that is not (see [`classic_get`]), or
-/// before `noreply`, when the newer memcached sends an empty line. Requests whose line ends are
-/// wrong run into one another, so that this is seen in the whole stream only.
+/// before `noreply` in a place that the newer memcached takes for the last, when it sends an empty
+/// line. Requests whose line ends are wrong run into one another, so that this is seen in the whole
+/// stream only.
 fn has_key_too_long_at_odds(commands: &[Command]) -> bool {
     commands.concat().split(|&byte| byte == b'\n').any(|line| {
         let mut words = line.split(|&byte| byte == b' ').filter(|word| !word.is_empty());
@@ -456,7 +482,7 @@ fn has_key_too_long_at_odds(commands: &[Command]) -> bool {
         let is_get = [&b"get"[..], b"gets", b"gat", b"gats", b"bget"].contains(&verb);
         let first = words.nth(usize::from(verb.starts_with(b"gat")));
         let is_first_short = first.is_some_and(|key| key.len() <= KEY_BYTES_MAX);
-        let is_quiet = line.trim_ascii_end().ends_with(b" noreply");
+        let is_quiet = line.windows(8).any(|window| window == b" noreply");
         is_get && (is_first_short && words.any(|key| key.len() > KEY_BYTES_MAX) || is_quiet)
     })
 }
@@ -473,7 +499,9 @@ pub(crate) fn stream(compat: Compat) -> impl Strategy<Value = Vec<Command>> {
         commands
     });
     let rules = "one that memcached answers by its rules";
-    commands.prop_filter(rules, |commands| !has_key_too_long_at_odds(commands))
+    commands.prop_filter(rules, move |commands| {
+        !(has_key_too_long_at_odds(commands) || compat.is_old() && flushes_anew(commands))
+    })
 }
 
 const STREAM_BYTES_MAX: usize = 16_000;

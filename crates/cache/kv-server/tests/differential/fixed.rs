@@ -3,9 +3,9 @@
 use super::commands;
 use super::common::talk::{ask, exchange};
 use super::common::{Memcached, Ours, PATIENCE};
-use super::{compare, judge, settings};
-use farpool_kv_server::Settings;
+use super::{QUIET, compare, judge, settings};
 use farpool_kv_server::auth::Credentials;
+use farpool_kv_server::{Compat, Settings};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
@@ -67,6 +67,9 @@ fn tuning_is_checked_as_memcached_checks_it() {
             "lru mode flat",
             "lru mode segmented noreply",
             "lru mode x",
+            "lru mode y",
+            "lru m f",
+            "lru temp_ttl y",
             "lru temp_ttl 0",
             "lru temp_ttl -1",
             "lru temp_ttl x",
@@ -78,6 +81,23 @@ fn tuning_is_checked_as_memcached_checks_it() {
             "extstore max_sleep 5 noreply",
         ];
         same(&[], &settings(compat), lines.join("\r\n").as_bytes());
+    }
+}
+
+#[test]
+fn ma_sets_the_expiry_of_a_number_that_keeps_its_length() {
+    for compat in Memcached::versions() {
+        let requests = [
+            "set a 0 0 2\r\n41\r\n",
+            "ma a T100 t v\r\n",
+            "mg a t v\r\n",
+            "ma a T-1\r\n",
+            "mg a v\r\n",
+            "ma b N60 J5 T70 t v\r\n",
+            "mg b t v\r\n",
+        ];
+        let requests = requests.map(|request| request.as_bytes().to_vec());
+        compare(&QUIET, settings(compat), &requests, &[]).expect("they agree");
     }
 }
 
@@ -129,6 +149,11 @@ fn authentication_says_what_memcached_says() {
         let settings = Settings { credentials: Some(Arc::new(credentials)), ..settings(compat) };
         let long = format!("set a 0 0 3000\r\n{}\r\n", "x".repeat(3000));
         let good = "set x 0 0 7\r\nfoo bar\r\n";
+        // To the newer one this is no name with a password but two requests.
+        let bare_line_end = match compat {
+            Compat::V1_6_18 => &["set x 0 0 7\nfoo bar\r\n", "version\r\n"][..],
+            Compat::V1_6_45 => &["set x 0 0 7\n", "foo bar\r\n", "version\r\n"],
+        };
         let large = ["set x 0 0 16385\r\n", good, "get a\r\n"];
         // Step by step: memcached answers only the last of several requests sent before the name.
         for steps in [
@@ -146,7 +171,7 @@ fn authentication_says_what_memcached_says() {
             &[good, "set a 0 0 1\r\nb\r\n", "get a\r\n"],
             &["set x 0 0 15\r\nname with:colon\r\n", "version\r\n"],
             &["set x 0 0 7\r\nfoo baz\r\n", "get a\r\n", good, "version\r\n"],
-            &["set x 0 0 7\nfoo bar\r\n", "version\r\n"],
+            bare_line_end,
             &["set x 0 0 7\r\nfoo barxx", "version\r\n", good, "version\r\n"],
             &["set x 0 0 3\r\nfoo\r\n", "set x 0 0 4\r\nfoo \r\n", "set x 0 0 0\r\n\r\n"],
             &["set x 0 0 9\r\n foo  bar\r\n", "version\r\n"],
