@@ -54,14 +54,15 @@ impl Store {
         }
         let queue = self.queue_for(old.map(|(_, entry)| entry.place()), hash);
         let class = ttl_class(parts.expires_s, self.now_s);
-        let id = self.segment_for(queue, class, footprint, cas)?;
+        // A number far ahead needs no segment of its own: it is kept with the item.
+        let id = self.segment_for(queue, class, footprint, cas.min(self.last_cas))?;
         let segment = self.arena.segment_mut(id);
         segment.last_expiry_s = segment.last_expiry_s.max(expiry_or_never(parts.expires_s));
-        let delta = cas.checked_sub(segment.first_cas);
-        let parts =
-            &ItemParts { wide_cas: parts.wide_cas.or(delta.is_none().then_some(cas)), ..*parts };
-        let delta =
-            u32::try_from(delta.unwrap_or(0)).expect("segment_for opens a segment in reach");
+        // A number that a client gave may be any: too old, or too far ahead.
+        let delta = cas.checked_sub(segment.first_cas).and_then(|it| u32::try_from(it).ok());
+        let wide_cas = parts.wide_cas.or(delta.is_none().then_some(cas));
+        let parts = &ItemParts { wide_cas, ..*parts };
+        let delta = delta.unwrap_or_default();
         let header = parts.header(self.access_now(id), delta);
         assert!(header.footprint_bytes() <= footprint, "room was made for all of the item");
         let place = self.arena.append(id, header, parts);

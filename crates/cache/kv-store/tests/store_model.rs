@@ -406,3 +406,15 @@ fn keys_that_look_alike_are_told_apart() {
     assert_eq!(get(&mut store, &first), None);
     assert_eq!(get(&mut store, &second).as_deref(), Some(second.as_bytes()));
 }
+
+#[test]
+fn an_item_takes_any_cas_number() {
+    let mut store = store(8 << 20, CacheKind::S3Fifo);
+    let hash = store.hash_of(b"key");
+    let parts = ItemParts { key: b"key", value: [b"value", b""], ..ItemParts::default() };
+    for cas in [u64::MAX, 1 << 40, 0, 1, u64::MAX - 1] {
+        let found = store.insert(&parts, hash).expect("there is room");
+        let found = store.set_cas(found, hash, cas).expect("there is room");
+        assert_eq!((store.cas(found), store.view(found).value()), (cas, &b"value"[..]));
+    }
+}
