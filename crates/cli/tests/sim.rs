@@ -239,3 +239,52 @@ fn what_cannot_be_simulated_is_refused_by_name_and_leaves_no_page() {
     );
     assert!(table.contains("\nps        20%  clock "), "{table}");
 }
+
+/// Counts with their words: those of the verdicts that occur, as the page has them.
+fn listed(counts: &[(u64, &str, &str)]) -> String {
+    let found = counts.iter().filter(|(count, ..)| *count > 0);
+    let words = found.map(|(count, one, many)| {
+        let word = if *count == 1 { one } else { many };
+        format!("{count} {word}")
+    });
+    words.collect::<Vec<_>>().join(", ")
+}
+
+/// What the page of the papers has as the outcome, from the first line of an answer.
+fn outcome(first_line: &str) -> String {
+    let numbers = first_line.split_ascii_whitespace().filter_map(|word| word.parse().ok());
+    let numbers: Vec<u64> = numbers.collect();
+    let [predictions, cells, exact, consistent, shape, depart, fitted, input, underivable] =
+        numbers[..]
+    else {
+        panic!("{first_line}");
+    };
+    let tested = listed(&[
+        (exact, "exact", "exact"),
+        (consistent, "consistent", "consistent"),
+        (shape, "in shape", "in shape"),
+        (depart, "departs", "depart"),
+    ]);
+    let others = listed(&[
+        (fitted, "fitted", "fitted"),
+        (input, "input", "inputs"),
+        (underivable, "not derivable", "not derivable"),
+    ]);
+    format!("{cells} cells, {predictions} of them predictions: {tested}; {others}")
+}
+
+#[test]
+fn the_page_of_the_papers_has_the_counts_of_the_answers() {
+    let home = tempfile::tempdir().expect("a folder");
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/researchers/reproduce.md");
+    let page = std::fs::read_to_string(page).expect("the page");
+    let page = page.split_ascii_whitespace().collect::<Vec<_>>().join(" ");
+    for paper in ["lim", "gutierrez", "acms", "dredbox"] {
+        let (code, printed, error) = sim(home.path(), &["reproduce", paper]);
+        assert_eq!(code, 0, "{error}");
+        let outcome = outcome(printed.lines().next().expect("a first line"));
+        let entry = format!("`farpool sim reproduce {paper}` - what comes out: {outcome} - **");
+        let is_there = page.contains(&entry);
+        assert!(is_there, "docs/researchers/reproduce.md has not: {entry}");
+    }
+}
