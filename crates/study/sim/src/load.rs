@@ -189,17 +189,12 @@ pub fn load_pages(
     let info = reader.info().clone();
     let shift = page_shift(reader.path(), info.block_bytes, options.page_bytes)?;
     let room = Room::new(&reader, options, pages_memory_bytes)?;
-    let mut densifier = Densifier::new(MAX_PAGES);
     let mut pages = Vec::with_capacity(exactly(room.records));
-    let mut batch = Batch::default();
-    while reader.next_batch(&mut batch)? {
-        let read = pages.len() as u64;
-        densifier
-            .number(batch.blocks.iter().map(|block| block >> shift), &mut pages)
-            .map_err(too_many_pages(&room.path, read))?;
-        room.check(&densifier)?;
+    let densifier = number_pages(&mut reader, shift, &mut pages, |pages, densifier| {
+        room.check(densifier)?;
         progress(pages.len() as u64);
-    }
+        Ok::<_, LoadError>(())
+    })?;
     Ok(Pages { pages, page_count: densifier.page_count(), info })
 }
 
@@ -211,17 +206,33 @@ pub fn load_pages(
 pub fn count_pages(reader: TraceReader, page_bytes: u64) -> Result<u64, TraceError> {
     let mut reader = reader.with_columns(Columns::BLOCKS);
     let shift = page_shift(reader.path(), reader.info().block_bytes, page_bytes)?;
+    let mut numbers = Vec::new();
+    let densifier = number_pages(&mut reader, shift, &mut numbers, |numbers, _| {
+        numbers.clear();
+        Ok::<_, TraceError>(())
+    })?;
+    Ok(densifier.page_count() as u64)
+}
+
+/// Appends the dense number of each reference's page to `numbers`, a batch at a time. After each
+/// batch `after` is called with them, and may end the reading or take them away.
+fn number_pages<E: From<TraceError>>(
+    reader: &mut TraceReader,
+    shift: u32,
+    numbers: &mut Vec<u32>,
+    mut after: impl FnMut(&mut Vec<u32>, &Densifier) -> Result<(), E>,
+) -> Result<Densifier, E> {
     let path = reader.path().to_owned();
     let mut densifier = Densifier::new(MAX_PAGES);
-    let (mut batch, mut numbers, mut read) = (Batch::default(), Vec::new(), 0);
+    let (mut batch, mut read) = (Batch::default(), 0);
     while reader.next_batch(&mut batch)? {
-        numbers.clear();
         densifier
-            .number(batch.blocks.iter().map(|block| block >> shift), &mut numbers)
+            .number(batch.blocks.iter().map(|block| block >> shift), numbers)
             .map_err(too_many_pages(&path, read))?;
-        read += numbers.len() as u64;
+        read += batch.blocks.len() as u64;
+        after(numbers, &densifier)?;
     }
-    Ok(densifier.page_count() as u64)
+    Ok(densifier)
 }
 
 /// The memory that a trace may take while it is loaded.
