@@ -154,8 +154,8 @@ fn mrc(args: &SimMrcArgs) -> anyhow::Result<u8> {
     let shown = bar("requests", 0);
     if needed_bytes > options.memory_limit_bytes {
         bail!(
-            "{}: the curves take {} and {} may be used; ask for fewer policies, --threads 1 or \
-             --sample 0.01",
+            "{}: the curves take about {} and {} may be used; ask for fewer policies, --threads 1 \
+             or --sample 0.01",
             args.trace.display(),
             Size(needed_bytes),
             Size(options.memory_limit_bytes)

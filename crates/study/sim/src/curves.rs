@@ -92,8 +92,10 @@ impl CurvesQuestion {
     }
 }
 
-/// Returns an upper bound of the bytes that [`curves`] takes beside the trace, before it begins:
-/// curves are made one after the other.
+/// Estimates the bytes that [`curves`] takes beside the trace, before it begins: curves are made
+/// one after the other. For counted curves it is an upper bound. For sampled ones it is what a
+/// sample is expected to take: how many pages and requests a sample has is left to chance, and a
+/// sample with much-used pages has more requests.
 #[must_use]
 pub fn memory_bytes(question: &CurvesQuestion, pages: &Pages) -> u64 {
     let (page_count, requests) = (pages.page_count as u64, pages.pages.len() as u64);
