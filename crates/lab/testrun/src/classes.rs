@@ -7,11 +7,10 @@ use crate::programs::TestProgram;
 pub(crate) enum Class {
     /// Holds programs to limits or measures them: one at a time.
     Steady,
-    /// Starts daemons and waits for them, or takes long: beside any other, in the background of
-    /// steady ones.
+    /// Starts daemons and mostly waits for them: beside one that is not steady.
     Waiting,
-    /// Unit and property tests without other processes: beside any other, too, after those that
-    /// take longer, and all that `make test-fast` runs.
+    /// Unit and property tests without other processes: beside any other, in the background of
+    /// steady ones, and all that `make test-fast` runs.
     Quick,
 }
 
@@ -19,8 +18,7 @@ pub(crate) enum Class {
 const PACKAGES: [(&str, Class); 2] = [("farpool-e2e", Class::Steady), ("farpool", Class::Waiting)];
 
 /// Test programs that differ from the rest of their package.
-const OTHERS: [(&str, &str, Class); 25] = [
-    ("farpool-node", "daemon", Class::Waiting),
+const OTHERS: [(&str, &str, Class); 24] = [
     ("farpool-e2e", "lib", Class::Quick),
     ("farpool-e2e", "spill", Class::Waiting),
     ("farpool-e2e", "collaborate", Class::Waiting),
@@ -108,7 +106,7 @@ mod tests {
         let all: Vec<_> =
             OTHERS.iter().map(|(package, name, _)| program(package, name, "test")).collect();
         assert_eq!(unknown(&all), [""; 0]);
-        assert_eq!(unknown(&all[1..]), ["farpool-node daemon"]);
+        assert_eq!(unknown(&all[1..]), ["farpool-e2e lib"]);
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! `farpool-testrun`: every test program of the workspace, two at a time where they allow it.
 //!
-//! Programs that hold others to a limit, or measure, run first, one at a time: they leave about
-//! half of two processors idle. All others run beside them at the lowest priority, so that they
-//! take only what is idle, and what is left of them then runs in two lanes. The last line says how
-//! many tests passed, failed and were skipped; the exit code is 1 when one failed.
+//! Programs that hold others to a limit, or measure, run first, one at a time. Unit and property
+//! tests run beside them at the lowest priority, so that they take only what is idle. The rest,
+//! which mostly waits for daemons, runs after them in two lanes. The last line says how many tests
+//! passed, failed and were skipped; the exit code is 1 when one failed.
 
 mod classes;
 mod outcome;
@@ -145,23 +145,26 @@ fn test(args: &Args) -> anyhow::Result<(Vec<Outcome>, Phases)> {
         in_order(programs.clone(), class).into_iter().map(Job::Program).collect()
     };
     phases.build = phase();
-    let steady = jobs(&|class| class == Class::Steady && !args.fast);
-    let mut others =
-        jobs(&|class| class == Class::Quick || (class == Class::Waiting && !args.fast));
+    let waiting = jobs(&|class| class == Class::Waiting && !args.fast);
+    let mut quick = jobs(&|class| class == Class::Quick);
     if !args.fast && args.scope.iter().any(|it| it == WORKSPACE) {
-        others.push_back(Job::Documentation);
+        quick.push_back(Job::Documentation);
     }
-    let [steady, others] = [steady, others].map(Mutex::new);
+    let steady = jobs(&|class| class == Class::Steady && !args.fast);
+    let [steady, quick] = [steady, quick].map(Mutex::new);
     let (outcomes, is_over) = (Outcomes::default(), AtomicBool::new(false));
-    let in_background = || outcomes.work_until(&others, args, Priority::Background, &is_over);
+    let in_background = || outcomes.work_until(&quick, args, Priority::Background, &is_over);
     two_lanes(args, in_background, || {
         let worked = outcomes.work(&steady, args);
         is_over.store(true, Ordering::Relaxed);
         worked
     })?;
     phases.steady = phase();
-    two_lanes(args, || outcomes.work(&others, args), || outcomes.work(&others, args))?;
-    phases.others = phase();
+    let mut rest = waiting;
+    rest.append(&mut lock(&quick));
+    let rest = Mutex::new(rest);
+    two_lanes(args, || outcomes.work(&rest, args), || outcomes.work(&rest, args))?;
+    phases.waiting = phase();
     Ok((outcomes.0.into_inner().unwrap_or_else(PoisonError::into_inner), phases))
 }
 

@@ -33,10 +33,10 @@ pub(crate) fn line(outcome: &Outcome) -> String {
 pub(crate) struct Phases {
     /// Building the test programs.
     pub build: Duration,
-    /// The programs that run one at a time, with others in the background.
+    /// The programs that run one at a time, with quick ones in the background.
     pub steady: Duration,
-    /// What was left of the others, in two lanes.
-    pub others: Duration,
+    /// The rest, in two lanes.
+    pub waiting: Duration,
 }
 
 /// What failed, what was skipped and why, the slowest, where the time went, and the one line that
@@ -57,10 +57,10 @@ pub(crate) fn end(outcomes: &[Outcome], phases: &Phases) -> String {
     slowest.iter().take(SLOWEST).for_each(|it| text.extend(["  ", &line(it), "\n"]));
     let _ = writeln!(
         text,
-        "\ntook {:.0} s to build, {:.0} s for steady programs, {:.0} s for the rest",
+        "\ntook {:.0} s to build, {:.0} s for steady programs, {:.0} s for the others",
         phases.build.as_secs_f64(),
         phases.steady.as_secs_f64(),
-        phases.others.as_secs_f64()
+        phases.waiting.as_secs_f64()
     );
     let sum = |of: fn(&Outcome) -> u64| outcomes.iter().map(of).sum::<u64>();
     let skipped = sum(|it| it.skipped.len() as u64 + it.ignored);
