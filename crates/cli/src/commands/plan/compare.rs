@@ -1,7 +1,7 @@
 //! `farpool plan compare`: two answers of `sim` or `plan` beside each other: what was asked
 //! differently, and what came out differently.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use farpool_report::{Cell, Column, Input, Page, Table};
 use serde_json::Value;
@@ -51,26 +51,37 @@ impl Counted {
 fn settings(one: &Value, two: &Value) -> Counted {
     let columns = [Column::left("setting"), Column::left("first"), Column::left("second")];
     let mut table = Counted::new("settings", "Asked differently", columns);
-    let all = |answer: &Value| -> BTreeMap<String, String> {
+    let all = |answer: &Value| -> BTreeMap<String, Value> {
         let from = &answer["provenance"];
         let parameters = from["parameters"].as_object().into_iter().flatten();
-        let parameters = parameters.map(|(name, value)| (name.clone(), plain(value)));
-        let version = ("version".to_owned(), plain(&from["version"]));
+        let parameters = parameters.map(|(name, value)| (name.clone(), value.clone()));
+        let version = ("version".to_owned(), from["version"].clone());
         let inputs = from["inputs"].as_array().into_iter().flatten().enumerate();
-        let inputs = inputs.map(|(at, it)| (format!("input {}", at + 1), plain(&it["sha256"])));
+        let inputs = inputs.map(|(at, it)| (format!("input {}", at + 1), it["sha256"].clone()));
         parameters.chain([version]).chain(inputs).collect()
     };
     let (one, two) = (all(one), all(two));
-    let none = || "-".to_owned();
-    let names: std::collections::BTreeSet<&String> = one.keys().chain(two.keys()).collect();
+    let names: BTreeSet<&String> = one.keys().chain(two.keys()).collect();
     for name in names {
-        let values = [&one, &two].map(|all| all.get(name).cloned().unwrap_or_else(none));
-        if values[0] != values[1] {
-            let [first, second] = values;
+        let (first, second) = (one.get(name), two.get(name));
+        if !are_equal(first, second) {
+            let [first, second] =
+                [first, second].map(|value| value.map_or_else(|| "-".to_owned(), plain));
             table.row([name.clone().into(), first.into(), second.into()]);
         }
     }
     table
+}
+
+/// Whether two values are the same; 1 and 1.0 are.
+fn are_equal(first: Option<&Value>, second: Option<&Value>) -> bool {
+    let is_float = |value: Option<&Value>| value.is_some_and(Value::is_f64);
+    if is_float(first) || is_float(second) {
+        let number = |value: Option<&Value>| value.and_then(Value::as_f64);
+        return number(first) == number(second);
+    }
+    // Whole numbers are compared exactly: a float cannot hold all of them.
+    first == second
 }
 
 /// What tables hold differently, rows that one answer alone has included; and how many values are
@@ -85,11 +96,11 @@ fn figures(one: &Value, two: &Value) -> (Counted, usize) {
         Column::right("change").unit("%").decimals(1),
     ];
     let (mut table, mut equal) = (Counted::new("figures", "Came out differently", columns), 0);
-    let (one, two) = (values(one), values(two));
-    let places: std::collections::BTreeSet<&Place> = one.keys().chain(two.keys()).collect();
+    let (one, two) = (values(one, two), values(two, one));
+    let places: BTreeSet<&Place> = one.keys().chain(two.keys()).collect();
     for place in places {
         let (first, second) = (one.get(place), two.get(place));
-        if first == second {
+        if are_equal(first, second) {
             equal += usize::from(place.figure.is_some());
             continue;
         }
@@ -125,17 +136,20 @@ struct Place {
     figure: Option<String>,
 }
 
-fn values(answer: &Value) -> BTreeMap<Place, Value> {
+/// The values of an answer. Rows have the same names in both answers.
+fn values(answer: &Value, other: &Value) -> BTreeMap<Place, Value> {
     let mut found = BTreeMap::new();
     for (table, content) in answer["tables"].as_object().into_iter().flatten() {
-        let rows: Vec<&Value> = content["rows"].as_array().into_iter().flatten().collect();
+        let rows = rows(content);
         let columns: Vec<&str> = columns(content).collect();
-        let names = naming(&columns, &rows);
+        let all: Vec<&Value> = [&rows[..], &self::rows(&other["tables"][table])].concat();
+        let names = naming(&columns, &all);
         let mut known: BTreeMap<String, u64> = BTreeMap::new();
         for row in rows {
-            let words = names.iter().map(|name| match row[name].as_str() {
-                Some(word) => word.to_owned(),
-                None => format!("{name} {}", plain(&row[name])),
+            let words = names.iter().map(|name| match &row[name] {
+                Value::String(word) => word.clone(),
+                Value::Null => "-".to_owned(),
+                value => format!("{name} {}", plain(value)),
             });
             let name = words.collect::<Vec<_>>().join(", ");
             let count = known.entry(name.clone()).or_insert(0);
@@ -156,10 +170,18 @@ fn values(answer: &Value) -> BTreeMap<Place, Value> {
     found
 }
 
-/// Returns the columns that name a row: those of words before the first that holds something else.
-/// If there are none, or no others, it is the first.
+fn rows(table: &Value) -> Vec<&Value> {
+    table["rows"].as_array().into_iter().flatten().collect()
+}
+
+/// Returns the columns that name a row: those of words before the first that holds something else;
+/// a word may be missing in some rows. If there are none, or no others, it is the first.
 fn naming<'a>(columns: &[&'a str], rows: &[&Value]) -> Vec<&'a str> {
-    let is_words = |name: &&&str| rows.iter().all(|row| row[**name].is_string());
+    let is_words = |name: &&&str| {
+        let mut values = rows.iter().map(|row| &row[**name]);
+        values.clone().any(Value::is_string)
+            && values.all(|value| value.is_string() || value.is_null())
+    };
     let names: Vec<&str> = columns.iter().take_while(is_words).copied().collect();
     match names.is_empty() || names.len() == columns.len() {
         true => columns.iter().take(1).copied().collect(),
@@ -231,5 +253,23 @@ mod tests {
         let one = json!([{"vms": 1, "ratio": 0.5}, {"vms": 2, "ratio": 0.4}]);
         let (text, _) = told(&bare, &one, &json!([{"vms": 1, "ratio": 0.5}]));
         assert!(text.contains("vms 2") && text.contains("0.400"), "{text}");
+    }
+
+    #[test]
+    fn a_row_has_the_same_name_in_both_answers_and_a_number_one_value() {
+        let columns = ["name", "far", "n"];
+        let one = json!([{"name": "a", "far": "tcp", "n": 1}, {"name": "b", "far": null, "n": 2}]);
+        let two = json!([{"name": "a", "far": "tcp", "n": 1.0}]);
+        let (text, equal) = told(&columns, &one, &two);
+        assert!(text.contains("b, -") && !text.contains("a, tcp"), "{text}");
+        assert_eq!(equal, 1, "{text}");
+        let is_same = |one: Value, two: Value| are_equal(Some(&one), Some(&two));
+        assert!(is_same(json!(1), json!(1.0)) && !is_same(json!(1), json!(1.5)));
+        assert!(!is_same(json!(u64::MAX), json!(u64::MAX - 1)), "a float would hide it");
+        assert!(!is_same(json!("1"), json!(1)) && !is_same(json!(null), json!(0.0)));
+        assert!(!are_equal(None, Some(&json!("x"))) && are_equal(None, None));
+        let asked = |value: Value| json!({"provenance": {"parameters": {"local": value}}});
+        assert_eq!(settings(&asked(json!(1)), &asked(json!(1.0))).rows(), 0);
+        assert_eq!(settings(&asked(json!(1)), &asked(json!(2))).rows(), 1);
     }
 }
