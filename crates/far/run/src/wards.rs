@@ -216,7 +216,7 @@ impl Wards {
         let wards = self.wards.iter().map(|ward| number(ward.pid));
         let paged: Vec<u32> =
             wards.filter(|pid| native.iter().all(|(native, _)| native != pid)).collect();
-        let held_bytes = sum(&native) + self.fresh.count(board, &paged);
+        let held_bytes = native_bytes(&native) + self.fresh.count(board, &paged);
         // The board may be behind in either direction.
         let counted_bytes = held_bytes.max(uncounted_bytes + bytes_on_board(board));
         Sight { tree, native, paged, limit_bytes, held_bytes, counted_bytes, common_bytes }
@@ -264,7 +264,8 @@ impl Wards {
             return;
         }
         // What the board has may have left.
-        let held_bytes = sum(&sight.native) + self.fresh.count_now(board, &sight.paged);
+        let paged_bytes = self.fresh.count_now(board, &sight.paged);
+        let held_bytes = native_bytes(&sight.native) + paged_bytes;
         if held_bytes <= allowed {
             return;
         }
@@ -583,12 +584,12 @@ fn is_withdrawn(ward: &Ward, tries: &mut u32) -> bool {
     true
 }
 
-/// The anonymous memory that the paged processes have published on the board.
-/// The memory of processes without a sidecar, in bytes.
-fn sum(native: &[(u32, u64)]) -> u64 {
+/// The anonymous memory of processes without a sidecar, in bytes.
+fn native_bytes(native: &[(u32, u64)]) -> u64 {
     native.iter().map(|(_, bytes)| bytes).sum()
 }
 
+/// The anonymous memory that the board has for all its processes.
 fn bytes_on_board(board: &Board) -> u64 {
     board.processes().map(|slot| slot.get(Counter::ResidentPages) * PAGE_BYTES_U64).sum()
 }
