@@ -149,27 +149,27 @@ impl Prepared<'_> {
 #[must_use]
 pub fn decode_key(word: &[u8]) -> Option<Vec<u8>> {
     const GROUP: usize = 4;
-    let is_digit =
-        |byte: &u8| matches!(byte, b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'+' | b'/');
-    let digits: Vec<u8> = word.iter().copied().filter(|it| is_digit(it) || *it == b'=').collect();
+    const PADDING_MAX: usize = 2;
+    let is_read = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/' | b'=');
+    let mut digits: Vec<u8> = word.iter().copied().filter(is_read).collect();
     if digits.is_empty() || !digits.len().is_multiple_of(GROUP) {
         return None;
     }
-    let mut key = Vec::new();
-    for group in digits.chunks_exact(GROUP) {
-        let padding = group.iter().filter(|&&byte| byte == b'=').count();
-        // A padding counts as the digit 0, wherever it is.
-        let group: Vec<u8> = group.iter().map(|&it| if it == b'=' { b'A' } else { it }).collect();
-        let mut bytes = BASE64.decode(group).ok()?;
-        match padding {
-            0 => key.append(&mut bytes),
-            1 | 2 => {
-                key.extend_from_slice(&bytes[..bytes.len() - padding]);
-                break;
-            }
-            _ => return None,
-        }
+    if let Some(first) = digits.iter().position(|&digit| digit == b'=') {
+        digits.truncate((first / GROUP + 1) * GROUP);
     }
+    let mut padding = 0;
+    // It counts as the digit 0, wherever in its group it is.
+    for digit in digits.iter_mut().filter(|digit| **digit == b'=') {
+        *digit = b'A';
+        padding += 1;
+    }
+    if padding > PADDING_MAX {
+        return None;
+    }
+    let mut key = BASE64.decode(digits).ok()?;
+    // Four digits are three bytes.
+    key.truncate(key.len() - padding);
     Some(key)
 }
 
