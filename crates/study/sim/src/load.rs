@@ -198,8 +198,8 @@ pub fn load_pages(
     Ok(Pages { pages, page_count: densifier.page_count(), info })
 }
 
-/// Counts the distinct pages of a trace, holding a table of them and one batch of references. The
-/// table takes a hundredth of the memory that the pages are, at most.
+/// Counts the distinct pages of a trace, holding a table of them (96 bytes for each at most, see
+/// [`Densifier::memory_bytes`]) and one batch of references.
 ///
 /// # Errors
 /// The trace is damaged, has blocks larger than the pages, or more pages than have numbers.
