@@ -140,9 +140,9 @@ struct Place {
 fn values(answer: &Value, other: &Value) -> BTreeMap<Place, Value> {
     let mut found = BTreeMap::new();
     for (table, content) in answer["tables"].as_object().into_iter().flatten() {
-        let rows = rows(content);
+        let rows = rows_of(content);
         let columns: Vec<&str> = columns(content).collect();
-        let all: Vec<&Value> = [&rows[..], &self::rows(&other["tables"][table])].concat();
+        let all: Vec<&Value> = [&rows[..], &rows_of(&other["tables"][table])].concat();
         let names = naming(&columns, &all);
         let mut known: BTreeMap<String, u64> = BTreeMap::new();
         for row in rows {
@@ -170,7 +170,7 @@ fn values(answer: &Value, other: &Value) -> BTreeMap<Place, Value> {
     found
 }
 
-fn rows(table: &Value) -> Vec<&Value> {
+fn rows_of(table: &Value) -> Vec<&Value> {
     table["rows"].as_array().into_iter().flatten().collect()
 }
 
