@@ -216,10 +216,17 @@ impl Plan {
             self.said_short = None;
         }
         let mut orders = Vec::new();
+        let mut taking = BTreeSet::new();
         for action in self.placements.hear(segments) {
             match action {
                 Action::Add { key, place } => {
-                    if !self.released.contains(&key.0) && !self.unusable.contains(&key) {
+                    if self.released.contains(&key.0) || self.unusable.contains(&key) {
+                        continue;
+                    }
+                    if self.bytes_besides(key.0, &taking) >= self.wanted_bytes {
+                        self.refuse(key);
+                    } else {
+                        taking.insert(key.0);
                         orders.push(Order::Take { key, place });
                     }
                 }
@@ -340,6 +347,11 @@ impl Plan {
         self.shunned.insert(node.to_owned(), now + SHUN);
         self.more_at = self.more_at.max(now + ASK_PAUSE);
         self.say_short(format!("far memory on node {node} cannot be used: {why}"));
+        self.refuse(key);
+    }
+
+    /// Leaves a place to the pool that was not taken.
+    fn refuse(&mut self, key: PlaceKey) {
         let has_other = self.segment_at_any(key.0).is_some_and(|it| {
             it.epoch != key.1 && self.placements.placement((it.id, it.epoch)).is_some()
         });
@@ -396,11 +408,32 @@ impl Plan {
         self.segments.iter().filter(|it| {
             let stays = match it.state {
                 SegmentState::Pending | SegmentState::Ready => true,
-                SegmentState::Moving => it.target.is_some(),
+                // While the pool seeks a place, more would be asked for than is wanted.
+                SegmentState::Moving => {
+                    it.target.is_some() || (!it.leave && self.is_used((it.id, it.epoch)))
+                }
                 SegmentState::Releasing | SegmentState::Lost => false,
             };
             stays && !self.released.contains(&it.id)
         })
+    }
+
+    /// Whether the place is in use and not being left.
+    fn is_used(&self, key: PlaceKey) -> bool {
+        self.placements.placement(key).is_some_and(|it| !it.is_leaving)
+    }
+
+    /// Bytes that are in use, or about to be taken, and stay, without those of one segment. Memory
+    /// that was asked for may arrive after a place was found for what it was to replace: then one
+    /// of the two is not needed.
+    fn bytes_besides(&self, id: SegmentId, taking: &BTreeSet<SegmentId>) -> u64 {
+        let is_used = |it: &&ClientSegment| {
+            let target = it.target.as_ref().map(|target| target.epoch);
+            let mut epochs = std::iter::once(it.epoch).chain(target);
+            it.id != id
+                && (taking.contains(&it.id) || epochs.any(|epoch| self.is_used((it.id, epoch))))
+        };
+        self.stays().filter(is_used).map(|it| it.place.bytes).sum()
     }
 
     fn missing_bytes(&self) -> Option<u64> {

@@ -129,6 +129,53 @@ fn a_drain_without_another_place_does_not_wait_for_a_cache() {
 }
 
 #[test]
+fn nothing_is_asked_for_while_a_place_is_sought() {
+    let mut plan = with_one();
+    let moving = segment(1, 5, SegmentState::Moving);
+    assert_eq!(heard(&mut plan, vec![moving.clone()], at(20)), []);
+    assert_eq!(plan.granted_bytes(), GIB);
+    assert!(matches!(plan.question(at(20), 0), Some(Question::Report { .. })));
+    // None was found: what is emptied must be replaced.
+    let orders = heard(&mut plan, vec![moving], at(23));
+    assert_eq!(orders, [Order::Empty { grant: GrantNumber(0), within: None }]);
+    assert!(matches!(plan.question(at(23), 0), Some(Question::Ask { bytes: GIB, .. })));
+}
+
+#[test]
+fn of_a_target_and_what_was_asked_for_meanwhile_only_the_first_is_taken() {
+    let target = Some(Target { epoch: 6, place: place("m") });
+    let moving = ClientSegment { target, ..segment(1, 5, SegmentState::Moving) };
+    let asked = segment(2, 1, SegmentState::Ready);
+    // A place is sought for too long, and memory is asked for in its stead.
+    let with_two = || {
+        let mut plan = with_one();
+        heard(&mut plan, vec![segment(1, 5, SegmentState::Moving)], at(20));
+        heard(&mut plan, vec![segment(1, 5, SegmentState::Moving)], at(23));
+        assert!(matches!(plan.question(at(23), 0), Some(Question::Ask { .. })));
+        plan.take(Answer::Granted(Ok(GIB)), at(23));
+        plan
+    };
+    let mut plan = with_two();
+    let orders = heard(&mut plan, vec![moving.clone()], at(24));
+    assert!(matches!(&orders[..], [Order::Take { key: it, .. }] if *it == key(1, 6)));
+    plan.taken(key(1, 6), GrantNumber(1));
+    assert_eq!(heard(&mut plan, vec![moving.clone(), asked.clone()], at(25)), []);
+    assert_eq!(plan.question(at(25), 0), Some(Question::Release(asked.id)));
+    let mut plan = with_two();
+    let orders = heard(&mut plan, vec![moving.clone(), asked.clone()], at(24));
+    assert_eq!(orders.len(), 1, "one of two that arrive together: {orders:?}");
+    let mut plan = with_two();
+    let orders = heard(&mut plan, vec![segment(1, 5, SegmentState::Moving), asked.clone()], at(24));
+    assert!(matches!(&orders[..], [Order::Take { key: it, .. }] if *it == key(2, 1)));
+    plan.taken(key(2, 1), GrantNumber(1));
+    assert_eq!(heard(&mut plan, vec![moving, asked], at(25)), [], "the target is not needed");
+    assert!(matches!(plan.question(at(25), 0), Some(Question::Report { .. })), "not yet empty");
+    plan.take(Answer::Heard(Err("nobody answers".into())), at(25));
+    plan.freed(GrantNumber(0));
+    assert_eq!(plan.question(at(27), 0), Some(Question::Release(SegmentId::from_u128(1))));
+}
+
+#[test]
 fn a_lost_blade_is_given_up_and_its_node_not_asked_again_for_a_while() {
     let mut plan = with_one();
     let grant = GrantNumber(0);
