@@ -412,6 +412,9 @@ fn a_dead_blade_of_two_costs_its_own_items_only() {
         });
         assert_eq!(text.statistic("far_wanted_bytes"), FAR_BYTES);
         assert_eq!(text.statistic("far_grants_lost"), 0, "the other blade is still used");
+        common::wait_until("what the blade held is given up", || {
+            (text.statistic("far_limit_bytes") == FAR_BYTES / 2).then_some(())
+        });
         let missing = found.iter().filter(|found| !**found).count() as u64;
         let answered = answered_by_far(&mut text);
         eprintln!("{threads} threads: {items} were below, {missing} missing, {answered} answered");

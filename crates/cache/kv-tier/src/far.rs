@@ -95,6 +95,15 @@ impl Far {
         }
     }
 
+    /// Gives up the zones of a share whose blades are lost.
+    pub fn drop_lost(&mut self, grant: GrantNumber) {
+        for zone in self.medium().zones_of(grant) {
+            if self.medium().is_lost(zone) {
+                self.drop_zone(zone, true);
+            }
+        }
+    }
+
     /// Closes the connection of a share if it holds nothing and nothing is under way. False while
     /// there is something; true also if the share is closed already.
     pub fn end_share(&mut self, grant: GrantNumber) -> bool {

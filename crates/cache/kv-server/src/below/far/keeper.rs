@@ -233,6 +233,10 @@ impl Keeper {
             self.shared.far.granted_bytes.fetch_sub(granted.bytes, Ordering::Relaxed);
             self.shared.far.leaving_bytes.fetch_add(granted.bytes, Ordering::Relaxed);
         }
+        self.tell_shards(order);
+    }
+
+    fn tell_shards(&self, order: impl Fn() -> FarOrder) {
         self.shared.mailboxes.iter().for_each(|mailbox| mailbox.put(Message::Far(order())));
     }
 
@@ -371,10 +375,10 @@ impl Keeper {
     }
 
     /// Reports each lost blade once. A grant of a pool is given up with its blade, and so is one of
-    /// named blades with the last of them.
+    /// named blades with the last of them; until then the shards give up what the lost ones held.
     fn look_for_losses(&mut self) {
         let now = self.started.elapsed();
-        let (mut orders, mut gone) = (Vec::new(), Vec::new());
+        let (mut orders, mut gone, mut partly) = (Vec::new(), Vec::new(), Vec::new());
         for (grant, granted) in &mut self.granted {
             let lost = granted.pool.lost();
             for blade in lost.iter().skip(granted.known_lost) {
@@ -398,14 +402,18 @@ impl Keeper {
                     self.shared.far.granted_bytes.fetch_sub(bytes, Ordering::Relaxed);
                     self.away.push(away);
                 }
-                if lost.len() == granted.named.len() && lost.len() > granted.known_lost {
-                    gone.push(*grant);
+                if lost.len() > granted.known_lost {
+                    let is_all = lost.len() == granted.named.len();
+                    if is_all { &mut gone } else { &mut partly }.push(*grant);
                 }
             }
             granted.known_lost = granted.known_lost.max(lost.len());
         }
         self.carry_out(orders);
         gone.into_iter().for_each(|grant| self.give_up(grant));
+        for grant in partly {
+            self.tell_shards(|| FarOrder::DropLost { grant });
+        }
     }
 }
 

@@ -15,6 +15,8 @@ pub enum FarOrder {
     Empty { grant: GrantNumber, until: Instant },
     /// Its memory is gone, or has to be given back at once.
     Drop { grant: GrantNumber, is_lost: bool },
+    /// The memory of some of its blades is gone: the rest stays in use.
+    DropLost { grant: GrantNumber },
 }
 
 /// How many shards still hold a connection to a piece of far memory.

@@ -76,6 +76,7 @@ impl Reclaim {
                 self.leaving.retain(|(it, _)| *it != grant);
                 self.leaving.push((grant, None));
             }
+            FarOrder::DropLost { grant } => far.drop_lost(grant),
         }
     }
 
