@@ -273,12 +273,11 @@ fn others_give_up_memory_only_where_memory_is_what_is_short() {
     api.put_segment(id(21), &SegmentSpec { bytes: SUPERPAGE, ..wide.clone() }).unwrap();
     settle();
     stays("bandwidth", api.put_segment(id(22), &wide));
-    api.put_segment(id(23), &near(late, 3, "n0")).unwrap();
+    // Only n1 has room left for it.
+    api.put_segment(id(23), &of(late, 3)).unwrap();
     settle();
-    stays(
-        "a resize",
-        api.resize_segment(id(21), &SegmentSpec { bytes: 2 * SUPERPAGE, ..wide }, None),
-    );
+    // It can grow only where it is.
+    stays("a resize", api.resize_segment(id(23), &of(late, 4), None));
     // The rack is full: now memory is short, and n0 is where others have some.
     let error = api.put_segment(id(24), &near(late, 2, "n1")).unwrap_err();
     assert!(farpool_api::tenant::retry_after(&error).is_some(), "{error}");
