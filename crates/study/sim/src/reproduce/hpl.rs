@@ -150,7 +150,9 @@ fn several_choose(run: VmsRun) -> Claim {
     }
 }
 
-fn interleaved(run: VmsRun, vms: u32) -> Synthetic {
+/// The references of several machines, one of each in turn; each machine's pages follow those of
+/// the one before it.
+pub(super) fn interleaved(run: VmsRun, vms: u32) -> Synthetic {
     let traces: Vec<Synthetic> = (0..vms)
         .map(|vm| Synthetic::mstress(run.pages, run.references, MSTRESS_SEED + u64::from(vm)))
         .collect();
