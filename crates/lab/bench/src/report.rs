@@ -77,6 +77,9 @@ pub enum Unit {
     /// Percent by which something is off.
     #[serde(rename = "%")]
     Percent,
+    /// Factor by which something is off, at least 1.
+    #[serde(rename = "x")]
+    Factor,
 }
 
 impl Unit {
@@ -88,6 +91,7 @@ impl Unit {
             Self::Seconds => format!("{} s", three_digits(value)),
             Self::Bytes => about_bytes(value),
             Self::Percent => format!("{} %", three_digits(value)),
+            Self::Factor => format!("{} x", three_digits(value)),
             Self::BytesPerSecond => format!("{}/s", about_bytes(value)),
             Self::OpsPerSecond if value >= 1e6 => format!("{} M/s", three_digits(value / 1e6)),
             Self::OpsPerSecond if value >= 1e3 => format!("{} k/s", three_digits(value / 1e3)),
@@ -96,7 +100,7 @@ impl Unit {
     }
 
     fn less_is_better(self) -> bool {
-        matches!(self, Self::Nanoseconds | Self::Seconds | Self::Bytes | Self::Percent)
+        !matches!(self, Self::BytesPerSecond | Self::OpsPerSecond)
     }
 }
 

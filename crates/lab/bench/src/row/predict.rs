@@ -2,39 +2,48 @@
 //!
 //! A program is captured once (its pages, and how long it takes by itself); costs are measured by
 //! probes that have nothing to do with it; then it is run under `farpool run` at the same limits.
-//! The value is how far the predicted time is from the measured one. Programs have one working
-//! thread: the costs are those of one thread.
+//! Two rows each: how far the predicted time is from the measured one, and by what factor the
+//! fetched pages are. Programs have one working thread: the costs are those of one thread.
 
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use farpool_sim::pager::{MeasuredCosts, Prediction, Question, predict};
+use farpool_sim::pager::{Events, MeasuredCosts, Prediction, Question, predict};
 use farpool_sim::{LoadOptions, LocalSize, References, load};
 use farpool_trace::{Columns, TraceReader};
 use farpool_units::PAGE_BYTES_U64;
 
 use super::{Experiment, Lab, MIB};
 use crate::BenchError;
-use crate::costs::{CostsOptions, measure_costs};
+use crate::costs::{CostsOptions, measure_costs, read_events};
 use crate::program::{Sqlite, python_program};
 use crate::report::{Bar, Row, Unit};
 use crate::stage::{Place, Running, lacking, progress};
 
 /// Names of the rows, one for each program.
-pub(super) const NAMES: [&str; 6] = [
+pub(super) const NAMES: [&str; 10] = [
     "predict.sort",
     "predict.sqlite",
     "predict.objects",
     "predict.gather",
     "predict.mstress",
     "predict.pagerank",
+    "predict.perl",
+    "predict.awk",
+    "predict.ruby",
+    "predict.xz",
 ];
 /// Local memory in percent of all.
 const SHARES: [u32; 2] = [50, 25];
 /// The predicted time with far memory may differ from the measured one by this many percent.
 const BAR: Bar = Bar::AtMost(25.0);
+/// The fetched pages may be off by this factor, in either direction.
+const FETCHES_BAR: Bar = Bar::AtMost(1.5);
+/// Below this many fetched pages, predicted and measured, a factor says nothing: they take a few
+/// milliseconds.
+const FETCHES_LEAST: u64 = 1_000;
 /// The fastest of this many runs counts, for the costs and for the program's own time, too.
 const RUNS: u32 = 3;
 const PROBE_BYTES: u64 = 256 * MIB;
@@ -62,6 +71,28 @@ for place in places:
     total += numbers[place]
 print(total)
 ";
+/// A hash of strings, read three times in another order than it was filled.
+const PERL: &str = r#"
+my (%h, $total);
+my $count = 300000;
+$h{"key $_"} = $_ for 1..$count;
+for (1..3) { for my $i (1..$count) { $total += $h{"key " . ($i * 7919 % $count + 1)} } }
+print "$total\n";
+"#;
+/// Counts the beginnings of lines, and their ends for each.
+const AWK: &str = r"
+{ count[substr($0, 15, 6)]++; last[substr($0, 15, 6)] = $0 }
+END { for (key in count) if (count[key] > 1) sum += count[key] * length(last[key]); print sum }
+";
+/// Small objects that reference each other, some of them thrown away: its collector walks them.
+const RUBY: &str = "
+Node = Struct.new(:key, :name, :other)
+nodes = []
+200_000.times { |i| nodes << Node.new(i, \"node #{i}\", nodes[i * 7919 % (i + 1)]) }
+total = 0
+3.times { nodes.each { |it| total += it.key + it.name.size + (it.other ? it.other.key : 0) } }
+puts total
+";
 
 pub(super) fn run(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchError> {
     let name = experiment.name.as_str();
@@ -86,22 +117,40 @@ pub(super) fn run(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchE
     for local in &question.local {
         let prediction = predict(&question, &trace, costs, *local);
         progress(&format!("{name}: {local} local"));
-        let measured = measured(lab, &program, prediction.local_bytes)?;
-        rows.push(row(name, native_ps, &prediction, measured));
+        let (took, events) = measured(lab, &program, prediction.local_bytes)?;
+        rows.push(time_row(name, native_ps, &prediction, took));
+        rows.push(fetches_row(name, &prediction, &events));
     }
     Ok(rows)
 }
 
-fn row(name: &str, native_ps: u64, prediction: &Prediction, measured: Duration) -> Row {
+fn time_row(name: &str, native_ps: u64, prediction: &Prediction, measured: Duration) -> Row {
     let seconds = |ps: u64| ps as f64 / 1e12;
+    let band = prediction.time_band_ps.map_or_else(String::new, |(low, high)| {
+        format!(" ({:.2} to {:.2})", seconds(low), seconds(high))
+    });
     let predicted_s = seconds(native_ps + prediction.added_ps);
     let off_percent = (predicted_s / measured.as_secs_f64() - 1.0) * 100.0;
-    let name = format!("{name}.{}", prediction.local.to_string().trim_end_matches('%'));
-    Row::judged(name, off_percent.abs(), Unit::Percent, BAR).note(format!(
-        "predicted {predicted_s:.2} s, measured {:.2} s, by itself {:.2} s",
+    Row::judged(row_name(name, prediction), off_percent.abs(), Unit::Percent, BAR).note(format!(
+        "predicted {predicted_s:.2} s{band}, measured {:.2} s, by itself {:.2} s",
         measured.as_secs_f64(),
         seconds(native_ps),
     ))
+}
+
+fn fetches_row(name: &str, prediction: &Prediction, measured: &Events) -> Row {
+    let fetched = |events: &Events| events.demand_fetches + events.prefetches;
+    let (predicted, counted) = (fetched(&prediction.events), fetched(measured));
+    let (less, more) = (predicted.min(counted), predicted.max(counted));
+    let factor = more as f64 / less.max(1) as f64;
+    let row =
+        Row::judged(row_name(name, prediction) + ".fetches", factor, Unit::Factor, FETCHES_BAR)
+            .note(format!("predicted {predicted} pages, counted {counted}"));
+    if more < FETCHES_LEAST { row.unjudged() } else { row }
+}
+
+fn row_name(name: &str, prediction: &Prediction) -> String {
+    format!("{name}.{}", prediction.local.to_string().trim_end_matches('%'))
 }
 
 fn costs(lab: &Lab) -> Result<&MeasuredCosts, BenchError> {
@@ -147,6 +196,22 @@ fn program(lab: &Lab, name: &str) -> Result<Vec<OsString>, BenchError> {
         }
         "predict.objects" => python(OBJECTS),
         "predict.gather" => python(GATHER),
+        "predict.perl" => words(&["perl", "-e", PERL]),
+        "predict.awk" => {
+            let lines = lab.stage.folder.join("lines.txt");
+            write(&lines, digits(part(600_000)).as_bytes())?;
+            let mut program = words(&["mawk", AWK]);
+            program.push(lines.into());
+            program
+        }
+        "predict.ruby" => words(&["ruby", "--disable-all", "-e", RUBY]),
+        "predict.xz" => {
+            let lines = lab.stage.folder.join("lines.txt");
+            write(&lines, digits(part(250_000)).as_bytes())?;
+            let mut program = words(&["xz", "-6", "--threads=1", "--keep", "--stdout"]);
+            program.push(lines.into());
+            program
+        }
         "predict.mstress" => workload("mstress", lab.bytes(128 * MIB), &[]),
         _ => workload("pagerank", lab.bytes(128 * MIB), &["--passes", "2"]),
     })
@@ -183,11 +248,19 @@ fn capture(lab: &Lab, program: &[OsString]) -> Result<References, BenchError> {
     load(reader, options, &mut |_| {}).map_err(|error| broken(&error))
 }
 
-/// Returns the least time of several runs at this limit.
-fn measured(lab: &Lab, program: &[OsString], limit_bytes: u64) -> Result<Duration, BenchError> {
+/// Returns the fastest of several runs at this limit: its time and its events.
+fn measured(
+    lab: &Lab,
+    program: &[OsString],
+    limit_bytes: u64,
+) -> Result<(Duration, Events), BenchError> {
     let need_bytes = limit_bytes * 100 / u64::from(SHARES[SHARES.len() - 1]);
-    (0..RUNS).try_fold(Duration::MAX, |least, _| {
+    let mut fastest = (Duration::MAX, Events::default());
+    for _ in 0..RUNS {
         let finished = lab.stage.run(Place::Shm(limit_bytes), program, b"", need_bytes)?;
-        Ok(finished.took.min(least))
-    })
+        if finished.took < fastest.0 {
+            fastest = (finished.took, read_events(&lab.stage.stats_file())?);
+        }
+    }
+    Ok(fastest)
 }
