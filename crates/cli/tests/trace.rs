@@ -1,5 +1,7 @@
 //! `farpool trace` with real programs under qemu-user.
 
+#[path = "trace/children.rs"]
+mod children;
 mod common;
 
 use std::collections::HashMap;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use farpool_trace::Clock;
 
-use crate::values::{CacheLevel, LocalLimit, Size};
+use crate::values::{CacheLevel, LocalLimit, Size, process_name};
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
@@ -15,11 +15,12 @@ Examples:\n  \
 farpool trace --out sort.parquet -- sort big.txt\n  \
 farpool trace --via fault --local 25% --out redis.parquet -- redis-server\n  \
 farpool trace --pages --time --out sort.parquet -- sort big.txt     # for farpool sim predict\n  \
+farpool trace --process cc1 --out cc1.parquet -- make               # the compilers of a build\n  \
 farpool trace import --format oracleGeneral cache.oracleGeneral.zst --out cache.parquet\n  \
 farpool trace info sort.parquet\n\n\
 The unmodified program runs under qemu-user, 14 to 20 times slower. All its threads are\n\
-recorded. Children that it forks and programs that it starts are not; the trace says\n\
-how many.")]
+recorded. Children that it forks and programs that it starts are recorded with --children;\n\
+otherwise the trace says how many there were.")]
 pub struct TraceArgs {
     #[command(subcommand)]
     pub action: Option<TraceAction>,
@@ -71,6 +72,12 @@ pub struct CaptureArgs {
     /// Leave out the first N records: the program's start, for example
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub skip: u64,
+    /// Record the processes that it forks and the programs that they start, too
+    #[arg(long)]
+    pub children: bool,
+    /// Of all processes record those of this program only, such as cc1; implies --children
+    #[arg(long, value_name = "NAME", value_parser = process_name)]
+    pub process: Option<String>,
     /// qemu-user to run the program with [default: qemu-x86_64 from PATH]
     #[arg(long, value_name = "FILE")]
     pub qemu: Option<PathBuf>,

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, anyhow};
 use farpool_run::{FaultTrace, RunOptions};
-use farpool_trace::capture::{self, Captured, QemuCapture, QemuSettings};
+use farpool_trace::capture::{self, Captured, Children, QemuCapture, QemuSettings};
 use farpool_trace::import::{CsvColumns, Format, ImportOptions, import};
 use farpool_trace::{CacheFilter, Columns, Filter, PageFilter, TraceInfo, TraceReader, export};
 use serde_json::json;
@@ -37,14 +37,11 @@ pub fn main(args: TraceArgs) -> anyhow::Result<u8> {
 
 fn capture(args: CaptureArgs) -> anyhow::Result<u8> {
     let filter = filter(&args);
+    if args.via == Via::Fault {
+        refuse_flags_of_qemu(&args)?;
+    }
     let out = args.out.ok_or_else(|| UsageError("--out FILE is missing".to_owned()))?;
     if args.via == Via::Fault {
-        let is_qemus = args.unfiltered || args.pages.is_some() || args.time.is_some();
-        if is_qemus || args.max_records.is_some() || args.skip > 0 || args.qemu.is_some() {
-            let refusal = "--unfiltered, --pages, --time, --max-records, --skip and --qemu belong to \
-                           captures under qemu-user, not to --via fault";
-            return Err(UsageError(refusal.to_owned()).into());
-        }
         return capture_faults(args.program, args.local, &out, args.json);
     }
     if args.local.is_some() {
@@ -56,6 +53,8 @@ fn capture(args: CaptureArgs) -> anyhow::Result<u8> {
         anyhow!("there is no {name} in PATH; install it (Debian: apt-get install qemu-user)")
     })?;
     let plugin = find_plugin()?;
+    let is_followed = args.children || args.process.is_some();
+    let children = is_followed.then_some(Children { only: args.process });
     let command = capture::resolve(&args.program, std::env::var_os("PATH").as_deref())?;
     // The terminal sends ctrl-C to the program, too: the program ends, and the trace is completed.
     // While the program is timed, both signals end the command.
@@ -75,6 +74,7 @@ fn capture(args: CaptureArgs) -> anyhow::Result<u8> {
         native,
         max_records: args.max_records,
         skip_records: args.skip,
+        children,
     };
     let running = QemuCapture::start(&command, &settings, &out)?;
     let process = i32::try_from(running.process()).ok().and_then(rustix::process::Pid::from_raw);
@@ -89,10 +89,31 @@ fn capture(args: CaptureArgs) -> anyhow::Result<u8> {
     });
     shown.finish_and_clear();
     let captured = captured?;
-    let Captured { status, records, threads, notes } = captured;
+    let Captured { status, records, threads, processes, notes } = captured;
     let code = exit_code(status);
-    tell(&out, &Told { records, threads, code, notes }, args.json)?;
+    tell(&out, &Told { records, threads, processes, code, notes }, args.json)?;
     Ok(code)
+}
+
+/// The pager sees faults only, of all processes: what selects references has no meaning there.
+fn refuse_flags_of_qemu(args: &CaptureArgs) -> Result<(), UsageError> {
+    let flags = [
+        ("--unfiltered", args.unfiltered),
+        ("--pages", args.pages.is_some()),
+        ("--process", args.process.is_some()),
+        ("--max-records", args.max_records.is_some()),
+        ("--skip", args.skip > 0),
+        ("--time", args.time.is_some()),
+        ("--qemu", args.qemu.is_some()),
+    ];
+    let given: Vec<&str> =
+        flags.iter().filter(|(_, is_given)| *is_given).map(|(flag, _)| *flag).collect();
+    if given.is_empty() {
+        return Ok(());
+    }
+    let reason =
+        "needs a capture under qemu-user; --via fault records every fault of all processes";
+    Err(UsageError(format!("{} {reason}", given.join(", "))))
 }
 
 fn capture_faults(
@@ -110,7 +131,7 @@ fn capture_faults(
     let (code, trace) = farpool_run::capture_faults(&options, out)?;
     let code = u8::try_from(code).unwrap_or(crate::EXIT_FAILED);
     let FaultTrace { records, threads, notes } = trace;
-    tell(out, &Told { records, threads, code, notes }, as_json)?;
+    tell(out, &Told { records, threads, processes: 0, code, notes }, as_json)?;
     Ok(code)
 }
 
@@ -151,6 +172,8 @@ fn exit_code(status: ExitStatus) -> u8 {
 struct Told {
     records: u64,
     threads: u64,
+    /// Processes that were followed; 0 if that is not known.
+    processes: u64,
     /// Exit code of the program.
     code: u8,
     notes: Vec<String>,
@@ -162,22 +185,22 @@ fn tell(out: &Path, captured: &Told, as_json: bool) -> anyhow::Result<()> {
             "trace": out,
             "records": captured.records,
             "threads": captured.threads,
+            "processes": captured.processes,
             "program_exit_code": captured.code,
             "notes": captured.notes,
         });
         return Ok(print(&format!("{told}\n"))?);
     }
-    // The program's own output goes to standard output.
-    eprintln!(
-        "farpool trace: {} references of {} threads in {}",
-        captured.records,
-        captured.threads,
-        out.display()
-    );
-    for note in &captured.notes {
+    tell_people(out, captured.records, captured.threads, &captured.notes);
+    Ok(())
+}
+
+/// Tells what a new trace holds. The program's own output goes to standard output.
+pub fn tell_people(out: &Path, records: u64, threads: u64, notes: &[String]) {
+    eprintln!("farpool trace: {records} references of {threads} threads in {}", out.display());
+    for note in notes {
         eprintln!("farpool trace: {note}");
     }
-    Ok(())
 }
 
 fn import_trace(args: ImportArgs) -> anyhow::Result<u8> {
@@ -252,6 +275,8 @@ fn describe(info: &TraceInfo, records: u64) -> String {
             lines.push(("pages", format!("once in {window_accesses} accesses of a thread")));
         }
     }
+    let processes = info.processes.iter();
+    lines.extend(processes.map(|it| ("process", format!("{} {}", it.number, it.program))));
     if let Some(native_ps) = info.native_ps {
         let micros = native_ps / 1_000_000;
         lines.push(("native time", format!("{}.{:06} s", micros / 1_000_000, micros % 1_000_000)));

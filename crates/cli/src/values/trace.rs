@@ -49,6 +49,16 @@ impl fmt::Display for CacheLevel {
     }
 }
 
+/// Parses the name of a program as `farpool trace --process` compares it, without its folder.
+pub fn process_name(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.contains(['/', ',']) {
+        return Err(format!(
+            "{text:?} is not a program's name; write it without its folder, such as cc1"
+        ));
+    }
+    Ok(text.to_owned())
+}
+
 /// How much slower a program may be, written as `3%` or `2.5%`; in thousandths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slowdown(pub u64);
@@ -84,6 +94,14 @@ mod tests {
         assert_eq!("2.5%".parse::<Slowdown>().unwrap().to_string(), "2.5%");
         for text in ["3", "-1%", "2.55%", "NaN%", "%"] {
             assert!(text.parse::<Slowdown>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_process_is_named_without_its_folder() {
+        assert_eq!(process_name("cc1").as_deref(), Ok("cc1"));
+        for text in ["", "/usr/bin/sort", "a,b"] {
+            assert!(process_name(text).is_err(), "{text}");
         }
     }
 

@@ -9,24 +9,30 @@
 //! order of the trace.
 //!
 //! The process that is started is recorded, with all its threads. Children that it forks run on
-//! unrecorded, and so do programs started by `exec`, which leave QEMU; both are counted.
+//! unrecorded, and so do programs started by `exec`, which leave QEMU; both are counted. With
+//! `children=1` both are followed: a forked child begins with empty filters of its own
+//! (`in_child`), and `exec` begins QEMU again (`follow`).
 
 #![allow(unreachable_pub, reason = "many modules; the root says what leaves the crate")]
 
 mod access;
 pub mod cache;
+pub mod follow;
+pub mod image;
 mod line_access;
 mod page_access;
 pub mod pages;
 mod qemu;
 mod settings;
-mod stream;
+pub mod stream;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use std::sync::{Mutex, OnceLock};
 
 use cache::Cache;
+use follow::Call;
+use image::Image;
 use pages::PageFilter;
 use settings::Settings;
 use stream::{Counters, Stream};
@@ -80,19 +86,38 @@ struct Shared {
     stream: Stream,
 }
 
-static SHARED: Mutex<Option<Shared>> = Mutex::new(None);
+/// Never freed: a forked child leaves its parent's, whose lock another thread may hold.
+static SHARED: AtomicPtr<Mutex<Shared>> = AtomicPtr::new(std::ptr::null_mut());
 
 static COUNTERS: OnceLock<Counters> = OnceLock::new();
 
-static SETTINGS: Mutex<Option<Settings>> = Mutex::new(None);
+static SETTINGS: OnceLock<Settings> = OnceLock::new();
+
+/// The program that runs here; only known if children are followed.
+static IMAGE: OnceLock<Image> = OnceLock::new();
 
 /// Returns the state of the thread that QEMU calls `index`; called on that thread.
 ///
 /// # Safety
 /// Only in a call by QEMU for this thread, and only once in it: no other reference exists then.
 unsafe fn processor<'a>(index: c_uint) -> Option<&'a mut Processor> {
+    let place = PROCESSORS.get(index as usize)?;
     // SAFETY: null or a leaked box, and the caller guarantees the only reference.
-    unsafe { PROCESSORS.get(index as usize)?.load(Ordering::Relaxed).as_mut() }
+    match unsafe { place.load(Ordering::Relaxed).as_mut() } {
+        None if IS_RECORDING.load(Ordering::Relaxed) && IMAGE.get().is_some() => {
+            // The thread that forked, in the child: it begins at its first access.
+            let thread = COUNTERS.get()?.next_thread();
+            let filter = Filter::new(SETTINGS.get()?);
+            Some(place_new(place, Processor { thread, filter }))
+        }
+        known => known,
+    }
+}
+
+fn place_new(place: &AtomicPtr<Processor>, processor: Processor) -> &'static mut Processor {
+    let processor = Box::leak(Box::new(processor));
+    place.store(processor, Ordering::Release);
+    processor
 }
 
 /// Passes the shared state to `use_it`, unless recording has ended; `use_it` returns whether the
@@ -101,22 +126,31 @@ fn with_shared(use_it: impl FnOnce(&mut Shared) -> bool) {
     if !IS_RECORDING.load(Ordering::Relaxed) {
         return;
     }
-    let Ok(mut shared) = SHARED.lock() else { return };
-    let Some(shared) = shared.as_mut() else { return };
-    if !use_it(shared) {
+    // SAFETY: null or a leaked box.
+    let Some(shared) = (unsafe { SHARED.load(Ordering::Acquire).as_ref() }) else { return };
+    let Ok(mut shared) = shared.lock() else { return };
+    if !use_it(&mut shared) {
         IS_RECORDING.store(false, Ordering::Relaxed);
         if !shared.stream.is_stopped() {
-            say("the recorder is gone; the program goes on, unrecorded");
+            say("the recorder is gone, or an address has more than 50 bits; the program goes on, \
+                 unrecorded");
         }
     }
 }
 
 extern "C" fn on_line_translation(_: qemu::PluginId, block: *mut qemu::Block) {
+    follow::learn_base(block);
     watch(block, line_access::on_access);
 }
 
 extern "C" fn on_page_translation(_: qemu::PluginId, block: *mut qemu::Block) {
+    follow::learn_base(block);
     watch(block, page_access::on_access);
+}
+
+/// Of a program that is followed and not recorded.
+extern "C" fn on_other_translation(_: qemu::PluginId, block: *mut qemu::Block) {
+    follow::learn_base(block);
 }
 
 /// Registers `callback` for each access of a block.
@@ -136,26 +170,28 @@ fn watch(block: *mut qemu::Block, callback: qemu::MemoryCallback) {
 }
 
 extern "C" fn on_processor(_: qemu::PluginId, index: c_uint) {
+    if IMAGE.get().is_some() && !IS_RECORDING.load(Ordering::Relaxed) {
+        return;
+    }
     let Some(thread) = COUNTERS.get().map(Counters::next_thread) else { return };
     let Some(place) = PROCESSORS.get(index as usize) else {
         IS_RECORDING.store(false, Ordering::Relaxed);
         say(&format!("more than {MAX_PROCESSORS} threads at once; recording ends here"));
         return;
     };
-    let Some(settings) = SETTINGS.lock().ok().and_then(|settings| settings.clone()) else { return };
+    let Some(settings) = SETTINGS.get() else { return };
     line_access::begin(index);
     page_access::begin(index);
     // SAFETY: an earlier thread of this number has ended, this one has not begun.
-    if let Some(processor) = unsafe { processor(index) } {
+    if let Some(processor) = unsafe { place.load(Ordering::Relaxed).as_mut() } {
         processor.thread = thread;
         // A cache outlives a thread, but a filter's memory of pages does not.
         if settings.page_window > 0 {
-            processor.filter = Filter::new(&settings);
+            processor.filter = Filter::new(settings);
         }
         return;
     }
-    let processor = Box::new(Processor { thread, filter: Filter::new(&settings) });
-    place.store(Box::into_raw(processor), Ordering::Release);
+    place_new(place, Processor { thread, filter: Filter::new(settings) });
 }
 
 #[allow(clippy::too_many_arguments, reason = "QEMU's signature")]
@@ -163,24 +199,56 @@ extern "C" fn on_system_call(
     _: qemu::PluginId,
     _: c_uint,
     number: i64,
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
-    _: u64,
+    first: u64,
+    second: u64,
+    third: u64,
+    fourth: u64,
+    fifth: u64,
     _: u64,
     _: u64,
     _: u64,
 ) {
-    if number == libc::SYS_execve || number == libc::SYS_execveat {
+    let Some(call) = Call::of(number, [first, second, third, fourth, fifth]) else { return };
+    let is_lost = match (IMAGE.get(), SETTINGS.get()) {
+        (Some(image), Some(settings)) => call.follow(image, &settings.ring),
+        _ => true,
+    };
+    if is_lost {
         COUNTERS.get().inspect(|counters| counters.count_exec());
     }
 }
 
 /// Runs in a forked child before anything else there.
 extern "C" fn in_child() {
-    IS_RECORDING.store(false, Ordering::Relaxed);
-    COUNTERS.get().inspect(|counters| counters.count_fork());
+    let is_recorded = IS_RECORDING.swap(false, Ordering::Relaxed);
+    let Some(counters) = COUNTERS.get() else { return };
+    if !SETTINGS.get().is_some_and(|settings| settings.has_children) {
+        counters.count_fork();
+        return;
+    }
+    // Its other threads are gone, and its caches are not those of its parent's addresses.
+    for (index, place) in (0..).zip(&PROCESSORS) {
+        if !place.swap(std::ptr::null_mut(), Ordering::Relaxed).is_null() {
+            line_access::forget(index);
+            page_access::begin(index);
+        }
+    }
+    if let Err(reason) = begin_process(counters.stream(), is_recorded) {
+        counters.count_fork();
+        say(&reason);
+    }
+}
+
+/// Begins to record this process, or only to follow it.
+fn begin_process(mut stream: Stream, mut is_recorded: bool) -> Result<(), String> {
+    let settings = SETTINGS.get().ok_or("there are no settings")?;
+    if let Some(image) = IMAGE.get() {
+        is_recorded &= stream.begin_process(is_recorded, &image.text())?;
+    }
+    let shared = Box::new(Mutex::new(Shared { llc: settings.llc()?, stream }));
+    SHARED.store(Box::into_raw(shared), Ordering::Release);
+    IS_RECORDING.store(is_recorded, Ordering::Relaxed);
+    Ok(())
 }
 
 fn say(text: &str) {
@@ -196,15 +264,20 @@ fn install(id: qemu::PluginId, arguments: impl Iterator<Item = String>) -> Resul
     if let Some(l1) = settings.l1()? {
         line_access::set_first_level(&l1)?;
     }
-    let llc = settings.llc()?;
+    settings.llc()?;
     let stream = Stream::open(&settings.ring)?;
-    let on_translation =
-        if settings.page_window > 0 { on_page_translation } else { on_line_translation };
+    let image = if settings.has_children { Some(Image::here()?) } else { None };
+    let only = settings.only.as_deref().zip(image.as_ref());
+    let is_recorded = only.is_none_or(|(name, image)| image.is_called(name));
+    let on_translation = match settings.page_window {
+        _ if !is_recorded => on_other_translation,
+        0 => on_line_translation,
+        _ => on_page_translation,
+    };
     COUNTERS.get_or_init(|| stream.counters());
-    let poisoned = |_| "a lock is poisoned".to_owned();
-    *SHARED.lock().map_err(poisoned)? = Some(Shared { llc, stream });
-    *SETTINGS.lock().map_err(|_| "a lock is poisoned".to_owned())? = Some(settings);
-    IS_RECORDING.store(true, Ordering::Relaxed);
+    SETTINGS.get_or_init(|| settings);
+    image.map(|image| IMAGE.get_or_init(|| image));
+    begin_process(stream, is_recorded)?;
     // SAFETY: our id and functions that live as long as the process.
     unsafe {
         if libc::pthread_atfork(None, None, Some(in_child)) != 0 {

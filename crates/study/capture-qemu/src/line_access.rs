@@ -49,6 +49,12 @@ pub fn begin(index: c_uint) {
     front(index).ticks.store(0, Ordering::Relaxed);
 }
 
+/// As [`begin`], and forgets the lines that the thread referenced last.
+pub fn forget(index: c_uint) {
+    begin(index);
+    front(index).recent.iter().for_each(|recent| recent.store(0, Ordering::Relaxed));
+}
+
 #[inline]
 fn front(index: c_uint) -> &'static Front {
     &FRONTS[index as usize % MAX_PROCESSORS]

@@ -42,6 +42,8 @@ unsafe extern "C" {
     pub fn qemu_plugin_register_vcpu_tb_trans_cb(id: PluginId, callback: TranslationCallback);
     pub fn qemu_plugin_tb_n_insns(block: *const Block) -> usize;
     pub fn qemu_plugin_tb_get_insn(block: *const Block, index: usize) -> *mut Instruction;
+    pub fn qemu_plugin_insn_vaddr(instruction: *const Instruction) -> u64;
+    pub fn qemu_plugin_insn_haddr(instruction: *const Instruction) -> *mut c_void;
     pub fn qemu_plugin_register_vcpu_mem_cb(
         instruction: *mut Instruction,
         callback: MemoryCallback,

@@ -16,6 +16,10 @@ pub struct Settings {
     pub llc_ways: usize,
     /// Record pages, each once in this many accesses of a thread; the caches are not used then.
     pub page_window: u64,
+    /// Follow forks and `exec`.
+    pub has_children: bool,
+    /// Of the processes that are followed, record those of this program only.
+    pub only: Option<String>,
 }
 
 impl Settings {
@@ -38,6 +42,8 @@ impl Settings {
                 "llc" => settings.llc_bytes = number()?,
                 "llcways" => settings.llc_ways = ways()?,
                 "pages" => settings.page_window = number()?,
+                "children" => settings.has_children = number()? != 0,
+                "only" => settings.only = Some(value.to_owned()),
                 _ => return Err(format!("{argument}: unknown")),
             }
         }

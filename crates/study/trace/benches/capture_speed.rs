@@ -147,6 +147,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         native: None,
         max_records: None,
         skip_records: 0,
+        children: None,
     };
     let window = PageFilter { window_accesses: PAGE_WINDOW_ACCESSES };
     let pages = QemuSettings { filter: Filter::Pages(window), ..lines.clone() };

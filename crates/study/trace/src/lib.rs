@@ -26,5 +26,8 @@ pub mod writer;
 pub use dense::{DensePages, Densifier};
 pub use error::TraceError;
 pub use reader::{Columns, TraceReader};
-pub use record::{Access, Batch, CacheFilter, Clock, Filter, PageFilter, Record, TraceInfo};
+pub use record::{
+    Access, Batch, CacheFilter, Clock, Filter, PROCESS_SHIFT, PageFilter, Record, TraceInfo,
+    TracedProcess,
+};
 pub use writer::TraceWriter;

@@ -124,9 +124,25 @@ pub struct TraceInfo {
     /// Its peak memory of files (its code, its libraries) in the native run, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub native_file_bytes: Option<u64>,
+    /// The processes in it, if children were followed.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub processes: Vec<TracedProcess>,
     /// What the trace does not contain, for people: processes that were not followed, …
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
+}
+
+/// Bits of [`Record::block`] below the number of its process, in traces of several: each process
+/// has its own addresses, and blocks of the largest that Linux gives take at most as many bits.
+pub const PROCESS_SHIFT: u32 = 44;
+
+/// A process of a trace of several. A program that replaces another by `exec` counts as a new one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TracedProcess {
+    /// Its number, which its blocks carry above bit [`PROCESS_SHIFT`].
+    pub number: u64,
+    /// Its program and arguments, cut off where they are long.
+    pub program: String,
 }
 
 impl TraceInfo {
@@ -141,6 +157,7 @@ impl TraceInfo {
             program: Vec::new(),
             native_ps: None,
             native_file_bytes: None,
+            processes: Vec::new(),
             notes: Vec::new(),
         }
     }

@@ -6,10 +6,12 @@
 //! describes the ring.
 
 mod native;
+mod processes;
 mod program;
 mod qemu;
 mod ring;
 
 pub use native::{NativeRun, time_native};
+pub use processes::Children;
 pub use program::{Command, resolve};
 pub use qemu::{Captured, LINE_BYTES, PAGE_WINDOW_ACCESSES, QemuCapture, QemuSettings, find_qemu};

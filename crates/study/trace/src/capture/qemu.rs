@@ -6,8 +6,9 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::time::Duration;
 
 use super::native::NativeRun;
+use super::processes::{Children, Processes};
 use super::program::Command;
-use super::ring::{Counts, Ring};
+use super::ring::{Counts, News, PROCESSES_MAX, Ring};
 use crate::error::TraceError;
 use crate::record::{CacheFilter, Clock, Filter, PageFilter, TraceInfo};
 use crate::writer::TraceWriter;
@@ -30,6 +31,8 @@ pub struct QemuSettings {
     pub max_records: Option<u64>,
     /// This many records at the beginning are left out.
     pub skip_records: u64,
+    /// Which children are recorded; None follows none.
+    pub children: Option<Children>,
 }
 
 impl Default for CacheFilter {
@@ -54,6 +57,9 @@ pub struct Captured {
     pub records: u64,
     /// Threads of the program that ran.
     pub threads: u64,
+    /// Processes that were followed, if children were; a program that another becomes by `exec`
+    /// counts as one more.
+    pub processes: u64,
     /// What the trace does not contain, for people.
     pub notes: Vec<String>,
 }
@@ -78,6 +84,8 @@ pub struct QemuCapture {
     skipped: u64,
     is_full: bool,
     native: Option<NativeRun>,
+    children: Option<Children>,
+    processes: Processes,
     /// The file that the process runs: QEMU's, until the program replaces itself.
     loaded: PathBuf,
     replaced_by: Option<PathBuf>,
@@ -131,6 +139,8 @@ impl QemuCapture {
             skipped: 0,
             is_full: false,
             native: settings.native,
+            children: settings.children.clone(),
+            processes: Processes::default(),
             loaded,
             replaced_by: None,
         })
@@ -166,17 +176,40 @@ impl QemuCapture {
             return Err(TraceError::Capture(reason));
         }
         if self.writer.records() == 0 {
-            let reason = format!("{status}, and nothing was recorded: QEMU's message is above");
-            return Err(TraceError::Capture(reason));
+            return Err(TraceError::Capture(self.why_empty(status)));
         }
-        self.writer.info_mut().notes.clone_from(&notes);
+        let info = self.writer.info_mut();
+        info.notes.clone_from(&notes);
+        info.processes = self.processes.recorded();
         let records = self.writer.finish()?;
-        Ok(Captured { status, records, threads: counts.threads, notes })
+        Ok(Captured {
+            status,
+            records,
+            threads: counts.threads,
+            processes: counts.processes,
+            notes,
+        })
+    }
+
+    fn why_empty(&self, status: ExitStatus) -> String {
+        let only = self.children.as_ref().and_then(|children| children.only.as_deref());
+        match (only, self.processes.others()) {
+            (Some(only), others) if !others.is_empty() => {
+                format!("{status}, and no process was called {only}; these ran: {others}")
+            }
+            _ => format!("{status}, and nothing was recorded: QEMU's message is above"),
+        }
     }
 
     /// Lists what the trace does not contain.
     fn notes(&self, status: ExitStatus, counts: Counts) -> Vec<String> {
-        let mut notes = Vec::new();
+        let mut notes = self.processes.notes(&self.ring.path());
+        if counts.numbers > PROCESSES_MAX {
+            let above = counts.numbers - PROCESSES_MAX;
+            notes.push(format!(
+                "{above} processes are missing: after {PROCESSES_MAX}, none is recorded"
+            ));
+        }
         if counts.forks > 0 {
             notes.push(format!("{} forked children ran unrecorded", counts.forks));
         }
@@ -187,6 +220,10 @@ impl QemuCapture {
             ));
         } else if counts.execs > 0 {
             notes.push(format!("{} programs started by exec ran unrecorded", counts.execs));
+        }
+        let is_one_of_several = self.children.as_ref().is_some_and(|it| it.only.is_some());
+        if self.native.is_some() && is_one_of_several {
+            notes.push("the native time is that of all processes together".to_owned());
         }
         if self.skipped > 0 {
             notes.push(format!(
@@ -211,6 +248,8 @@ impl QemuCapture {
             let ended = self.child.try_wait().map_err(TraceError::io(Path::new("wait")))?;
             let count = self.drain()?;
             if let Some(status) = ended {
+                // Processes that run on need not find out that nobody reads.
+                self.ring.stop();
                 return Ok(status);
             }
             progress(self.writer.records());
@@ -237,7 +276,15 @@ impl QemuCapture {
         let (writer, max_records, is_full) =
             (&mut self.writer, self.max_records, &mut self.is_full);
         let (to_skip, skipped) = (&mut self.to_skip, &mut self.skipped);
-        let count = self.ring.drain(|record| {
+        let processes = &mut self.processes;
+        let count = self.ring.drain(|news| {
+            let record = match news {
+                News::Record(record) => record,
+                News::Process(begun) => {
+                    processes.begin(begun);
+                    return Ok(());
+                }
+            };
             if *to_skip > 0 {
                 *to_skip -= 1;
                 *skipped += 1;
@@ -266,5 +313,12 @@ fn plugin_argument(settings: &QemuSettings, ring: &Path) -> OsString {
         }
         Filter::Pages(PageFilter { window_accesses }) => format!(",pages={window_accesses}"),
     });
+    if let Some(Children { only }) = &settings.children {
+        argument.push(",children=1");
+        if let Some(only) = only {
+            argument.push(",only=");
+            argument.push(only);
+        }
+    }
     argument
 }

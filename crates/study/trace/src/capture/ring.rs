@@ -9,10 +9,10 @@ use farpool_kernel::MappedMemory;
 use tempfile::NamedTempFile;
 
 use crate::error::TraceError;
-use crate::record::{Access, Record};
+use crate::record::{Access, PROCESS_SHIFT, Record};
 
 /// The first eight bytes of a capture file.
-const MAGIC: u64 = u64::from_le_bytes(*b"FPCAPT01");
+const MAGIC: u64 = u64::from_le_bytes(*b"FPCAPT02");
 /// The header's bytes; records of 16 bytes follow.
 const HEADER_BYTES: usize = 4096;
 /// Bytes of a record.
@@ -32,6 +32,17 @@ const STOPPED_WORD: usize = 24;
 const FORKS_WORD: usize = 32;
 const EXECS_WORD: usize = 33;
 const THREADS_WORD: usize = 34;
+const PROCESSES_WORD: usize = 35;
+const NUMBERS_WORD: usize = 36;
+
+/// The access of a record that tells of a process. The plugin writes its number where a block's is,
+/// and in the second word whether it is recorded, its process ID and the bytes of the text, which
+/// follows in whole records.
+const PROCESS: u64 = 3;
+const IS_RECORDED: u64 = 1 << 63;
+const PID_SHIFT: u32 = 16;
+/// The most processes that are recorded: their numbers have a place above a block's.
+pub(super) const PROCESSES_MAX: u64 = 1 << (64 - 6 - PROCESS_SHIFT);
 
 /// What the plugin counts beside the records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,6 +53,40 @@ pub(super) struct Counts {
     pub execs: u64,
     /// Threads that started.
     pub threads: u64,
+    /// Processes that were followed; 0 if children are not.
+    pub processes: u64,
+    /// Those of them that were to be recorded, even above [`PROCESSES_MAX`].
+    pub numbers: u64,
+}
+
+/// What the plugin sends.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum News {
+    /// A reference.
+    Record(Record),
+    /// A process that begins.
+    Process(Begun),
+}
+
+/// A process that begins, by fork or by `exec`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Begun {
+    /// Its number among those that are recorded; 0 for others.
+    pub number: u64,
+    /// The kernel's number for it, the same after `exec`.
+    pub pid: u32,
+    /// False if it is only followed.
+    pub is_recorded: bool,
+    /// Its program and arguments, cut off where they are long.
+    pub program: String,
+}
+
+/// A process whose text is still to be read.
+#[derive(Debug)]
+struct Beginning {
+    begun: Begun,
+    text: Vec<u8>,
+    text_bytes: usize,
 }
 
 /// The recorder's mapping of a capture file; dropping it deletes the file.
@@ -50,6 +95,7 @@ pub(super) struct Ring {
     file: NamedTempFile,
     memory: MappedMemory,
     read: u64,
+    beginning: Option<Beginning>,
 }
 
 impl Ring {
@@ -67,7 +113,7 @@ impl Ring {
             .map_err(|errno| TraceError::io(file.path())(errno.into()))?;
         let memory = MappedMemory::shared(file.as_file(), 0, bytes)
             .map_err(|errno| TraceError::io(file.path())(errno.into()))?;
-        let ring = Self { file, memory, read: 0 };
+        let ring = Self { file, memory, read: 0, beginning: None };
         ring.word(CAPACITY_WORD).store(CAPACITY as u64, Ordering::Relaxed);
         ring.word(RECORDER_WORD).store(std::process::id().into(), Ordering::Relaxed);
         ring.word(MAGIC_WORD).store(MAGIC, Ordering::Release);
@@ -86,10 +132,10 @@ impl Ring {
         unsafe { self.memory.start().cast::<AtomicU64>().add(at).as_ref() }
     }
 
-    /// Passes every available record to `take`. Returns their number.
+    /// Passes all news to `take`. Returns the number of records read.
     pub(super) fn drain(
         &mut self,
-        mut take: impl FnMut(Record) -> Result<(), TraceError>,
+        mut take: impl FnMut(News) -> Result<(), TraceError>,
     ) -> Result<u64, TraceError> {
         let written = self.word(WRITTEN_WORD).load(Ordering::Acquire);
         let count = written.wrapping_sub(self.read);
@@ -99,8 +145,10 @@ impl Ring {
         }
         for number in self.read..written {
             let at = HEADER_BYTES / 8 + place_of(number) * 2;
-            let (place, time) = (self.word(at), self.word(at + 1));
-            take(self.decode(place.load(Ordering::Relaxed), time.load(Ordering::Relaxed))?)?;
+            let words = [at, at + 1].map(|at| self.word(at).load(Ordering::Relaxed));
+            if let Some(news) = self.decode(words)? {
+                take(news)?;
+            }
             if number % RELEASE_RECORDS == 0 {
                 self.word(READ_WORD).store(number, Ordering::Release);
             }
@@ -110,14 +158,41 @@ impl Ring {
         Ok(count)
     }
 
-    #[allow(clippy::cast_possible_truncation, reason = "masked to 6 bits, shifted to 16")]
-    fn decode(&self, place: u64, time: u64) -> Result<Record, TraceError> {
+    /// Reads a record; None if it is a part of what tells of a process.
+    #[allow(clippy::cast_possible_truncation, reason = "masked to 6 bits, shifted to 16 or 32")]
+    fn decode(&mut self, [place, time]: [u64; 2]) -> Result<Option<News>, TraceError> {
+        if let Some(mut beginning) = self.beginning.take() {
+            let text = [place, time].map(u64::to_le_bytes);
+            beginning.text.extend(text.as_flattened());
+            return Ok(self.read_on(beginning));
+        }
+        if place & 63 == PROCESS {
+            let begun = Begun {
+                number: place >> (6 + PROCESS_SHIFT),
+                pid: (time >> PID_SHIFT) as u32,
+                is_recorded: time & IS_RECORDED != 0,
+                program: String::new(),
+            };
+            let text_bytes = time as usize & ((1 << PID_SHIFT) - 1);
+            return Ok(self.read_on(Beginning { begun, text: Vec::new(), text_bytes }));
+        }
         let code = (place & 63) as u8;
         let access = Access::from_code(code).ok_or_else(|| {
             TraceError::foreign(self.file.path(), format!("a record with the access {code}"))
         })?;
         let thread = (time >> TICK_BITS) as u32;
-        Ok(Record { block: place >> 6, ticks: time & ((1 << TICK_BITS) - 1), access, thread })
+        let ticks = time & ((1 << TICK_BITS) - 1);
+        Ok(Some(News::Record(Record { block: place >> 6, ticks, access, thread })))
+    }
+
+    fn read_on(&mut self, mut beginning: Beginning) -> Option<News> {
+        if beginning.text.len() < beginning.text_bytes {
+            self.beginning = Some(beginning);
+            return None;
+        }
+        beginning.text.truncate(beginning.text_bytes);
+        let program = String::from_utf8_lossy(&beginning.text).into_owned();
+        Some(News::Process(Begun { program, ..beginning.begun }))
     }
 
     /// Tells the plugin to write no more; the program goes on.
@@ -127,7 +202,13 @@ impl Ring {
 
     pub(super) fn counts(&self) -> Counts {
         let count = |word| self.word(word).load(Ordering::Relaxed);
-        Counts { forks: count(FORKS_WORD), execs: count(EXECS_WORD), threads: count(THREADS_WORD) }
+        Counts {
+            forks: count(FORKS_WORD),
+            execs: count(EXECS_WORD),
+            threads: count(THREADS_WORD),
+            processes: count(PROCESSES_WORD),
+            numbers: count(NUMBERS_WORD),
+        }
     }
 }
 
