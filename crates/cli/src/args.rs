@@ -269,7 +269,8 @@ pub struct BladeSettings {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example:\n  \
-farpool attach 4711 --local 512MiB\n\n\
+farpool attach 4711 --local 512MiB\n  \
+farpool attach 4711 --local 512MiB --trace faults.parquet    # for farpool sim mrc\n\n\
 The process continues unchanged, whatever its allocator and language, static or not; its \
 threads stop for a moment. farpool runs until the process ends. Told to end (Ctrl-C, SIGTERM, \
 farpool detach), it first moves all far memory back to local memory. The memory of children forked \
@@ -317,6 +318,9 @@ pub struct AttachArgs {
     /// Write the statistics to this file as JSON at the end
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
+    /// Record the page faults from now on in this file, as farpool trace --via fault does
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
     /// Allow blades beyond this machine's loopback; pages are sent unencrypted
     #[arg(long)]
     pub allow_remote_tcp: bool,

@@ -2,10 +2,12 @@
 
 use std::io::Write;
 
-use farpool_run::{AttachEnd, RackError, Reach, RunError, RunOptions, is_attached_to, runs};
+use farpool_run::{
+    AttachEnd, FaultTrace, RackError, Reach, RunError, RunOptions, is_attached_to, runs,
+};
 
 use super::run::rack;
-use super::{board_of, refuse_remote};
+use super::{board_of, refuse_remote, trace};
 use crate::args::{AttachArgs, DetachArgs, RunSettings};
 use crate::config::UsageError;
 use crate::values::Size;
@@ -15,7 +17,8 @@ pub fn main(args: AttachArgs) -> anyhow::Result<u8> {
     refuse_remote(&args.blade, Some(args.allow_remote_tcp))?;
     let (pid, local, quiet) = (args.pid, args.local, args.quiet);
     let reach = if args.tree { Reach::Tree } else { Reach::Process };
-    let end = farpool_run::attach(pid, reach, &options(args)?, |entered| {
+    let out = args.trace.clone();
+    let end = farpool_run::attach(pid, reach, &options(args)?, out.as_deref(), |entered| {
         let milliseconds = entered.stopped.as_secs_f64() * 1000.0;
         let threads = entered.threads;
         let text = match reach {
@@ -33,12 +36,18 @@ pub fn main(args: AttachArgs) -> anyhow::Result<u8> {
         // A closed output must not end this process, and the program with it.
         let _ = writeln!(std::io::stdout(), "{text}");
     });
-    let end = end.map_err(|error| match error {
+    let (end, trace) = end.map_err(|error| match error {
         RunError::LimitTooSmall { .. }
         | RunError::Address { .. }
         | RunError::Rack(RackError::RemoteTcp { .. }) => UsageError(error.to_string()).into(),
         error => anyhow::Error::from(error),
     })?;
+    if let (Some(out), Some(trace)) = (&out, trace)
+        && !quiet
+    {
+        let FaultTrace { records, threads, notes } = trace;
+        trace::tell_people(out, records, threads, &notes);
+    }
     let text = match end {
         _ if quiet => return Ok(0),
         AttachEnd::ProcessEnded => "has ended",

@@ -22,6 +22,7 @@ use rustix::process::{PidfdFlags, Resource, Signal, pidfd_open, pidfd_send_signa
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::directory::{BOARD, RunDirectory, is_in_another_run, keeper_of};
+use crate::faults::{FaultRecorder, FaultTrace, Recording};
 use crate::holder::{memory_folder, share_memory};
 use crate::keeper::{self, Keeper};
 use crate::nursery::Nursery;
@@ -119,13 +120,15 @@ pub struct Entered {
 }
 
 /// Attaches to process `pid` with the limit and the blades of `options`, and stays until the end.
-/// `entered` is called once paging has begun.
+/// `entered` is called once paging has begun. From then on its faults are recorded in a trace at
+/// `out`, if there is one: returns what is in it, and how the attachment ended.
 pub fn attach(
     pid: u32,
     reach: Reach,
     options: &RunOptions,
+    out: Option<&Path>,
     entered: impl FnOnce(Entered),
-) -> Result<AttachEnd, RunError> {
+) -> Result<(AttachEnd, Option<FaultTrace>), RunError> {
     let gone = RunError::NoProcess { pid };
     let Some(target) = i32::try_from(pid).ok().and_then(Pid::from_raw) else { return Err(gone) };
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).map_err(|_| gone)?;
@@ -143,6 +146,8 @@ pub fn attach(
         })?;
     }
     let statistics_file = options.stats_file.as_deref().map(stats::create_file).transpose()?;
+    let recorder = out.map(|out| FaultRecorder::create(words_of(pid, &name), false, out));
+    let mut recorder = recorder.transpose()?;
     let directory = RunDirectory::make()?;
     let (blades, private_blade) = keeper::blades(options, &directory)?;
     let board_path = directory.join(BOARD);
@@ -150,6 +155,9 @@ pub fn attach(
     let settings = keeper::settings(options, blades, Path::new(name.trim_end()));
     let board = Arc::new(Board::create(&board_path, &settings)?);
     keeper::open_to_others(&directory)?;
+    if recorder.is_some() {
+        board.switch_on_fault_log(&board_path)?;
+    }
     let rack = options.rack.as_ref();
     let named = RunOptions { program: name.trim_end().into(), ..options.clone() };
     let rack = rack.map(|rack| RackRun::start(rack, &named, &board, directory.path()));
@@ -157,11 +165,13 @@ pub fn attach(
     let must_leave = listen_for_the_end()?;
     let mut keeper =
         Keeper::new(Arc::clone(&board), None, Strain::new(Door::Sidecar, options.quiet));
+    let mut recording = None;
     let told = |told: Entered| {
         let marker = directory.join(ATTACHED);
         let started = start_ticks(std::process::id()).unwrap_or_default();
         let written = std::fs::write(&marker, format!("{pid} {started}"));
         written.map_err(|error| RunError::Directory { path: marker, error })?;
+        recording = recorder.take().map(|recorder| recorder.start(&board));
         entered(told);
         Ok(())
     };
@@ -179,11 +189,22 @@ pub fn attach(
         }
     };
     keeper.finish(statistics_file);
+    let recorded = recording.map(Recording::finish);
     drop(rack);
     if let Some(blade) = private_blade {
         blade.shutdown();
     }
-    end
+    Ok((end?, recorded.transpose()?))
+}
+
+/// The name and the arguments of a process; its short `name` if it has overwritten them.
+fn words_of(pid: u32, name: &str) -> Vec<String> {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let line = line.strip_suffix(b"\0").unwrap_or(&line);
+    if line.is_empty() {
+        return vec![name.trim_end().to_owned()];
+    }
+    line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect()
 }
 
 /// Refuses processes that must not be entered, and those that have a pager already.

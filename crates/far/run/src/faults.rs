@@ -14,14 +14,9 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use farpool_board::{Board, Fault};
-use farpool_trace::{Access, Clock, Record, TraceError, TraceInfo, TraceWriter};
+use farpool_trace::{Access, Clock, PROCESS_SHIFT, Record, TraceError, TraceInfo, TraceWriter};
 use farpool_units::{PAGE_BYTES_U64, exactly};
 
-use crate::RunOptions;
-
-/// Each process has its own addresses: its number is put above the page's, which takes at most 44
-/// bits for the largest addresses that Linux gives.
-const PROCESS_SHIFT: u32 = 44;
 /// The pause when the log was empty: the ring holds many times what a machine logs in that time.
 const PAUSE: Duration = Duration::from_millis(1);
 /// An entry that was begun this long ago and is not written has lost its writer.
@@ -43,6 +38,8 @@ pub struct FaultTrace {
 pub(crate) struct FaultRecorder {
     writer: TraceWriter,
     numbers: Numbers,
+    /// False if the program ran before.
+    is_whole: bool,
 }
 
 /// Numbers of processes and threads in order of appearance, and when each thread last faulted.
@@ -59,16 +56,18 @@ pub(crate) struct Recording {
 }
 
 impl FaultRecorder {
-    pub(crate) fn create(options: &RunOptions, out: &Path) -> Result<Self, TraceError> {
+    /// `program` is its name and arguments; `is_whole` if it is recorded from its beginning.
+    pub(crate) fn create(
+        program: Vec<String>,
+        is_whole: bool,
+        out: &Path,
+    ) -> Result<Self, TraceError> {
         let mut info = TraceInfo::new("pager faults", PAGE_BYTES_U64, Clock::Nanoseconds);
-        info.program = std::iter::once(&options.program)
-            .chain(&options.arguments)
-            .map(|word| word.to_string_lossy().into_owned())
-            .collect();
-        Ok(Self { writer: TraceWriter::create(out, info)?, numbers: Numbers::default() })
+        info.program = program;
+        Ok(Self { writer: TraceWriter::create(out, info)?, numbers: Numbers::default(), is_whole })
     }
 
-    /// Empties the log, which has been on since before the program began.
+    /// Empties the log, which has been on since before there was a pager.
     pub(crate) fn start(self, board: &Arc<Board>) -> Recording {
         let ends = Arc::new(AtomicBool::new(false));
         let (board, seen) = (Arc::clone(board), Arc::clone(&ends));
@@ -104,6 +103,9 @@ impl FaultRecorder {
         let mut notes = vec![
             "page faults only: what was resident when it was used is not in the trace".to_owned(),
         ];
+        if !self.is_whole {
+            notes.push("what was used before Farpool was attached is not in the trace".to_owned());
+        }
         if self.numbers.processes.len() > 1 {
             let processes = self.numbers.processes.len();
             notes.push(format!(
@@ -125,7 +127,7 @@ impl FaultRecorder {
 }
 
 impl Recording {
-    /// The program and its descendants have ended: reads the rest.
+    /// The program and its descendants have ended, or were left: reads the rest.
     pub(crate) fn finish(self) -> Result<FaultTrace, TraceError> {
         self.ends.store(true, Release);
         let died = |_| TraceError::Capture("the recorder of faults died".to_owned());

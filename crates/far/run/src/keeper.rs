@@ -66,7 +66,9 @@ pub fn run(options: &RunOptions) -> Result<i32, RunError> {
 
 /// As [`run`], and writes the faults of the run to a trace at `out`. Returns what is in it.
 pub fn capture_faults(options: &RunOptions, out: &Path) -> Result<(i32, FaultTrace), RunError> {
-    let recorder = FaultRecorder::create(options, out)?;
+    let program = std::iter::once(&options.program).chain(&options.arguments);
+    let program = program.map(|word| word.to_string_lossy().into_owned()).collect();
+    let recorder = FaultRecorder::create(program, true, out)?;
     let (code, trace) = run_recorded(options, Some(recorder))?;
     Ok((code, trace.unwrap_or_default()))
 }
