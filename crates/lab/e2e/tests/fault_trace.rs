@@ -150,7 +150,9 @@ impl Attached {
         let run = Run::local(path).args([&HELD_MIB.to_string(), "2"]).patience(PATIENCE);
         let mut program = run.start();
         program.wait_for_output("ready", 1);
-        let keeper = Run::attach(program.pid(), &format!("{LIMIT_MIB}MiB")).arg("--trace");
+        // A prefetched page does not fault.
+        let keeper = Run::attach(program.pid(), &format!("{LIMIT_MIB}MiB"));
+        let keeper = keeper.args(["--prefetch", "none", "--trace"]);
         let keeper = keeper.arg(directory.path().join("faults.parquet")).patience(PATIENCE);
         let mut keeper = keeper.start();
         keeper.wait_for_output("of local memory now", 1);
@@ -174,11 +176,11 @@ impl Attached {
         assert!(info.program[0].ends_with("verify") && info.program[2] == "2");
         let has_note = info.notes.iter().any(|note| note.contains("before Farpool was attached"));
         assert!(has_note, "{:?}", info.notes);
-        // At least three quarters of the pages are far when a pass comes to them, and some of them
-        // are prefetched.
+        // Nearly half of the pages are far at least when a pass begins, also if the limit is passed
+        // by as much as is allowed.
         let pages = HELD_MIB * MIB / PAGE_BYTES_U64;
         let touched: HashSet<u64> = records.iter().map(|record| record.block).collect();
-        assert!(touched.len() as u64 > pages / 20, "{} of {pages} pages", touched.len());
+        assert!(touched.len() as u64 > pages / 3, "{} of {pages} pages", touched.len());
         let threads: HashSet<u32> = records.iter().map(|record| record.thread).collect();
         // Those that check, and perhaps the one that waits for them.
         assert!(threads.len() >= 2, "{threads:?}");
