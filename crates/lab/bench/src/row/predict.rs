@@ -74,7 +74,7 @@ print(total)
 /// A hash of strings, read three times in another order than it was filled.
 const PERL: &str = r#"
 my (%h, $total);
-my $count = 300000;
+my $count = 120000;
 $h{"key $_"} = $_ for 1..$count;
 for (1..3) { for my $i (1..$count) { $total += $h{"key " . ($i * 7919 % $count + 1)} } }
 print "$total\n";
@@ -199,7 +199,7 @@ fn program(lab: &Lab, name: &str) -> Result<Vec<OsString>, BenchError> {
         "predict.perl" => words(&["perl", "-e", PERL]),
         "predict.awk" => {
             let lines = lab.stage.folder.join("lines.txt");
-            write(&lines, digits(part(600_000)).as_bytes())?;
+            write(&lines, digits(part(250_000)).as_bytes())?;
             let mut program = words(&["mawk", AWK]);
             program.push(lines.into());
             program
@@ -207,7 +207,7 @@ fn program(lab: &Lab, name: &str) -> Result<Vec<OsString>, BenchError> {
         "predict.ruby" => words(&["ruby", "--disable-all", "-e", RUBY]),
         "predict.xz" => {
             let lines = lab.stage.folder.join("lines.txt");
-            write(&lines, digits(part(250_000)).as_bytes())?;
+            write(&lines, digits(part(100_000)).as_bytes())?;
             let mut program = words(&["xz", "-6", "--threads=1", "--keep", "--stdout"]);
             program.push(lines.into());
             program
