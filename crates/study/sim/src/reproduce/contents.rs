@@ -100,10 +100,9 @@ impl Host {
             if candidates.contains(&frame) {
                 continue;
             }
-            let bytes = |content: u32| bytes_of(content);
-            let own = bytes(self.contents[page]);
-            let equal = candidates.iter().find(|&&it| bytes(self.held[it as usize]) == own);
-            match equal {
+            let own = self.contents[page];
+            let is_equal = |&&it: &&u32| bytes_of(self.held[it as usize]) == bytes_of(own);
+            match candidates.iter().find(is_equal) {
                 Some(&other) => self.share(page, other),
                 None => candidates.push(frame),
             }

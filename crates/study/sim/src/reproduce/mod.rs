@@ -24,6 +24,8 @@ pub enum Holds {
     InShape,
     /// They disagree.
     Departs,
+    /// It follows from a constant that was chosen to fit the paper.
+    Fitted,
     /// The paper's own figure is put in, so that the result tests nothing of it.
     Input,
     /// The paper does not print enough to test it.
@@ -73,6 +75,7 @@ pub fn table(claims: &[Claim]) -> Table {
         let holds = match claim.holds {
             Holds::InShape => "in shape",
             Holds::Departs => "departs",
+            Holds::Fitted => "fitted",
             Holds::Input => "input",
             Holds::NotDerivable => "not derivable",
         };
@@ -88,13 +91,17 @@ pub fn table(claims: &[Claim]) -> Table {
 pub fn page(title: &str, claims: &[Claim], provenance: Provenance) -> Page {
     let count = |holds| claims.iter().filter(|claim| claim.holds == holds).count();
     let (fitting, departing) = (count(Holds::InShape), count(Holds::Departs));
-    let told = |count: usize, what: &str| match count {
-        0 => String::new(),
-        count => format!("{count} {what}"),
-    };
-    let inputs = told(count(Holds::Input), "input");
-    let untried = told(count(Holds::NotDerivable), "not derivable from what is printed");
-    let others: Vec<String> = [inputs, untried].into_iter().filter(|it| !it.is_empty()).collect();
+    let others = [
+        (Holds::Fitted, "fitted"),
+        (Holds::Input, "input"),
+        (Holds::NotDerivable, "not derivable from what is printed"),
+    ];
+    let others: Vec<String> = others
+        .into_iter()
+        .map(|(holds, what)| (count(holds), what))
+        .filter(|(count, _)| *count > 0)
+        .map(|(count, what)| format!("{count} {what}"))
+        .collect();
     let others = if others.is_empty() { String::new() } else { format!("; {}", others.join(", ")) };
     Page::new(title, provenance)
         .finding(format!(
@@ -117,10 +124,10 @@ mod tests {
         let count = |holds| claims.iter().filter(|claim| claim.holds == holds).count();
         let (fitting, departing) = (count(Holds::InShape), count(Holds::Departs));
         let tried = fitting + departing;
-        assert_eq!(tried + 4, claims.len());
+        assert_eq!(tried + 5, claims.len());
         let told = format!(
             "{} claims, {tried} of them predictions: {fitting} in shape, {departing} depart; 1 \
-             input, 3 not derivable from what is printed.",
+             fitted, 1 input, 3 not derivable from what is printed.",
             claims.len()
         );
         assert!(text.contains(&told), "{text}");
