@@ -126,9 +126,9 @@ impl Blade {
         Ok(Blade {
             id: u64::from_le_bytes(random()?),
             store: Store::open(&config.backing, capacity_bytes)?,
+            started: config.time.now(),
             config,
             capacity_superpages: AtomicU32::new(capacity_superpages),
-            started: Instant::now(),
             table: RwLock::new(Table::new(limits)),
             scrubs: Scrubs::default(),
             orders: Mutex::default(),
@@ -150,7 +150,7 @@ impl Blade {
 
     /// Time since it was made: the `now` of its other functions.
     pub fn now(&self) -> Duration {
-        self.started.elapsed()
+        self.config.time.now().saturating_duration_since(self.started)
     }
 
     /// Memory that it lends; see [`Blade::set_capacity`].

@@ -1,5 +1,6 @@
 //! The configuration of a blade, and every limit it keeps.
 
+use farpool_kernel::Time;
 use farpool_wire::Address;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -92,6 +93,8 @@ pub struct BladeConfig {
     pub segments_limit: usize,
     /// Most connections; further ones are closed at once.
     pub connections_limit: usize,
+    /// The time that leases and rates are of.
+    pub time: Time,
 }
 
 /// Long enough for a client to reconnect after a short network failure, short enough that a crashed
@@ -119,6 +122,7 @@ impl Default for BladeConfig {
             clients_limit: 4096,
             segments_limit: 65536,
             connections_limit: 16384,
+            time: Time::KERNEL,
         }
     }
 }

@@ -25,5 +25,5 @@ pub use blade::{Blade, BladeStat, CapacityError, Revoked};
 pub use config::{BackingKind, BackingKindError, BladeConfig};
 pub use farpool_wire::GrantKey;
 pub use memory::{SegmentMemory, Store};
-pub use server::{ServeError, Server, Serving, ShutdownHandle};
+pub use server::{ServeError, Server, Serving, ShutdownHandle, SteppedServer};
 pub use table::{GrantError, GrantId, GrantSpec, GrantStat};

@@ -15,7 +15,7 @@ const NAME_BYTES: usize = 64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"farpool\x01");
 /// Raised whenever the layout changes; programs and keeper come from one build, `stat` may not.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 
 /// What happens to a program that needs more far memory than the blades give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +24,25 @@ pub enum WhenFull {
     Fail,
     /// The program goes on with the far memory it has, slower and slower.
     Slow,
+}
+
+/// Whether pages are sealed before they leave a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Sealing {
+    /// All are, wherever they go.
+    Sealed = 1,
+    /// None is, and none may pass a network.
+    PlainOnThisHost = 2,
+    /// None is, wherever it goes.
+    Plain = 3,
+}
+
+impl Sealing {
+    fn from_number(number: u32) -> Option<Sealing> {
+        let all = [Sealing::Sealed, Sealing::PlainOnThisHost, Sealing::Plain];
+        all.into_iter().find(|it| *it as u32 == number)
+    }
 }
 
 /// The settings of one run, in plain values.
@@ -38,6 +57,7 @@ pub struct Settings {
     /// The blades at the start.
     pub blades: Vec<BladeOffer>,
     pub allow_remote_tcp: bool,
+    pub sealing: Sealing,
     pub when_full: WhenFull,
     pub victim_policy: String,
     pub prefetch_policy: String,
@@ -62,6 +82,7 @@ pub struct Header {
     pub limit_bytes: AtomicU64,
     pub local_percent: AtomicU32,
     pub(crate) allow_remote_tcp: AtomicU32,
+    pub(crate) sealing: AtomicU32,
     pub(crate) when_full: AtomicU32,
     pub(crate) pager_threads: AtomicU32,
     pub(crate) quota_bytes: AtomicU64,
@@ -302,6 +323,7 @@ impl Header {
         self.local_percent.store(settings.local_percent, Relaxed);
         self.quota_bytes.store(settings.quota_bytes, Relaxed);
         self.allow_remote_tcp.store(u32::from(settings.allow_remote_tcp), Relaxed);
+        self.sealing.store(settings.sealing as u32, Relaxed);
         self.when_full.store(u32::from(settings.when_full == WhenFull::Fail), Relaxed);
         self.pager_threads.store(settings.pager_threads, Relaxed);
         self.threshold_bytes.store(settings.threshold_bytes, Relaxed);
@@ -323,6 +345,8 @@ impl Header {
             quota_bytes: self.quota_bytes.load(Relaxed),
             blades: self.blades.offers(),
             allow_remote_tcp: self.allow_remote_tcp.load(Relaxed) != 0,
+            // What nobody wrote must not be taken for leave to send pages as they are.
+            sealing: Sealing::from_number(self.sealing.load(Relaxed)).unwrap_or(Sealing::Sealed),
             when_full: if fail { WhenFull::Fail } else { WhenFull::Slow },
             victim_policy: load_text(&self.victim_policy),
             prefetch_policy: load_text(&self.prefetch_policy),

@@ -355,6 +355,7 @@ mod tests {
                 BladeOffer::open("tcp://127.0.0.1:7070"),
             ],
             allow_remote_tcp: true,
+            sealing: crate::Sealing::PlainOnThisHost,
             when_full: WhenFull::Fail,
             victim_policy: "clock".into(),
             prefetch_policy: "none".into(),

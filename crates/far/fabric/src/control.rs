@@ -1,12 +1,13 @@
 //! The control connection: one request at a time, awaited at most until the deadline.
 //!
-//! A broken connection is made again and the request repeated, as long as the deadline allows. The
-//! blade may then have carried it out already; [`Answer::repeated`] tells the caller, for whom
-//! "already done" then means success.
+//! A broken connection is made again and the request repeated, as long as the deadline and the
+//! blade's lease allow. The blade may then have carried it out already; [`Answer::repeated`] tells
+//! the caller, for whom "already done" then means success. A connection that says nothing for a
+//! while is broken, too, long before the deadline.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use farpool_wire::{
     ErrorCode, HEAD_LIMIT_BYTES, HelloOk, Request, RequestId, Response, WireError, split_head,
@@ -17,10 +18,13 @@ use rustix::net::SendFlags;
 
 use crate::descriptor::Descriptor;
 use crate::dial::Dialer;
-use crate::opening::DialError;
 use crate::receive::Break;
 use crate::session::{ConnectError, Session};
 use crate::sys;
+
+/// Time for an answer on the first connection; every further one gets twice as long. A blade
+/// answers within milliseconds unless it is overloaded.
+const STALL_TIME: Duration = Duration::from_millis(500);
 
 /// A connection for requests that move no pages.
 #[derive(Debug)]
@@ -33,6 +37,8 @@ pub struct Control {
     received: Vec<u8>,
     files: Vec<OwnedFd>,
     lost: Option<ConnectError>,
+    /// Since when there is no connection.
+    unconnected: Option<Instant>,
     reconnects: u64,
 }
 
@@ -73,7 +79,7 @@ impl Control {
     /// # Errors
     /// The blade cannot be reached or refuses.
     pub fn connect(session: Arc<Session>, slot: u32) -> Result<Self, ConnectError> {
-        let until = Instant::now() + session.deadline;
+        let until = session.time.now() + session.deadline;
         let mut dialer = Dialer::new(session, slot)?;
         let (socket, greeting) = dialer.connect(until).map_err(|error| dialer.explain(error))?;
         Ok(Control {
@@ -85,6 +91,7 @@ impl Control {
             received: Vec::new(),
             files: Vec::new(),
             lost: None,
+            unconnected: None,
             reconnects: 0,
         })
     }
@@ -137,30 +144,54 @@ impl Control {
 
     /// Gets one verified answer into `received`. True if the request was sent more than once.
     fn exchange(&mut self, request: &Request<'_>) -> Result<bool, ConnectError> {
-        let until = Instant::now() + self.dialer.session.deadline;
-        let mut attempts = 0u32;
+        let time = self.dialer.session.time;
+        let until = time.now() + self.dialer.session.deadline;
+        let (mut attempts, mut patience) = (0u32, STALL_TIME);
         loop {
             let socket = match self.socket.take() {
                 Some(socket) => socket,
                 None => self.reconnect(until)?,
             };
             attempts += 1;
-            match self.attempt(&socket, request, until) {
+            match self.attempt(&socket, request, until.min(time.now() + patience)) {
                 Ok(()) => {
+                    self.dialer.session.met.heard(time.now());
                     self.socket = Some(socket);
                     return Ok(attempts > 1);
                 }
-                Err(end) if Instant::now() >= until => return Err(self.gave_up(end)),
-                Err(_) => sys::pause(sys::CONNECT_PAUSE * u32::from(attempts > 1)),
+                Err(end) if time.now() >= until => return Err(self.gave_up(end)),
+                Err(_) => {
+                    patience = patience.saturating_mul(2).min(self.dialer.session.deadline);
+                    time.pause(sys::CONNECT_PAUSE * u32::from(attempts > 1));
+                }
             }
         }
     }
 
+    /// Makes the connection again, until then or until the lease has run out.
     fn reconnect(&mut self, until: Instant) -> Result<Descriptor, ConnectError> {
-        let connected = self.dialer.connect(until);
-        let (socket, _) = connected.map_err(|error: DialError| self.dialer.explain(error))?;
-        self.reconnects += 1;
-        Ok(socket)
+        let session = Arc::clone(&self.dialer.session);
+        let (time, met) = (session.time, &session.met);
+        let since = *self.unconnected.get_or_insert_with(|| time.now());
+        loop {
+            // Another connection may hold the lease meanwhile.
+            let end = met.lease_end(since).map_or(until, |end| end.min(until));
+            let error = match self.dialer.connect(end) {
+                Ok((socket, _)) => {
+                    self.unconnected = None;
+                    self.reconnects += 1;
+                    return Ok(socket);
+                }
+                Err(error) => error,
+            };
+            let now = time.now();
+            if !self.dialer.may_pass(error) || now >= until {
+                return Err(self.dialer.explain(error));
+            }
+            if let Some(reason) = met.lapse(since, now, Some(error)) {
+                return Err(ConnectError::Lost { address: session.address.to_string(), reason });
+            }
+        }
     }
 
     fn gave_up(&self, end: Break) -> ConnectError {
@@ -192,7 +223,7 @@ impl Control {
         while !left.is_empty() {
             match rustix::net::send(socket, left, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
                 Ok(bytes) => left = &left[bytes..],
-                Err(Errno::AGAIN) => wait(socket, PollFlags::OUT, until)?,
+                Err(Errno::AGAIN) => self.wait(socket, PollFlags::OUT, until)?,
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(Break::Broken(errno)),
             }
@@ -209,7 +240,7 @@ impl Control {
         match got {
             Ok(0) => Err(Break::Closed),
             Ok(_) => Ok(()),
-            Err(Errno::AGAIN) => wait(socket, PollFlags::IN, until),
+            Err(Errno::AGAIN) => self.wait(socket, PollFlags::IN, until),
             Err(errno) => Err(Break::Broken(errno)),
         }
     }
@@ -229,12 +260,12 @@ impl Control {
         Response::decode(&head)?;
         Ok(true)
     }
-}
 
-fn wait(socket: &Descriptor, what: PollFlags, until: Instant) -> Result<(), Break> {
-    match sys::wait_until(socket.as_fd(), what, until) {
-        Ok(true) => Ok(()),
-        Ok(false) => Err(Break::Broken(Errno::TIMEDOUT)),
-        Err(errno) => Err(Break::Broken(errno)),
+    fn wait(&self, socket: &Descriptor, what: PollFlags, until: Instant) -> Result<(), Break> {
+        match self.dialer.session.time.wait_until(socket.as_fd(), what, until) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Break::Broken(Errno::TIMEDOUT)),
+            Err(errno) => Err(Break::Broken(errno)),
+        }
     }
 }

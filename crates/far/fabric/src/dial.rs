@@ -7,10 +7,11 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use farpool_kernel::Time;
 use farpool_wire::{
-    HEADER_BYTES, Hello, HelloOk, NAME_LIMIT_BYTES, Opcode, Request, RequestId, Response,
+    Address, HEADER_BYTES, Hello, HelloOk, NAME_LIMIT_BYTES, Opcode, Request, RequestId, Response,
     WireError, split_head,
 };
 use rustix::event::PollFlags;
@@ -26,6 +27,9 @@ use crate::sys;
 
 /// Request id of hello, the first request of every connection.
 const HELLO_ID: RequestId = RequestId(0);
+/// Time of the first attempt to connect, where the caller waits for it; every further one gets
+/// twice as long. What is lost on the way is seldom found by waiting.
+const ATTEMPT_TIME: Duration = Duration::from_secs(1);
 /// Most bytes of hello's answer, which has a fixed form.
 const ANSWER_LIMIT_BYTES: usize = 128;
 
@@ -51,6 +55,8 @@ pub(crate) struct Dial {
     answer: Vec<u8>,
     blade_id: Option<u64>,
     descriptors: Arc<DescriptorSet>,
+    time: Time,
+    begun: Instant,
 }
 
 /// The blade's answer to hello.
@@ -58,6 +64,8 @@ pub(crate) struct Dial {
 pub(crate) struct Greeting {
     pub(crate) ok: HelloOk,
     pub(crate) credits: u16,
+    /// The time from the beginning of the attempt.
+    pub(crate) took: Duration,
 }
 
 impl Dialer {
@@ -71,7 +79,7 @@ impl Dialer {
     /// Starts the next attempt.
     pub(crate) fn dial(&mut self) -> Result<Dial, DialError> {
         self.generation += 1;
-        let Session { address, descriptors, asks, .. } = &*self.session;
+        let Session { address, descriptors, asks, time, .. } = &*self.session;
         let asked = asks.map_or(Ok(None), |ask| ask(address)).map_err(DialError::of_connect)?;
         let is_asked = asked.is_some();
         let socket = asked.map_or_else(|| open(address, |_| false), Ok)?;
@@ -85,6 +93,8 @@ impl Dialer {
             answer: Vec::with_capacity(ANSWER_LIMIT_BYTES),
             blade_id: self.blade_id,
             descriptors: Arc::clone(descriptors),
+            time: *time,
+            begun: time.now(),
         })
     }
 
@@ -109,14 +119,35 @@ impl Dialer {
     /// Records which blade process answered, to recognize another one later.
     pub(crate) fn met(&mut self, greeting: &Greeting) {
         self.blade_id = Some(greeting.ok.blade_id);
+        let Session { met, time, .. } = &*self.session;
+        met.greeted(time.now(), greeting.ok.lease_ms, greeting.took);
+    }
+
+    /// True if another attempt may succeed. Of a blade that was met, more may pass: the network may
+    /// refuse for a while to reach it (a proxy, a virtual address or a route that is set up anew),
+    /// and another version or no frame at all is damage. On this host, a socket that refuses
+    /// belongs to a process that has ended.
+    pub(crate) fn may_pass(&self, error: DialError) -> bool {
+        let is_network = matches!(self.session.address, Address::Tcp(_));
+        let passes_once_met = match error {
+            DialError::Gone(_) | DialError::Forbidden(_) => is_network,
+            DialError::Wire(_) => true,
+            _ => false,
+        };
+        error.may_pass() || (passes_once_met && self.session.met.is_set())
     }
 
     /// Connects, waiting at most until the given time.
     pub(crate) fn connect(&mut self, until: Instant) -> Result<(Descriptor, Greeting), DialError> {
+        let (time, mut patience) = (self.session.time, ATTEMPT_TIME);
         loop {
-            match self.connect_once(until) {
-                Err(error) if error.may_pass() && Instant::now() < until => {
-                    sys::pause(sys::CONNECT_PAUSE);
+            match self.connect_once(until.min(time.now() + patience)) {
+                Err(error) if self.may_pass(error) && time.now() < until => {
+                    // Only what was waited for in vain is waited for longer: a refusal is at once.
+                    if error == DialError::Later(Errno::TIMEDOUT) {
+                        patience = patience.saturating_mul(2).min(self.session.deadline);
+                    }
+                    time.pause(sys::CONNECT_PAUSE);
                 }
                 other => return other,
             }
@@ -130,9 +161,9 @@ impl Dialer {
                 self.met(&greeting);
                 return Ok((dial.socket, greeting));
             }
-            if !sys::wait_until(dial.socket.as_fd(), dial.awaits(), until)
-                .map_err(DialError::Later)?
-            {
+            let time = self.session.time;
+            let is_ready = time.wait_until(dial.socket.as_fd(), dial.awaits(), until);
+            if !is_ready.map_err(DialError::Later)? {
                 return Err(DialError::Later(Errno::TIMEDOUT));
             }
         }
@@ -202,7 +233,9 @@ impl Dial {
         if self.blade_id.is_some_and(|known| known != greeting.ok.blade_id) {
             return Err(DialError::Restarted);
         }
-        sys::make_patient(self.socket.as_fd()).map_err(DialError::Later)?;
+        if self.time.is_kernel() {
+            sys::make_patient(self.socket.as_fd()).map_err(DialError::Later)?;
+        }
         Ok(Some(greeting))
     }
 
@@ -255,7 +288,8 @@ impl Dial {
             Response::HelloOk(ok)
                 if head.header.request_id == HELLO_ID && head.header.opcode == Opcode::Hello =>
             {
-                Ok(Greeting { ok, credits: head.header.credits })
+                let took = self.time.now().saturating_duration_since(self.begun);
+                Ok(Greeting { ok, credits: head.header.credits, took })
             }
             _ => Err(DialError::Wire(WireError::Direction)),
         }

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Instant;
 
-use farpool_kernel::monotonic_ns;
+use farpool_kernel::{Time, monotonic_ns};
 use farpool_policy::{RateLimit, WaitNs};
 use farpool_units::{PAGE_BYTES, exactly};
 use farpool_wire::{
@@ -58,6 +58,7 @@ pub(crate) struct Flight {
     waiting_writes: VecDeque<Slot>,
     pub(crate) flying: VecDeque<Slot>,
     limits: Option<Arc<ClientLimits>>,
+    time: Time,
     /// When reads, and when writes, were last held back by the limits.
     held: [Option<Instant>; 2],
     /// When the first request that is held back now may be sent; 0 if none is.
@@ -76,12 +77,13 @@ pub(crate) struct Flight {
 }
 
 impl Flight {
-    pub(crate) fn new(limits: Option<Arc<ClientLimits>>) -> Self {
+    pub(crate) fn new(limits: Option<Arc<ClientLimits>>, time: Time) -> Self {
         Flight {
             waiting_reads: VecDeque::new(),
             waiting_writes: VecDeque::new(),
             flying: VecDeque::new(),
             limits,
+            time,
             held: [None; 2],
             resumes_ns: 0,
             spare: Vec::new(),
@@ -108,7 +110,7 @@ impl Flight {
 
     /// Adds the pages as requests.
     pub(crate) fn submit(&mut self, opcode: Opcode, pages: &[LinkPage]) {
-        let submitted = Instant::now();
+        let submitted = self.time.now();
         self.pages += pages.len();
         for same in pages.chunk_by(|a, b| a.segment == b.segment) {
             for pages in same.chunks(self.request_limit_pages) {
@@ -176,10 +178,10 @@ impl Flight {
             };
             if passes_ns <= now_ns {
                 // Its deadline begins when it is sent.
-                slot.submitted = Instant::now();
+                slot.submitted = self.time.now();
                 return queue.pop_front();
             }
-            *held = Some(Instant::now());
+            *held = Some(self.time.now());
             let earlier = if self.resumes_ns == 0 { u64::MAX } else { self.resumes_ns };
             self.resumes_ns = earlier.min(passes_ns).min(now_ns.saturating_add(ASK_AGAIN_NS));
         }

@@ -38,6 +38,8 @@ impl DialError {
     pub(crate) fn may_pass(self) -> bool {
         match self {
             DialError::Later(_) | DialError::Closed => true,
+            // Our hello was damaged on its way.
+            DialError::Refused(ErrorCode::BadFrame) => true,
             DialError::Wire(error) => {
                 !matches!(error, WireError::Version { .. } | WireError::Magic { .. })
             }

@@ -73,6 +73,7 @@ pub(crate) struct Receiver {
     /// Bytes of the first guessed answer that have arrived already.
     partial_bytes: usize,
     spill: Vec<u8>,
+    received_bytes: u64,
 }
 
 impl Receiver {
@@ -82,6 +83,7 @@ impl Receiver {
             vector: Vector::with_capacity(AHEAD_LIMIT_PAGES + 2 * AHEAD_LIMIT_ANSWERS),
             partial_bytes: 0,
             spill: Vec::with_capacity(HEAD_LIMIT_BYTES + REQUEST_LIMIT_PAGES * PAGE_BYTES),
+            received_bytes: 0,
         }
     }
 
@@ -89,6 +91,12 @@ impl Receiver {
     pub(crate) fn reset(&mut self) {
         self.partial_bytes = 0;
         self.spill.clear();
+        self.received_bytes = 0;
+    }
+
+    /// Bytes received on this connection.
+    pub(crate) fn received_bytes(&self) -> u64 {
+        self.received_bytes
     }
 
     /// Receives what is there and ends the requests it answers. True if more may be there already.
@@ -108,6 +116,7 @@ impl Receiver {
         // SAFETY: heads and spill are ours; the pages are lent to the link until their completion.
         let got = unsafe { sys::receive(socket, &mut self.vector, patience) };
         self.spill.truncate(kept_bytes + got.unwrap_or(0));
+        self.received_bytes += got.unwrap_or(0) as u64;
         match got {
             Ok(0) => return Err(Break::Closed),
             Ok(got) if !spilling => self.take_guessed(flight, sent_bytes, got)?,
@@ -158,9 +167,6 @@ impl Receiver {
             let Some(slot) = slot.filter(|slot| is_plain_answer(&header, slot, sent_bytes)) else {
                 break;
             };
-            if split_head(&self.heads[answers])?.is_none() {
-                return Err(WireError::Length.into());
-            }
             let frame_bytes = HEADER_BYTES + header.pages_bytes();
             if left < frame_bytes {
                 break;

@@ -1,14 +1,18 @@
 //! Our identity to a blade, and why it could not be reached.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
+use farpool_kernel::Time;
+use farpool_units::exactly;
 use farpool_wire::{Address, ClientId, ErrorCode, Grant, Purpose};
 use rustix::io::Errno;
 
 use crate::descriptor::DescriptorSet;
 use crate::limits::ClientLimits;
+use crate::opening::DialError;
 
 /// One client's use of one blade: what all its connections have in common.
 #[derive(Clone, Debug)]
@@ -30,14 +34,100 @@ pub struct Session {
     /// The most memory that the client would like, in bytes; counts when the blade first sees the
     /// client.
     pub quota_bytes: u64,
-    /// A request older than this means that the blade is lost.
+    /// A request older than this means that the blade is lost. So does a connection that cannot be
+    /// made again before the blade's lease has run out.
     pub deadline: Duration,
     /// Permits TCP to other hosts, which is not encrypted.
     pub allow_remote_tcp: bool,
     /// Opens the connections in this process's stead, if set.
     pub asks: Option<Ask>,
+    /// The time that deadlines and pauses are of.
+    pub time: Time,
     /// The set that holds the connections' descriptors.
     pub descriptors: Arc<DescriptorSet>,
+    /// What is known of the blade.
+    pub met: Met,
+}
+
+/// What the connections of a session know together: whether one was greeted, for then a network
+/// that refuses to reach the blade is no proof that there is none; and for how long the blade keeps
+/// what this client has there while it hears nothing of it.
+#[derive(Clone, Debug, Default)]
+pub struct Met(Arc<Known>);
+
+#[derive(Debug, Default)]
+struct Known {
+    is_met: AtomicBool,
+    /// 0 as long as it is not known.
+    lease_ms: AtomicU64,
+    /// When the blade was first heard, and how much later it was last heard.
+    first_heard: OnceLock<Instant>,
+    last_heard_ns: AtomicU64,
+    /// The shortest time that a greeting took; 0 before the first.
+    quickest_ns: AtomicU64,
+}
+
+impl Met {
+    /// For a process whose parent uses the blade: the blade is there, or was.
+    pub fn by_parent() -> Self {
+        let met = Met::default();
+        met.0.is_met.store(true, Ordering::Relaxed);
+        met
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.0.is_met.load(Ordering::Relaxed)
+    }
+
+    /// The blade greeted a connection, which took so long.
+    pub(crate) fn greeted(&self, now: Instant, lease_ms: u32, took: Duration) {
+        let took_ns = exactly::<u64, _>(took.as_nanos()).max(1);
+        let shorter = |known: u64| (known == 0 || took_ns < known).then_some(took_ns);
+        // It is no shorter: what is known stays.
+        let _ = self.0.quickest_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, shorter);
+        self.0.is_met.store(true, Ordering::Relaxed);
+        self.0.lease_ms.store(lease_ms.into(), Ordering::Relaxed);
+        self.heard(now);
+    }
+
+    /// The shortest time that a greeting took: what the way to the blade costs, without what a busy
+    /// moment at either end added.
+    pub(crate) fn quickest_greeting(&self) -> Duration {
+        Duration::from_nanos(self.0.quickest_ns.load(Ordering::Relaxed))
+    }
+
+    /// Bytes came on a connection.
+    pub(crate) fn heard(&self, now: Instant) {
+        let first = *self.0.first_heard.get_or_init(|| now);
+        let later_ns = exactly(now.saturating_duration_since(first).as_nanos());
+        self.0.last_heard_ns.fetch_max(later_ns, Ordering::Relaxed);
+    }
+
+    /// When the lease runs out, for a connection that broke `since` and could not be made again:
+    /// others may still hold it. None as long as the lease is not known.
+    pub(crate) fn lease_end(&self, since: Instant) -> Option<Instant> {
+        let lease_ms = self.0.lease_ms.load(Ordering::Relaxed);
+        let first = *self.0.first_heard.get().filter(|_| lease_ms > 0)?;
+        let heard = first + Duration::from_nanos(self.0.last_heard_ns.load(Ordering::Relaxed));
+        Some(since.max(heard) + Duration::from_millis(lease_ms))
+    }
+
+    /// The reason why the blade is lost, if the lease has run out by now; see [`Met::lease_end`].
+    /// `failure`: why the last attempt to connect failed, if it did.
+    pub(crate) fn lapse(
+        &self,
+        since: Instant,
+        now: Instant,
+        failure: Option<DialError>,
+    ) -> Option<String> {
+        self.lease_end(since).filter(|end| now >= *end)?;
+        let lease_ms = self.0.lease_ms.load(Ordering::Relaxed);
+        let failure = failure.map_or("it does not answer".to_owned(), |it| it.to_string());
+        Some(format!(
+            "this client's lease there of {lease_ms} ms ran out while it could not be reached: \
+             {failure}"
+        ))
+    }
 }
 
 /// Why there is no connection to a blade. Each message names the blade and what to do.
@@ -115,3 +205,17 @@ pub enum ConnectError {
 /// Asks for a connection to an address; the answer arrives on the socket. None if there is no
 /// process left to ask, and the connection is opened here.
 pub type Ask = fn(&Address) -> Result<Option<OwnedFd>, Errno>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_quickest_greeting_counts_and_not_the_last() {
+        let (met, now) = (Met::default(), Instant::now());
+        for (took_ms, quickest_ms) in [(40, 40), (300, 40), (5, 5), (90, 5)] {
+            met.greeted(now, 1000, Duration::from_millis(took_ms));
+            assert_eq!(met.quickest_greeting(), Duration::from_millis(quickest_ms));
+        }
+    }
+}

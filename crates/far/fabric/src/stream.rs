@@ -4,15 +4,19 @@
 //! together with others in one system call, answered in place (`Receiver`), handed out. When the
 //! connection breaks, the link makes another one and resends what was not answered; reading and
 //! writing whole pages may be repeated, and the connection's generation keeps the first copy from
-//! taking effect late. That goes on until it works, the address is not served any more, or a
-//! request is older than the deadline: then the link is lost for good and every request ends with
-//! an error.
+//! taking effect late. That goes on until it works, the address is not served any more, the lease
+//! has run out, for then the blade keeps nothing of this client any more, or a request is older
+//! than the deadline: then the link is lost for good and every request ends with an error.
+//!
+//! A connection on which nothing moves, though nothing has closed it, is not waited for until the
+//! deadline: after a pause (see [`crate::stall`]) another one is made beside it, which takes over
+//! once it is greeted.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farpool_kernel::monotonic_ns;
+use farpool_kernel::{Time, monotonic_ns};
 use farpool_wire::Opcode;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -24,6 +28,7 @@ use crate::link::{Link, LinkPage, PageDone, PageFault};
 use crate::opening::DialError;
 use crate::receive::{Break, Receiver};
 use crate::session::{ConnectError, Session};
+use crate::stall::StallWatch;
 use crate::sys::{self, Patience, Vector};
 
 /// Parts gathered for one send before requests wait for the next one.
@@ -33,6 +38,7 @@ const SEND_LIMIT_PARTS: usize = 512;
 #[derive(Debug)]
 pub struct StreamLink {
     dialer: Dialer,
+    time: Time,
     state: State,
     flight: Flight,
     output: Vector,
@@ -40,6 +46,15 @@ pub struct StreamLink {
     receiver: Receiver,
     /// Times the connection broke and was made again.
     reconnects: u64,
+    /// Another connection on its way, while this one is silent.
+    second: Option<Dial>,
+    watch: StallWatch,
+    /// The bytes received when the session was last told of any.
+    heard_bytes: u64,
+    /// Since when there is no connection though one is wanted.
+    unconnected: Option<Instant>,
+    /// Why the last attempt to connect failed, if none has succeeded since.
+    failure: Option<DialError>,
     /// Set if there are limits: readable when a request that they hold back may be sent.
     timer: Option<Timer>,
 }
@@ -68,7 +83,7 @@ impl StreamLink {
     /// # Errors
     /// The blade cannot be reached or refuses.
     pub fn connect(session: Arc<Session>, slot: u32) -> Result<Self, ConnectError> {
-        let until = Instant::now() + session.deadline;
+        let until = session.time.now() + session.deadline;
         let mut link = Self::later(session, slot)?;
         let connected = link.dialer.connect(until);
         let (socket, greeting) = connected.map_err(|error| link.dialer.explain(error))?;
@@ -83,7 +98,7 @@ impl StreamLink {
     /// # Errors
     /// The session does not permit the address, or no descriptor is left.
     pub fn later(session: Arc<Session>, slot: u32) -> Result<Self, ConnectError> {
-        let limits = session.limits.clone();
+        let (limits, time) = (session.limits.clone(), session.time);
         let dialer = Dialer::new(session, slot)?;
         let timer = match &limits {
             None => None,
@@ -91,12 +106,18 @@ impl StreamLink {
         };
         Ok(StreamLink {
             dialer,
-            state: State::Pausing(Instant::now()),
-            flight: Flight::new(limits),
+            time,
+            state: State::Pausing(time.now()),
+            flight: Flight::new(limits, time),
             output: Vector::with_capacity(SEND_LIMIT_PARTS + REQUEST_LIMIT_PAGES + 2),
             sent_bytes: 0,
             receiver: Receiver::new(),
             reconnects: 0,
+            second: None,
+            watch: StallWatch::new(),
+            heard_bytes: 0,
+            unconnected: None,
+            failure: None,
             timer,
         })
     }
@@ -108,24 +129,32 @@ impl StreamLink {
 
     fn greeted(&mut self, greeting: &Greeting) {
         self.dialer.met(greeting);
+        let Session { deadline, met, .. } = &*self.dialer.session;
+        self.watch.greeted(met.quickest_greeting(), *deadline);
+        self.second = None;
+        self.unconnected = None;
+        self.failure = None;
         self.flight.credits = greeting.credits;
         let limit = usize::from(greeting.ok.pages_per_request_limit);
         self.flight.request_limit_pages = limit.clamp(1, REQUEST_LIMIT_PAGES);
         self.output.clear();
         self.sent_bytes = 0;
         self.receiver.reset();
+        self.heard_bytes = 0;
     }
 
     /// Does what can be done now. With patience, waits a short while where the next step is an
     /// answer.
     fn drive(&mut self, patience: Patience) {
         if let State::Pausing(until) = self.state {
-            if Instant::now() < until {
+            if self.time.now() < until {
                 return;
             }
             self.redial();
         }
         self.advance_dial();
+        self.advance_second();
+        let patience = self.waited_for(patience);
         if let State::Up(socket) = &self.state
             && let Err(end) = exchange(
                 socket.as_fd(),
@@ -144,6 +173,19 @@ impl StreamLink {
         }
     }
 
+    /// Does what a patient receive does, where the kernel cannot do it: the time is not its own.
+    fn waited_for(&self, patience: Patience) -> Patience {
+        if self.time.is_kernel() || patience == Patience::None {
+            return patience;
+        }
+        if let State::Up(socket) = &self.state {
+            let until = self.time.now() + sys::WAIT_STEP;
+            // A failed wait only means that the next step is tried earlier.
+            let _ = self.time.wait_until(socket.as_fd(), PollFlags::IN, until);
+        }
+        Patience::None
+    }
+
     /// Sets the timer for callers that poll: see [`Link::descriptor`].
     fn set_timer(&mut self) {
         if let (Some(timer), Some(resumes_ns)) = (&mut self.timer, self.flight.resumes_ns())
@@ -159,11 +201,16 @@ impl StreamLink {
         self.reconnects += 1;
         self.flight.ground(end.is_damage());
         self.output.clear();
-        self.redial();
+        self.unconnected.get_or_insert(self.time.now());
+        match self.second.take() {
+            Some(dial) => self.state = State::Dialing(dial),
+            None => self.redial(),
+        }
         self.advance_dial();
     }
 
     fn redial(&mut self) {
+        self.unconnected.get_or_insert(self.time.now());
         match self.dialer.dial() {
             Ok(dial) => self.state = State::Dialing(dial),
             Err(error) => self.dial_failed(error),
@@ -177,7 +224,7 @@ impl StreamLink {
         match dial.advance() {
             Ok(None) => {}
             Ok(Some(greeting)) => {
-                let pausing = State::Pausing(Instant::now());
+                let pausing = State::Pausing(self.time.now());
                 if let State::Dialing(dial) = std::mem::replace(&mut self.state, pausing) {
                     self.state = State::Up(dial.into_socket());
                 }
@@ -187,12 +234,76 @@ impl StreamLink {
         }
     }
 
+    /// Goes on with the second connection once it is greeted.
+    fn advance_second(&mut self) {
+        let Some(dial) = &mut self.second else { return };
+        match dial.advance() {
+            Ok(None) => {}
+            Ok(Some(greeting)) => {
+                // What the first one carried takes no effect any more.
+                self.reconnects += 1;
+                self.flight.ground(false);
+                if let Some(dial) = self.second.take() {
+                    self.state = State::Up(dial.into_socket());
+                }
+                self.greeted(&greeting);
+            }
+            Err(DialError::Restarted) => self.dial_failed(DialError::Restarted),
+            // It says nothing about the first one, which may still answer.
+            Err(_) => self.second = None,
+        }
+    }
+
+    /// Tries another connection if nothing has moved on this one, or on the attempt to make it, for
+    /// longer than is borne.
+    fn watch_for_stall(&mut self, now: Instant) {
+        let moved_bytes = match &self.state {
+            State::Up(_) if self.flight.flying.is_empty() => return self.watch.rest(),
+            State::Up(socket) => {
+                let unacknowledged = sys::unacknowledged_bytes(socket.as_fd()).unwrap_or(0);
+                self.receiver.received_bytes() + self.sent_bytes.saturating_sub(unacknowledged)
+            }
+            State::Dialing(_) => 0,
+            State::Pausing(_) | State::Lost(_) => return,
+        };
+        if !self.watch.is_stalled(now, moved_bytes) {
+            return;
+        }
+        self.watch.tried(now);
+        if let State::Up(_) = self.state {
+            // If there is no descriptor for it, the first one is all there is.
+            self.second = self.dialer.dial().ok();
+        } else {
+            self.redial();
+        }
+    }
+
     fn dial_failed(&mut self, error: DialError) {
-        self.state = if error.may_pass() {
-            State::Pausing(Instant::now() + sys::CONNECT_PAUSE)
+        self.failure = Some(error);
+        self.second = None;
+        self.state = if self.dialer.may_pass(error) {
+            State::Pausing(self.time.now() + sys::CONNECT_PAUSE)
         } else {
             State::Lost(error.to_string())
         };
+    }
+
+    /// Why the blade is lost by now, if it is.
+    fn end(&self, now: Instant) -> Option<(String, PageFault)> {
+        let Session { deadline, met, .. } = &*self.dialer.session;
+        let oldest = self.flight.oldest()?;
+        let lapsed = self.unconnected.and_then(|since| met.lapse(since, now, self.failure));
+        if let Some(reason) = lapsed {
+            return Some((reason, PageFault::Lost));
+        }
+        if now.saturating_duration_since(oldest) < *deadline {
+            return None;
+        }
+        let within = format!("no answer within {} ms", deadline.as_millis());
+        Some(match self.failure {
+            Some(failure) => (format!("{within}, and no connection: {failure}"), PageFault::Lost),
+            None => (within, PageFault::Deadline),
+        })
     }
 
     /// Waits for answers, or until a request that the limits hold back may be sent.
@@ -201,30 +312,30 @@ impl StreamLink {
         let left = left.min(sys::WAIT_STEP);
         match &self.state {
             State::Up(socket) if !self.flight.flying.is_empty() => {
-                let until = Instant::now() + left;
+                let until = self.time.now() + left;
                 // A failed wait only means that the next step is tried earlier.
-                let _ = sys::wait_until(socket.as_fd(), PollFlags::IN, until);
+                let _ = self.time.wait_until(socket.as_fd(), PollFlags::IN, until);
             }
-            _ => sys::pause(left),
+            _ => self.time.pause(left),
         }
     }
 
     /// Waits until the socket or the clock allows the next step.
     fn pause(&self) {
-        let until = Instant::now() + sys::WAIT_STEP;
+        let now = self.time.now();
+        let until = now + sys::WAIT_STEP;
         // A failed wait only means that the next step is tried earlier.
         let _ = match &self.state {
-            State::Up(socket) => {
-                sys::wait_until(socket.as_fd(), PollFlags::IN | PollFlags::OUT, until).map(drop)
-            }
-            State::Dialing(dial) => sys::wait_until(
-                dial.descriptor(),
-                PollFlags::IN,
-                until.min(Instant::now() + sys::CONNECT_PAUSE),
-            )
-            .map(drop),
+            State::Up(socket) => self
+                .time
+                .wait_until(socket.as_fd(), PollFlags::IN | PollFlags::OUT, until)
+                .map(drop),
+            State::Dialing(dial) => self
+                .time
+                .wait_until(dial.descriptor(), PollFlags::IN, until.min(now + sys::CONNECT_PAUSE))
+                .map(drop),
             State::Pausing(then) => {
-                sys::pause(then.saturating_duration_since(Instant::now()));
+                self.time.pause(then.saturating_duration_since(now));
                 Ok(())
             }
             State::Lost(_) => Ok(()),
@@ -232,6 +343,10 @@ impl StreamLink {
     }
 
     fn submit(&mut self, opcode: Opcode, pages: &[LinkPage]) {
+        if !self.flight.is_busy() {
+            // No connection was wanted until now.
+            self.unconnected = self.unconnected.map(|_| self.time.now());
+        }
         self.flight.submit(opcode, pages);
         if let State::Up(socket) = &self.state {
             let sent =
@@ -344,13 +459,17 @@ impl Link for StreamLink {
 
     fn expire(&mut self, now: Instant, done: &mut Vec<PageDone>) {
         self.poll(done);
-        let deadline = self.dialer.session.deadline;
-        let oldest = self.flight.oldest();
-        if oldest.is_some_and(|since| now.saturating_duration_since(since) >= deadline) {
-            let reason = format!("no answer within {} ms", deadline.as_millis());
+        if self.receiver.received_bytes() != self.heard_bytes {
+            self.heard_bytes = self.receiver.received_bytes();
+            self.dialer.session.met.heard(now);
+        }
+        if let Some((reason, fault)) = self.end(now) {
             self.state = State::Lost(reason);
-            self.flight.fail_all(PageFault::Deadline);
+            self.second = None;
+            self.flight.fail_all(fault);
             self.poll(done);
+        } else {
+            self.watch_for_stall(now);
         }
     }
 
@@ -367,20 +486,27 @@ impl Link for StreamLink {
     }
 
     fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        if !self.flight.is_busy() {
+            return None; // nobody drives it, and what is ready would stay so
+        }
         match (&self.state, &self.timer) {
             (State::Up(_), Some(timer))
                 if self.flight.flying.is_empty() && self.flight.resumes_ns().is_some() =>
             {
                 Some(timer.descriptor.as_fd())
             }
-            (State::Up(socket), _) if self.flight.is_busy() => Some(socket.as_fd()),
+            (State::Up(socket), _) => {
+                Some(self.second.as_ref().map_or(socket.as_fd(), Dial::descriptor))
+            }
             (State::Dialing(dial), _) => Some(dial.descriptor()),
             _ => None,
         }
     }
 
     fn is_sending(&self) -> bool {
-        matches!(self.state, State::Up(_)) && self.output.bytes() > 0
+        // A second connection's descriptor, which has room, would end every wait at once.
+        let is_stuck = self.output.bytes() > 0 && self.second.is_none();
+        matches!(self.state, State::Up(_)) && is_stuck
     }
 
     fn loss(&self) -> Option<&str> {

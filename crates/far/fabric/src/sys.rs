@@ -7,7 +7,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use farpool_units::at_most;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -234,6 +234,17 @@ pub(crate) unsafe fn send(fd: BorrowedFd<'_>, from: &Vector) -> Result<usize, Er
     again(|| rustix::net::sendmsg(fd, slices, &mut none, SendFlags::NOSIGNAL | SendFlags::DONTWAIT))
 }
 
+/// Asks for the bytes in a socket's queue of output (linux/sockios.h, asm-generic/ioctls.h).
+const SIOCOUTQ: rustix::ioctl::Opcode = 0x5411;
+
+/// Returns the bytes given to a socket that its peer has not acknowledged (TCP) or not received.
+pub(crate) fn unacknowledged_bytes(socket: BorrowedFd<'_>) -> Result<u64, Errno> {
+    // SAFETY: the kernel stores an int for this operation.
+    let bytes: i32 =
+        unsafe { rustix::ioctl::ioctl(socket, rustix::ioctl::Getter::<SIOCOUTQ, i32>::new())? };
+    Ok(u64::from(bytes.max(0).unsigned_abs()))
+}
+
 /// Receives bytes and any descriptors that came with them.
 pub(crate) fn receive_with_descriptors(
     fd: BorrowedFd<'_>,
@@ -246,25 +257,7 @@ pub(crate) fn receive_with_descriptors(
     })
 }
 
-/// Waits until the descriptor is ready or the time is over. True if it is ready.
-pub(crate) fn wait_until(
-    fd: BorrowedFd<'_>,
-    what: PollFlags,
-    until: Instant,
-) -> Result<bool, Errno> {
-    let mut set = [PollFd::from_borrowed_fd(fd, what)];
-    loop {
-        let left = until.saturating_duration_since(Instant::now());
-        match rustix::event::poll(&mut set, Some(&timespec(left))) {
-            Ok(0) => return Ok(false),
-            Ok(_) => return Ok(true),
-            Err(Errno::INTR) => {}
-            Err(error) => return Err(error),
-        }
-    }
-}
-
-pub(crate) fn timespec(time: Duration) -> Timespec {
+fn timespec(time: Duration) -> Timespec {
     Timespec { tv_sec: at_most(time.as_secs()), tv_nsec: i64::from(time.subsec_nanos()) }
 }
 
@@ -295,9 +288,15 @@ fn stream_socket(family: AddressFamily) -> Result<OwnedFd, Errno> {
     rustix::net::socket_with(family, SocketType::STREAM, flags, None)
 }
 
+/// True if the descriptor is ready now.
+fn is_ready(fd: BorrowedFd<'_>, what: PollFlags) -> Result<bool, Errno> {
+    let mut set = [PollFd::from_borrowed_fd(fd, what)];
+    again(|| rustix::event::poll(&mut set, Some(&timespec(Duration::ZERO)))).map(|count| count > 0)
+}
+
 /// True if the attempt to connect has ended, which may be an error.
 pub(crate) fn connected(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
-    if !wait_until(socket, PollFlags::OUT, Instant::now())? {
+    if !is_ready(socket, PollFlags::OUT)? {
         return Ok(false);
     }
     rustix::net::sockopt::socket_error(socket)??;
@@ -348,9 +347,4 @@ pub(crate) fn set_timer(timer: BorrowedFd<'_>, at_ns: u64) -> Result<(), Errno> 
         it_value: timespec(Duration::from_nanos(at_ns.max(1))),
     };
     rustix::time::timerfd_settime(timer, TimerfdTimerFlags::ABSTIME, &at).map(drop)
-}
-
-pub(crate) fn pause(time: Duration) {
-    // An interrupted pause is just a shorter one.
-    let _ = rustix::thread::nanosleep(&timespec(time));
 }

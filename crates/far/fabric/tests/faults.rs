@@ -2,11 +2,15 @@
 
 mod common;
 
+use std::net::TcpListener;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{Buffers, FakeBlade, Fault, finish, fresh_page, lock};
-use farpool_fabric::{ConnectError, Link, PageDone, PageFault, StreamLink};
-use farpool_wire::ErrorCode;
+use farpool_fabric::{
+    Address, ConnectError, Control, Link, PageDone, PageFault, Session, StreamLink,
+};
+use farpool_wire::{ErrorCode, Request};
 use proptest::prelude::*;
 
 /// Long enough for every test that must not reach it.
@@ -157,31 +161,176 @@ fn a_connection_cut_while_idle_is_made_again() {
     }
 }
 
+/// Reads on a connection that is not closed, but never answers.
+fn read_on_a_dead_flow(link: &mut StreamLink, blade: &FakeBlade) {
+    blade.script(&[Fault::Silent]);
+    let begun = Instant::now();
+    assert_read_well(link, 0, 1);
+    // The silence that is borne, and what a busy machine adds.
+    assert!(begun.elapsed() < AMPLE / 2, "without waiting for the deadline");
+    assert!(lock(&blade.inner).requests >= 2, "it was sent again");
+}
+
 #[test]
-fn a_blade_that_is_gone_is_lost() {
+fn a_dead_flow_costs_a_second_connection_and_not_the_blade() {
     for blade in blades() {
         let mut link = link(&blade, AMPLE);
-        blade.script(&[Fault::Silent]);
-        let mut buffers = Buffers::new(2);
-        let first = buffers.page(0, 0);
-        // SAFETY: the buffers live until all completions are in.
-        unsafe { link.read(&[first]) };
-        while lock(&blade.inner).requests == 0 {
-            std::thread::yield_now();
+        assert_read_well(&mut link, 7, 3);
+        for number in 1..=2 {
+            read_on_a_dead_flow(&mut link, &blade);
+            assert!(link.reconnects() >= number);
         }
-        let begun = Instant::now();
-        blade.kill();
-        if let farpool_fabric::Address::Unix(path) = &blade.address {
-            std::fs::remove_file(path).expect("remove the socket");
-        }
-        assert_eq!(finish(&mut link), [PageDone { token: 0, result: Err(PageFault::Lost) }]);
-        assert!(begun.elapsed() < AMPLE / 2, "noticed without waiting for the deadline");
-        assert!(link.loss().is_some());
-        let later = buffers.page(1, 1);
-        // SAFETY: as above.
-        unsafe { link.read(&[later]) };
-        assert_eq!(finish(&mut link), [PageDone { token: 1, result: Err(PageFault::Lost) }]);
+        assert_eq!(link.loss(), None);
     }
+}
+
+/// A greeting that came late once, from a busy blade, does not make patient for ever.
+#[test]
+fn a_dead_flow_is_replaced_soon_though_its_greeting_was_slow() {
+    let slow = Duration::from_millis(500);
+    let blade = FakeBlade::tcp();
+    let mut link = link(&blade, AMPLE);
+    lock(&blade.inner).greeting = slow;
+    blade.cut();
+    assert_read_well(&mut link, 7, 3);
+    lock(&blade.inner).greeting = Duration::ZERO;
+    blade.script(&[Fault::Silent]);
+    let begun = Instant::now();
+    assert_read_well(&mut link, 0, 1);
+    // Eight times the slow greeting would be 4 s.
+    assert!(begun.elapsed() < 4 * slow, "{:?}", begun.elapsed());
+}
+
+/// A port that refuses for a while, as when a proxy is restarted: the blade has kept everything.
+#[test]
+fn a_network_that_refuses_for_a_while_does_not_cost_the_blade() {
+    let blade = FakeBlade::tcp();
+    let mut link = link(&blade, AMPLE);
+    assert_read_well(&mut link, 7, 3);
+    let Address::Tcp(at) = blade.address.clone() else { unreachable!("it is") };
+    blade.kill();
+    let mut buffers = Buffers::new(1);
+    let page = buffers.page(3, 0);
+    // SAFETY: the buffer lives until its completion has arrived.
+    unsafe { link.read(&[page]) };
+    let mut done = Vec::new();
+    // The break is seen, and connections are refused.
+    while link.reconnects() == 0 {
+        link.wait(&mut done);
+    }
+    (0..10).for_each(|_| link.wait(&mut done));
+    assert_eq!((done.len(), link.loss()), (0, None));
+    let _again = FakeBlade::tcp_at(at);
+    assert_eq!(finish(&mut link), [PageDone { token: 0, result: Ok(()) }]);
+    assert_eq!(buffers.bytes(0)[..], fresh_page(3)[..]);
+}
+
+#[test]
+fn a_network_that_refuses_beyond_the_deadline_costs_the_blade_and_the_reason_says_so() {
+    let blade = FakeBlade::tcp();
+    let mut link = link(&blade, Duration::from_millis(300));
+    assert_read_well(&mut link, 7, 3);
+    blade.kill();
+    let (done, _buffers) = read(&mut link, 0, 1);
+    assert_eq!(done[0].result, Err(PageFault::Lost));
+    let reason = link.loss().expect("lost");
+    assert!(reason.contains("300 ms, and no connection: no blade serves there"), "{reason}");
+}
+
+/// Who holds a blade's port after it: nobody, or somebody who never answers.
+fn after_its_end(blade: &FakeBlade, is_silent: bool) -> Option<TcpListener> {
+    let Address::Tcp(at) = blade.address.clone() else { unreachable!("it is") };
+    blade.kill();
+    is_silent.then(|| TcpListener::bind(at).expect("its port"))
+}
+
+#[test]
+fn a_blade_that_cannot_be_reached_is_lost_with_the_lease() {
+    for is_silent in [false, true] {
+        let blade = FakeBlade::tcp();
+        lock(&blade.inner).lease_ms = 300;
+        let mut link = link(&blade, AMPLE);
+        assert_read_well(&mut link, 7, 3);
+        let _silent = after_its_end(&blade, is_silent);
+        let begun = Instant::now();
+        let (done, _buffers) = read(&mut link, 0, 1);
+        assert_eq!(done[0].result, Err(PageFault::Lost));
+        let took = begun.elapsed();
+        assert!(took >= Duration::from_millis(300) && took < AMPLE / 2, "{took:?}");
+        let reason = link.loss().expect("lost");
+        assert!(reason.contains("lease there of 300 ms ran out while it could not"), "{reason}");
+    }
+}
+
+/// What holds the lease is any connection of the client.
+#[test]
+fn the_lease_lasts_as_long_as_another_connection_is_answered() {
+    let blade = FakeBlade::tcp();
+    lock(&blade.inner).lease_ms = 300;
+    let session = blade.session(Duration::from_millis(1200));
+    let mut link = StreamLink::connect(Arc::clone(&session), 1).expect("connect");
+    assert_read_well(&mut link, 7, 3);
+    // The same client's, over another way to the blade.
+    let other = FakeBlade::tcp();
+    lock(&other.inner).lease_ms = 300;
+    let twin = Session { address: other.address.clone(), ..Session::clone(&session) };
+    let mut held = StreamLink::connect(Arc::new(twin), 2).expect("connect");
+    blade.kill();
+    let mut buffers = Buffers::new(1);
+    let page = buffers.page(3, 0);
+    // SAFETY: the buffer lives until its completion has arrived.
+    unsafe { link.read(&[page]) };
+    let mut done = Vec::new();
+    while link.in_flight() > 0 {
+        link.wait(&mut done);
+        link.expire(Instant::now(), &mut done);
+        assert_read_well(&mut held, 0, 4);
+    }
+    assert_eq!(done[0].result, Err(PageFault::Lost));
+    let reason = link.loss().expect("lost");
+    assert!(reason.contains("no answer within 1200 ms"), "{reason}");
+}
+
+#[test]
+fn requests_on_the_control_connection_end_with_the_lease() {
+    for is_silent in [false, true] {
+        let blade = FakeBlade::tcp();
+        lock(&blade.inner).lease_ms = 300;
+        let mut control = Control::connect(blade.session(AMPLE), 0).expect("connect");
+        let _silent = after_its_end(&blade, is_silent);
+        let begun = Instant::now();
+        let error = control.call(&Request::Ping).map(drop).expect_err("nobody is there");
+        assert!(begun.elapsed() < AMPLE / 2, "without waiting for the deadline");
+        let said = error.to_string();
+        assert!(said.contains("lease there of 300 ms ran out while it could not"), "{said}");
+        assert!(control.loss().is_some());
+    }
+}
+
+#[test]
+fn a_blade_that_is_gone_from_this_host_is_lost_at_once() {
+    let blade = FakeBlade::unix();
+    let mut link = link(&blade, AMPLE);
+    blade.script(&[Fault::Silent]);
+    let mut buffers = Buffers::new(2);
+    let first = buffers.page(0, 0);
+    // SAFETY: the buffers live until all completions are in.
+    unsafe { link.read(&[first]) };
+    while lock(&blade.inner).requests == 0 {
+        std::thread::yield_now();
+    }
+    let begun = Instant::now();
+    blade.kill();
+    if let Address::Unix(path) = &blade.address {
+        std::fs::remove_file(path).expect("remove the socket");
+    }
+    assert_eq!(finish(&mut link), [PageDone { token: 0, result: Err(PageFault::Lost) }]);
+    assert!(begun.elapsed() < AMPLE / 2, "noticed without waiting for the deadline");
+    assert!(link.loss().is_some());
+    let later = buffers.page(1, 1);
+    // SAFETY: as above.
+    unsafe { link.read(&[later]) };
+    assert_eq!(finish(&mut link), [PageDone { token: 1, result: Err(PageFault::Lost) }]);
 }
 
 #[test]

@@ -34,10 +34,15 @@ impl PagesChecksum {
     }
 }
 
-/// Returns the checksum over the header's bytes before the checksum, and the meta.
-pub(crate) fn head_checksum(header_front: &[u8], meta: &[u8]) -> u32 {
+/// Returns the checksum over the header's bytes before it.
+pub(crate) fn header_checksum(header_front: &[u8]) -> u32 {
+    crc32fast::hash(header_front)
+}
+
+/// Returns the checksum over the meta and the header before it: a meta belongs to its header alone.
+pub(crate) fn meta_checksum(header: &[u8], meta: &[u8]) -> u32 {
     let mut hasher = Hasher::new();
-    hasher.update(header_front);
+    hasher.update(header);
     hasher.update(meta);
     hasher.finalize()
 }

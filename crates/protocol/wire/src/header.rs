@@ -3,22 +3,27 @@
 //! ```text
 //!  0 magic u32 | 4 version u8 | 5 opcode u8 | 6 flags u16 | 8 request id u64
 //! 16 meta bytes u16 | 18 pages u16 | 20 credits u16 | 22 reserved u16 | 24 pages checksum u32 | 28
-//! head checksum u32
+//! header checksum u32
 //! ```
+//!
+//! The header has a checksum of its own, so that no length is used unverified: a receiver that
+//! believed a damaged one would wait for bytes that never come. A meta is followed by its checksum,
+//! which covers the header, too.
 
 use farpool_units::{PAGE_BYTES, exactly};
 
-use crate::checksum::head_checksum;
+use crate::checksum::{header_checksum, meta_checksum};
 use crate::codec::{Append, within};
 use crate::{
-    HEADER_BYTES, META_LIMIT_BYTES, PAGES_PER_FRAME_LIMIT, PROTOCOL_VERSION, RequestId, WireError,
+    HEADER_BYTES, META_CHECKSUM_BYTES, META_LIMIT_BYTES, PAGES_PER_FRAME_LIMIT, PROTOCOL_VERSION,
+    RequestId, WireError,
 };
 
 /// "FPLW" in wire order.
 const MAGIC: u32 = u32::from_le_bytes(*b"FPLW");
 const FLAG_RESPONSE: u16 = 1;
 const FLAG_ERROR: u16 = 2;
-/// Where the head checksum begins; it covers all bytes before it, and the meta.
+/// Where the header's checksum begins; it covers all bytes before it.
 const CHECKSUM_OFFSET: usize = 28;
 
 macro_rules! opcodes {
@@ -102,7 +107,7 @@ pub struct Header {
     pub kind: Kind,
     /// Number of the request; the response has the same.
     pub request_id: RequestId,
-    /// Bytes between header and pages.
+    /// Bytes between header and pages, without their checksum.
     pub meta_bytes: u16,
     /// Pages after the meta.
     pub page_count: u16,
@@ -113,7 +118,7 @@ pub struct Header {
     pub pages_checksum: u32,
 }
 
-/// A frame's header and meta, verified against the head checksum. Pages follow in the stream.
+/// A frame's header and meta, verified against their checksums. Pages follow in the stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Head<'a> {
     /// The header.
@@ -128,22 +133,26 @@ impl Header {
         usize::from(self.page_count) * PAGE_BYTES
     }
 
-    /// Returns the bytes of header and meta.
+    /// Returns the bytes of header and meta, with the checksums of both.
     pub fn head_bytes(&self) -> usize {
-        HEADER_BYTES + usize::from(self.meta_bytes)
+        let checksum_bytes = if self.meta_bytes > 0 { META_CHECKSUM_BYTES } else { 0 };
+        HEADER_BYTES + usize::from(self.meta_bytes) + checksum_bytes
     }
 
-    /// Decodes and validates a header's fields; its checksum needs the meta too, see
-    /// [`split_head`].
+    /// Decodes and validates a header.
     ///
     /// # Errors
-    /// Any field that this version does not allow. Magic and version are checked first.
+    /// It is damaged, or a field is not allowed in this version. Magic and version are checked
+    /// first, then the checksum.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Header, WireError> {
         let u16_at = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
         let u32_at = |at: usize| {
             u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
         };
         check_prefix(bytes)?;
+        if header_checksum(&bytes[..CHECKSUM_OFFSET]) != u32_at(CHECKSUM_OFFSET) {
+            return Err(WireError::HeadChecksum);
+        }
         let opcode = Opcode::from_number(bytes[5]).ok_or(WireError::Opcode { found: bytes[5] })?;
         let kind = kind_of(u16_at(6))?;
         let request_id = RequestId(u64::from(u32_at(8)) | u64::from(u32_at(12)) << 32);
@@ -182,7 +191,7 @@ impl Header {
         Ok(())
     }
 
-    /// Appends the header's first 28 bytes and space for the head checksum; [`seal`] completes it.
+    /// Appends the header's first 28 bytes and space for its checksum; [`seal`] completes it.
     pub(crate) fn append(&self, out: &mut Vec<u8>) {
         out.put_u32(MAGIC);
         out.extend_from_slice(&[PROTOCOL_VERSION, self.opcode.number()]);
@@ -245,16 +254,20 @@ pub(crate) fn append_head(
         out.truncate(start);
         return Err(error);
     }
-    seal(&mut out[start..], header.meta_bytes);
+    if let Some(checksum) = seal(&mut out[start..], header.meta_bytes) {
+        out.put_u32(checksum);
+    }
     Ok(())
 }
 
-/// Fills in the meta length and the head checksum of the frame head in `head`.
-fn seal(head: &mut [u8], meta_bytes: u16) {
+/// Fills in the meta length and the header's checksum in `head`, a header and its meta. Returns the
+/// checksum of the meta, unless that is empty.
+fn seal(head: &mut [u8], meta_bytes: u16) -> Option<u32> {
     let (header, meta) = head.split_at_mut(HEADER_BYTES);
     header[16..18].copy_from_slice(&meta_bytes.to_le_bytes());
-    let checksum = head_checksum(&header[..CHECKSUM_OFFSET], meta);
+    let checksum = header_checksum(&header[..CHECKSUM_OFFSET]);
     header[CHECKSUM_OFFSET..].copy_from_slice(&checksum.to_le_bytes());
+    (!meta.is_empty()).then(|| meta_checksum(header, meta))
 }
 
 /// Splits the next head off the bytes received. `Ok(None)`: more bytes are needed (at most
@@ -270,11 +283,16 @@ pub fn split_head(received: &[u8]) -> Result<Option<Head<'_>>, WireError> {
         return Ok(None);
     };
     let header = Header::decode(header_bytes)?;
-    let Some(meta) = rest.get(..usize::from(header.meta_bytes)) else {
+    if header.meta_bytes == 0 {
+        return Ok(Some(Head { header, meta: &[] }));
+    }
+    let Some((meta, checksum)) = rest
+        .split_at_checked(usize::from(header.meta_bytes))
+        .and_then(|(meta, rest)| Some((meta, rest.first_chunk::<META_CHECKSUM_BYTES>()?)))
+    else {
         return Ok(None);
     };
-    let (front, checksum) = header_bytes.split_at(CHECKSUM_OFFSET);
-    if head_checksum(front, meta).to_le_bytes() != *checksum {
+    if meta_checksum(header_bytes, meta).to_le_bytes() != *checksum {
         return Err(WireError::HeadChecksum);
     }
     Ok(Some(Head { header, meta }))

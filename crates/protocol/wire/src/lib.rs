@@ -6,11 +6,11 @@
 //!
 //! Invariants:
 //! - All numbers are little-endian; nothing here depends on the host's byte order or alignment.
-//! - The head checksum covers header and meta and can be verified before any page byte is received,
-//!   so pages may be received straight into the place that the meta names: a damaged head can never
-//!   direct them elsewhere.
-//! - The pages' checksum is in the header (so the head checksum covers it too) and is computed over
-//!   scattered slices.
+//! - The header's checksum is verified before any length is used, and the meta's, which covers the
+//!   header too, before any page byte is received. So a damaged length is never waited for, and
+//!   pages may be received straight into the place that the meta names.
+//! - The pages' checksum is in the header (so the header's checksum covers it too) and is computed
+//!   over scattered slices.
 //! - Encoding appends to a caller's `Vec`; decoding borrows from the caller's buffer. Neither
 //!   allocates once the `Vec` has grown, so both may run on a pager thread.
 //! - Decoding never panics and accepts nothing that encoding could not have produced.
@@ -47,14 +47,16 @@ pub use stat::{BladeTotals, ClientUsage};
 
 /// The protocol's version, in every header. A blade refuses another one with
 /// [`ErrorCode::VersionMismatch`].
-pub const PROTOCOL_VERSION: u8 = 2;
+pub const PROTOCOL_VERSION: u8 = 3;
 /// Bytes of a frame's header.
 pub const HEADER_BYTES: usize = 32;
 /// The most meta bytes of a frame: bounds every receiver's head buffer. A longer list is sent in
 /// several requests.
 pub const META_LIMIT_BYTES: usize = 32 << 10;
+/// Bytes of the checksum that follows a meta.
+pub const META_CHECKSUM_BYTES: usize = 4;
 /// The most bytes of header and meta together: a buffer of this size holds any head.
-pub const HEAD_LIMIT_BYTES: usize = HEADER_BYTES + META_LIMIT_BYTES;
+pub const HEAD_LIMIT_BYTES: usize = HEADER_BYTES + META_LIMIT_BYTES + META_CHECKSUM_BYTES;
 /// The most pages of a frame (4 MiB): bounds how long one request occupies a connection. A blade
 /// may advertise less.
 pub const PAGES_PER_FRAME_LIMIT: u16 = 1024;

@@ -145,6 +145,19 @@ fn every_flipped_bit_is_refused() {
     });
 }
 
+#[test]
+fn a_damaged_header_is_refused_before_anything_behind_it_is_waited_for() {
+    samples::visit(|name, sample, pages| {
+        let mut header = samples::encode(sample, pages);
+        header.truncate(HEADER_BYTES);
+        for bit in 0..HEADER_BYTES * 8 {
+            header[bit / 8] ^= 1 << (bit % 8);
+            assert!(split_head(&header).is_err(), "{name} with bit {bit} flipped");
+            header[bit / 8] ^= 1 << (bit % 8);
+        }
+    });
+}
+
 fn is_intact(frame: &[u8], pages_bytes: usize) -> bool {
     let Ok(Some(head)) = split_head(frame) else {
         return false;
@@ -210,6 +223,7 @@ fn a_grant_without_a_key_is_none() {
     let mut frame = Vec::new();
     Request::Hello(hello).encode(RequestId(1), 0, &mut frame).unwrap();
     let mut meta = frame.split_off(HEADER_BYTES);
+    meta.truncate(meta.len() - META_CHECKSUM_BYTES);
     meta[32] = 1;
     let header = Header::decode(frame.first_chunk().unwrap()).unwrap();
     let head = Head { header, meta: &meta };

@@ -6,7 +6,7 @@
 //! next payload land here and must be copied.
 
 use crate::sys::{self, Iovecs, Slice};
-use farpool_wire::{HEAD_LIMIT_BYTES, HEADER_BYTES};
+use farpool_wire::{HEAD_LIMIT_BYTES, HEADER_BYTES, META_CHECKSUM_BYTES};
 use std::io;
 use std::os::fd::BorrowedFd;
 
@@ -14,7 +14,7 @@ use std::os::fd::BorrowedFd;
 const BUFFER_BYTES: usize = HEAD_LIMIT_BYTES + LARGE_BITE_BYTES;
 const LARGE_BITE_BYTES: usize = 64 << 10;
 /// The head of a write of 100 scattered pieces. A longer one takes several receives.
-const SMALL_BITE_BYTES: usize = HEADER_BYTES + 8 + 8 * 100;
+const SMALL_BITE_BYTES: usize = HEADER_BYTES + 8 + 8 * 100 + META_CHECKSUM_BYTES;
 
 #[derive(Debug)]
 pub(super) struct Input {

@@ -5,11 +5,11 @@ mod descriptors;
 mod follow;
 mod input;
 mod listener;
-mod log_rate;
 mod output;
 mod pace;
 mod requests;
 mod shared;
+mod stepped;
 mod worker;
 
 use crate::blade::{Blade, BladeStat};
@@ -21,6 +21,7 @@ use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
+pub use stepped::SteppedServer;
 use thiserror::Error;
 use worker::Worker;
 
@@ -119,6 +120,10 @@ impl Server {
             }
         }
         config.backing = config.backing.resolve(addresses, config.require_grants);
+        Server::of(listeners, config)
+    }
+
+    fn of(listeners: Vec<Listener>, config: BladeConfig) -> Result<Server, ServeError> {
         let (bytes, backing) = (config.memory_bytes, config.backing.clone());
         let blade =
             Blade::new(config).map_err(|source| ServeError::Memory { bytes, backing, source })?;

@@ -1,10 +1,9 @@
 //! What a server's threads have in common.
 
-use super::log_rate::LogRate;
 use crate::blade::Blade;
 use crate::gate::Gate;
 use crate::table::{ClientNumber, Refused};
-use farpool_kernel::lock;
+use farpool_kernel::{LogRate, lock};
 use farpool_units::at_most;
 use farpool_wire::ErrorCode;
 use rustix::event::{EventfdFlags, eventfd};

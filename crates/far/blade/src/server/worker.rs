@@ -96,28 +96,53 @@ impl Worker {
     pub(super) fn run(mut self) {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(EVENTS_LIMIT);
         while !self.shared.is_stopping() {
-            events.clear();
-            if let Err(error) = self.wait(&mut events) {
+            let timeout = self.timeout();
+            if let Err(error) = self.turn(&mut events, timeout.as_ref()) {
                 tracing::error!(%error, "a blade thread cannot wait for events and ends");
                 break;
             }
-            for event in &events {
-                self.handle(event.data.u64());
-            }
             self.find_place(&events);
-            self.wake_paused();
-            self.tick();
         }
-        for index in 0..self.connections.len() {
-            self.close(index, None);
+        self.close_all();
+    }
+
+    /// Does all that can be done without waiting.
+    ///
+    /// # Errors
+    /// The kernel's, of its list of events.
+    pub(super) fn step(&mut self) -> io::Result<()> {
+        let mut events: Vec<epoll::Event> = Vec::with_capacity(EVENTS_LIMIT);
+        loop {
+            self.turn(&mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
+            if events.is_empty() {
+                return Ok(());
+            }
         }
     }
 
-    fn wait(&self, events: &mut Vec<epoll::Event>) -> io::Result<()> {
-        let timeout = self.timeout();
-        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), timeout.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => Ok(()),
-            Err(error) => Err(error.into()),
+    /// Waits for events, but no longer than `timeout`, and does what they and the time demand.
+    fn turn(
+        &mut self,
+        events: &mut Vec<epoll::Event>,
+        timeout: Option<&Timespec>,
+    ) -> io::Result<()> {
+        events.clear();
+        match epoll::wait(&self.epoll, rustix::buffer::spare_capacity(events), timeout) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        for event in &*events {
+            self.handle(event.data.u64());
+        }
+        self.wake_paused();
+        self.tick();
+        Ok(())
+    }
+
+    /// Closes every connection.
+    pub(super) fn close_all(&mut self) {
+        for index in 0..self.connections.len() {
+            self.close(index, None);
         }
     }
 

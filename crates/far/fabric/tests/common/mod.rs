@@ -9,7 +9,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
@@ -18,8 +18,8 @@ use std::time::Duration;
 use farpool_fabric::{Address, ClientId, DescriptorSet, Link, LinkPage, PageDone, Session};
 use farpool_units::PAGE_BYTES;
 use farpool_wire::{
-    ErrorCode, Extent, HelloOk, Opcode, PageNumber, PagesChecksum, Purpose, Request, RequestId,
-    Response, SegmentId, split_head,
+    ErrorCode, Extent, Header, HelloOk, Opcode, PageNumber, PagesChecksum, Purpose, Request,
+    RequestId, Response, SegmentId, split_head,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,10 +45,25 @@ pub(crate) struct Inner {
     pub credits: u16,
     pub piece_bytes: usize,
     pub blade_id: u64,
+    pub lease_ms: u32,
+    /// How long a greeting takes.
+    pub greeting: Duration,
     /// True if the newest connection leaves its client waiting for bytes that may never arrive: an
     /// answer is held back, or a damaged head promised more than was sent.
     pub is_owing: bool,
     live: Vec<Stream>,
+}
+
+impl Inner {
+    fn hello(&self) -> HelloOk {
+        HelloOk {
+            blade_id: self.blade_id,
+            capacity_bytes: 1 << 30,
+            quota_bytes: 1 << 30,
+            lease_ms: self.lease_ms,
+            pages_per_request_limit: 64,
+        }
+    }
 }
 
 pub(crate) struct FakeBlade {
@@ -113,7 +128,11 @@ impl FakeBlade {
     }
 
     pub(crate) fn tcp() -> FakeBlade {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("bind");
+        Self::tcp_at("127.0.0.1:0".parse().expect("an address"))
+    }
+
+    pub(crate) fn tcp_at(address: SocketAddr) -> FakeBlade {
+        let listener = TcpListener::bind(address).expect("bind");
         let at = listener.local_addr().expect("address");
         let mut blade = FakeBlade::start(Address::Tcp(at), move || {
             let stream = listener.accept().ok()?.0;
@@ -125,7 +144,13 @@ impl FakeBlade {
     }
 
     fn start(address: Address, accept: impl Fn() -> Option<Stream> + Send + 'static) -> FakeBlade {
-        let inner = Inner { credits: 8, piece_bytes: usize::MAX, blade_id: 7, ..Inner::default() };
+        let inner = Inner {
+            credits: 8,
+            piece_bytes: usize::MAX,
+            blade_id: 7,
+            lease_ms: 60_000,
+            ..Inner::default()
+        };
         let inner = Arc::new(Mutex::new(inner));
         let threads = Arc::new(Mutex::new(Vec::new()));
         let (state, workers) = (Arc::clone(&inner), Arc::clone(&threads));
@@ -182,7 +207,9 @@ impl FakeBlade {
             deadline,
             allow_remote_tcp: false,
             asks: None,
+            time: farpool_fabric::Time::KERNEL,
             descriptors: Arc::new(DescriptorSet::default()),
+            met: farpool_fabric::Met::default(),
         })
     }
 }
@@ -217,12 +244,15 @@ fn serve(mut stream: Stream, own: usize, state: &Mutex<Inner>) {
         let is_data = matches!(opcode, Opcode::Read | Opcode::Write);
         let scripted = if is_data { guard.script.pop_front() } else { None };
         let fault = scripted.unwrap_or(Fault::None);
-        let (credits, piece, blade_id) = (guard.credits, guard.piece_bytes, guard.blade_id);
+        let (credits, piece) = (guard.credits, guard.piece_bytes);
+        let hello = guard.hello();
         guard.requests += usize::from(is_data);
+        let greeting = if opcode == Opcode::Hello { guard.greeting } else { Duration::ZERO };
         drop(guard);
         let id = RequestId(request_id.0 + if fault == Fault::WrongId { 1000 } else { 0 });
-        let mut out = answer(opcode, id, credits, &pages, fault, blade_id);
+        let mut out = answer(opcode, id, credits, &pages, fault, hello);
         let half = out.len() / 2;
+        std::thread::sleep(greeting);
         match fault {
             Fault::Silent => continue,
             Fault::Hold => {
@@ -271,8 +301,8 @@ fn next_request(
 ) -> Option<Asked> {
     buffer.resize(32, 0);
     stream.fill(buffer).then_some(())?;
-    let meta_bytes = usize::from(u16::from_le_bytes([buffer[16], buffer[17]]));
-    buffer.resize(32 + meta_bytes, 0);
+    let header = Header::decode(buffer.first_chunk().expect("32 bytes")).expect("a good header");
+    buffer.resize(header.head_bytes(), 0);
     stream.fill(&mut buffer[32..]).then_some(())?;
     let head = split_head(buffer).expect("a good request").expect("a whole request");
     let mut pages = vec![0; head.header.pages_bytes()];
@@ -309,15 +339,8 @@ fn answer(
     credits: u16,
     pages: &[u8],
     fault: Fault,
-    blade_id: u64,
+    hello: HelloOk,
 ) -> Vec<u8> {
-    let hello = HelloOk {
-        blade_id,
-        capacity_bytes: 1 << 30,
-        quota_bytes: 1 << 30,
-        lease_ms: 1000,
-        pages_per_request_limit: 64,
-    };
     let count = u16::try_from(pages.len() / PAGE_BYTES).expect("few pages");
     let response = match opcode {
         _ if fault == Fault::Refuse => {

@@ -2,7 +2,7 @@
 
 use farpool_wire::*;
 
-/// Bytes of the head checksum in a header.
+/// Bytes of the header's checksum.
 const CHECKSUM: std::ops::Range<usize> = 28..32;
 
 /// Decodes `bytes` as the beginning of a stream. Nothing panics, and whatever is accepted encodes
@@ -30,17 +30,20 @@ pub(crate) fn decode_any(bytes: &[u8]) {
     assert_eq!(again, bytes[..header.head_bytes()], "each frame has one encoding only");
 }
 
-/// The same, after correcting magic, version and head checksum, so that the fields behind them are
+/// The same, after correcting magic, version and checksums, so that the fields behind them are
 /// checked.
 pub(crate) fn decode_repaired(bytes: &mut [u8]) {
     if bytes.len() >= HEADER_BYTES {
         bytes[..4].copy_from_slice(b"FPLW");
         bytes[4] = PROTOCOL_VERSION;
         let meta_bytes = usize::from(u16::from_le_bytes([bytes[16], bytes[17]]));
-        let end = bytes.len().min(HEADER_BYTES + meta_bytes);
-        let mut covered = bytes[..CHECKSUM.start].to_vec();
-        covered.extend_from_slice(&bytes[HEADER_BYTES..end]);
-        bytes[CHECKSUM].copy_from_slice(&PagesChecksum::of(&covered).to_le_bytes());
+        let checksum = PagesChecksum::of(&bytes[..CHECKSUM.start]);
+        bytes[CHECKSUM].copy_from_slice(&checksum.to_le_bytes());
+        let end = HEADER_BYTES + meta_bytes;
+        if meta_bytes > 0 && bytes.len() >= end + META_CHECKSUM_BYTES {
+            let checksum = PagesChecksum::of(&bytes[..end]);
+            bytes[end..end + META_CHECKSUM_BYTES].copy_from_slice(&checksum.to_le_bytes());
+        }
     }
     decode_any(bytes);
 }

@@ -1,21 +1,21 @@
 //! How often a peer may cause a log line: a few times, then once in a while with a count.
 //!
 //! A peer can cause such lines as fast as it can connect (6,139 lines in 15 s were seen), and a log
-//! that fills a disk stops more than the blade. No count is lost: `farpool stat` counts each event.
+//! that fills a disk stops more than the server. Counters are to count every event.
 
 use std::sync::Mutex;
 use std::time::Duration;
 
-use farpool_kernel::lock;
+use crate::lock;
 
 /// Lines of a kind in a window, so that a few faults are each seen with their reason.
 const LINES_PER_WINDOW: u64 = 5;
 /// Length of a window; at its end one line says how many more there were.
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// Lines of one kind. Times are the blade's own.
+/// Lines of one kind. Times are since any fixed moment.
 #[derive(Debug, Default)]
-pub(super) struct LogRate(Mutex<Window>);
+pub struct LogRate(Mutex<Window>);
 
 #[derive(Debug, Default)]
 struct Window {
@@ -26,7 +26,8 @@ struct Window {
 
 impl LogRate {
     /// True if a line may be written now; if not it is counted.
-    pub(super) fn may_write(&self, now: Duration) -> bool {
+    #[must_use]
+    pub fn may_write(&self, now: Duration) -> bool {
         let mut window = lock(&self.0);
         if window.lines == 0 {
             window.began = now;
@@ -39,7 +40,7 @@ impl LogRate {
 
     /// After the end of a window, how many lines were suppressed in it, and its seconds. To be
     /// called now and then.
-    pub(super) fn more(&self, now: Duration) -> Option<(u64, u64)> {
+    pub fn more(&self, now: Duration) -> Option<(u64, u64)> {
         let mut window = lock(&self.0);
         if window.lines == 0 || now.saturating_sub(window.began) < WINDOW {
             return None;
