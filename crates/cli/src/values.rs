@@ -5,6 +5,7 @@
 
 mod plan;
 mod rack;
+mod seal;
 mod trace;
 
 use std::fmt;
@@ -20,6 +21,7 @@ use serde::{Deserialize, Deserializer, de};
 
 pub use plan::*;
 pub use rack::*;
+pub use seal::*;
 pub use trace::*;
 
 /// A number of bytes, written as `4096`, `512KiB`, `256MiB`, `2G`, `1.5GiB`.
@@ -425,6 +427,7 @@ written_as_text!(
     Backing,
     BladeAddress,
     Door,
+    Seal,
     WhenFull,
     WhenOutside,
     Victim,

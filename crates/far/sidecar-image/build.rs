@@ -32,6 +32,7 @@ fn watch_sources(workspace: &Path) {
         "far/uffd",
         "far/board",
         "far/pool",
+        "far/seal",
         "far/fabric",
         "protocol/wire",
         "ground/kernel",

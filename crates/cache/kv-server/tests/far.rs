@@ -15,7 +15,9 @@ use farpool_keyvault::client::{Address as LightAddress, Client as LightClient, C
 use farpool_keyvault::frame::Status;
 use farpool_keyvault::message::{Item, KeyList, Request, SetMode, read_found};
 use farpool_keyvault::owner::{hash_key, shard_of};
-use farpool_kv_server::{FarSettings, FarSource, Server, ServerError, Settings, Shared};
+use farpool_kv_server::{
+    FarSettings, FarSource, SealPolicy, Server, ServerError, Settings, Shared,
+};
 use farpool_pool::Address;
 
 const MEMORY_BYTES: usize = 16 << 20;
@@ -51,7 +53,8 @@ impl Running {
             far: Some(FarSettings {
                 source: FarSource::Blades(blades),
                 bytes: FAR_BYTES,
-                deadline: Duration::from_millis(300),
+                deadline: Duration::from_secs(1),
+                seal: SealPolicy::Remote,
                 allow_remote_tcp: false,
             }),
             ..Settings::default()

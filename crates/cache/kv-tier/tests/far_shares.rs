@@ -32,7 +32,9 @@ fn share(number: u64, blade: &Serving) -> Share {
         quota_bytes: ZONES * ZONE_BYTES,
         deadline: PATIENCE,
         allow_remote_tcp: false,
+        seals_pages: true,
         asks: None,
+        time: farpool_pool::Time::KERNEL,
     })
     .unwrap();
     let segment = pool.create_segment().unwrap();

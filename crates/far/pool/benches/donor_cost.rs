@@ -138,7 +138,9 @@ fn read_at_pace(
         quota_bytes: u64::from(SUPERPAGES) * 16 * MIB,
         deadline: Duration::from_secs(10),
         allow_remote_tcp: false,
+        seals_pages: false,
         asks: None,
+        time: farpool_pool::Time::KERNEL,
     })?;
     let segment = pool.create_segment()?;
     (0..SUPERPAGES).try_for_each(|superpage| pool.allocate_superpage(segment, superpage))?;

@@ -118,7 +118,9 @@ fn lane(address: &Address) -> Result<(Vec<Duration>, Vec<Duration>), Failure> {
         quota_bytes: 1 << 30,
         deadline: Duration::from_secs(5),
         allow_remote_tcp: false,
+        seals_pages: false,
         asks: None,
+        time: farpool_pool::Time::KERNEL,
     })?;
     let segment = pool.create_segment()?;
     (0..SUPERPAGES).try_for_each(|sma| pool.allocate_superpage(segment, sma))?;

@@ -86,7 +86,9 @@ impl World {
             quota_bytes: memory_bytes,
             deadline: Duration::from_secs(5),
             allow_remote_tcp: false,
+            seals_pages: false,
             asks: None,
+            time: farpool_pool::Time::KERNEL,
         })?;
         let segment = pool.create_segment()?;
         Ok((World { blades, pool, here: BladeIndex(0), at: 0 }, segment))

@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use farpool_fabric::{ClientId, Control, Session};
+use farpool_fabric::{ClientId, Control, Met, Session};
 use farpool_wire::{Address, Purpose};
 
 use crate::account::Account;
@@ -106,12 +106,15 @@ impl Pool {
     /// Superpages of live segments that lie on the blade, or would be lost with it.
     pub fn superpages_on(&self, blade: BladeIndex) -> u64 {
         let live = self.shared.segments.iter().filter(|it| it.state() != SegmentState::Free);
-        let is_there = |place: Place| {
-            let record = place.record.map(|it| &self.shared.records()[usize::from(it)]);
-            let target = record.and_then(|record| record.target());
-            place.blade == blade || target.is_some_and(|target| target.blade == blade)
-        };
-        live.map(|it| it.map().iter().filter(|(_, place)| is_there(*place)).count() as u64).sum()
+        let is_there = |(_, place): &(u32, Place)| self.is_on(*place, blade);
+        live.map(|it| it.map().iter().filter(is_there).count() as u64).sum()
+    }
+
+    /// True if what is at this place is on the blade, or a part of it is: it was half moved there.
+    pub(crate) fn is_on(&self, place: Place, blade: BladeIndex) -> bool {
+        let record = place.record.map(|it| &self.shared.records()[usize::from(it)]);
+        let target = record.and_then(|record| record.target());
+        place.blade == blade || target.is_some_and(|target| target.blade == blade)
     }
 
     /// The blade's address, for messages.
@@ -189,7 +192,9 @@ impl Blade {
             deadline: config.deadline,
             allow_remote_tcp: config.allow_remote_tcp,
             asks: config.asks,
+            time: config.time,
             descriptors: Arc::clone(&shared.descriptors),
+            met: if spec.is_met { Met::by_parent() } else { Met::default() },
         };
         Blade {
             session: Arc::new(session),

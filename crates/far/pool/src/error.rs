@@ -21,6 +21,12 @@ pub enum PageError {
     /// The blade says its copy of the page no longer has the bytes that were written.
     #[error("the blade's copy of the page is corrupt")]
     Corrupt,
+    /// What the blade returned is not what was stored there, or nothing was.
+    #[error("the page is not what was stored on the blade: its seal does not fit")]
+    Forged,
+    /// The page was sealed as often as one key allows.
+    #[error("the page was written too often to be sealed once more")]
+    WornOut,
     /// The blade refused the request; the number is the wire's error code.
     #[error("{}", refusal(*.0))]
     Refused(u16),
@@ -180,6 +186,15 @@ pub enum PoolError {
         /// The address of the blade in this pool at that place.
         address: String,
     },
+    /// A shared segment was written to by too many generations of children.
+    #[error("the shared segment's pages are sealed under {limit} keys already; it stays frozen")]
+    TooManyKeys {
+        /// The limit.
+        limit: usize,
+    },
+    /// Pages are sealed by one of two clients that share memory, and not by the other.
+    #[error("the shared segment's pages are sealed there and not here, or the other way round")]
+    OtherSeals,
     /// The blade's memory has no descriptor to hand out, so it cannot be shared by `shm://`.
     #[error("blade {address} cannot share its memory directly; use unix:// in place of shm://")]
     NotShareable {

@@ -11,11 +11,16 @@ use std::time::{Duration, Instant};
 use farpool_fabric::{Link, LinkPage, PageDone, PageFault, ShmLink, StreamLink};
 use farpool_units::exactly;
 use farpool_wire::{Address, ErrorCode};
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags};
 
+use crate::sealing::Sealer;
+use crate::seals::Seals;
 use crate::shared::{Found, LaneClock, Shared};
 use crate::types::Access;
-use crate::{BladeIndex, Completion, MAX_BLADES, PageError, PageRead, PageWrite, PoolError};
+use crate::{
+    BladeIndex, Completion, MAX_BLADES, PageError, PageRead, PageWrite, PoolError, SegmentHandle,
+    SegmentPage,
+};
 
 /// Longest that `wait` sleeps before it checks the deadlines again.
 const WAIT_STEP: Duration = Duration::from_millis(20);
@@ -43,8 +48,19 @@ pub struct Lane {
     /// Writes to pages that the mover is copying.
     waiting: Vec<PageWrite>,
     scratch: Vec<PageDone>,
+    /// None if pages are moved as they are stored.
+    sealer: Option<Sealer>,
     /// The phase being waited for, once seen; see [`Shared::phase`].
     phase: u64,
+}
+
+/// Who seals the pages that pass a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sealing {
+    /// The lane does.
+    ByLane,
+    /// Nobody: they are sealed already, or never.
+    AsStored,
 }
 
 /// The way to one blade.
@@ -60,7 +76,12 @@ struct Way {
 }
 
 impl Lane {
-    pub(crate) fn new(shared: Arc<Shared>, clock: Arc<LaneClock>, slot: u32) -> Lane {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        clock: Arc<LaneClock>,
+        slot: u32,
+        sealing: Sealing,
+    ) -> Lane {
         Lane {
             shared,
             clock,
@@ -71,6 +92,7 @@ impl Lane {
             ready: Vec::with_capacity(DONE_CAPACITY),
             waiting: Vec::with_capacity(DONE_CAPACITY),
             scratch: Vec::with_capacity(DONE_CAPACITY),
+            sealer: (sealing == Sealing::ByLane).then(Sealer::default),
             phase: 0,
         }
     }
@@ -107,7 +129,10 @@ impl Lane {
         let visit = clock.visit();
         for read in reads {
             match self.shared.find(read.at, Access::Read, read.into, read.token) {
-                Found::At(blade, page) => self.sort_in(blade, page),
+                Found::At(blade, page) => match self.expect(read, page) {
+                    Ok(page) => self.sort_in(blade, page),
+                    Err(error) => self.fail(read.token, error),
+                },
                 Found::Not(error) => self.fail(read.token, error),
                 // Reads never wait for the mover; should one, it ends like any that is too late.
                 Found::Soon => self.fail(read.token, PageError::Deadline),
@@ -132,10 +157,15 @@ impl Lane {
         self.look_at_phase();
         let clock = Arc::clone(&self.clock);
         let visit = clock.visit();
+        let mut known = None;
         for write in writes {
             let from = write.from.cast_mut();
             match self.shared.find(write.at, Access::Write, from, write.token) {
-                Found::At(blade, page) => self.sort_in(blade, page),
+                // SAFETY: the caller lends the page's memory for reading.
+                Found::At(blade, page) => match unsafe { self.seal(write, page, &mut known) } {
+                    Ok(page) => self.sort_in(blade, page),
+                    Err(error) => self.fail(write.token, error),
+                },
                 Found::Not(error) => self.fail(write.token, error),
                 Found::Soon => self.waiting.push(*write),
             }
@@ -165,6 +195,42 @@ impl Lane {
         // SAFETY: as promised by the caller.
         unsafe { self.submit(access) };
         drop(visit);
+    }
+
+    /// Prepares for a page that is read, if it is sealed.
+    fn expect(&mut self, read: &PageRead, page: LinkPage) -> Result<LinkPage, PageError> {
+        let Some(sealer) = &mut self.sealer else { return Ok(page) };
+        sealer.expect(read, &seals_of(&self.shared, read.at)?, page)
+    }
+
+    /// Seals a page that is written, if that is to be done. `known` is the segment of the last page
+    /// of the same call with its seals.
+    ///
+    /// # Safety
+    /// As for `write`.
+    unsafe fn seal(
+        &mut self,
+        write: &PageWrite,
+        page: LinkPage,
+        known: &mut Option<(SegmentHandle, Arc<Seals>)>,
+    ) -> Result<LinkPage, PageError> {
+        let Some(sealer) = &mut self.sealer else { return Ok(page) };
+        let segment = write.at.segment;
+        let known = match known {
+            Some(known) if known.0 == segment => known,
+            _ => known.insert((segment, seals_of(&self.shared, write.at)?)),
+        };
+        // SAFETY: as promised by the caller.
+        unsafe { sealer.seal(write, &known.1, page) }
+    }
+
+    /// The completion of a page that a link knows by this token.
+    fn complete(&mut self, token: u64, result: Result<(), PageError>) -> Completion {
+        match &mut self.sealer {
+            // SAFETY: a page is lent to the lane until its completion is handed out.
+            Some(sealer) => unsafe { sealer.end(token, result) },
+            None => Completion { token, result },
+        }
     }
 
     fn sort_in(&mut self, blade: BladeIndex, page: LinkPage) {
@@ -204,9 +270,12 @@ impl Lane {
                 }
                 None => {
                     let error = Err(PageError::BladeLost(index(blade)));
-                    let failed =
-                        batch.iter().map(|page| Completion { token: page.token, result: error });
-                    self.ready.extend(failed);
+                    let batch = std::mem::take(batch);
+                    for page in &batch {
+                        let failed = self.complete(page.token, error);
+                        self.ready.push(failed);
+                    }
+                    self.ways[blade].batch = batch;
                 }
             }
             self.ways[blade].batch.clear();
@@ -266,7 +335,7 @@ impl Lane {
                 }
             }
             if done.len() == before {
-                self.expire(Instant::now(), done);
+                self.expire(self.shared.config.time.now(), done);
             }
         }
         self.look_at_phase();
@@ -312,15 +381,14 @@ impl Lane {
     /// Sleeps until a link can go on or it is time to check the deadlines.
     fn sleep(&self) {
         let step = if self.waiting.is_empty() { WAIT_STEP } else { MOVER_STEP };
-        let step = Timespec { tv_sec: 0, tv_nsec: i64::from(step.subsec_nanos()) };
+        let time = self.shared.config.time;
         let links = self.ways.iter().filter_map(|way| way.link.as_deref());
         let mut all = links.filter_map(|link| {
             let out = if link.is_sending() { PollFlags::OUT } else { PollFlags::empty() };
             Some(PollFd::from_borrowed_fd(link.descriptor()?, PollFlags::IN | out))
         });
         let Some(first) = all.next() else {
-            let _ = rustix::thread::nanosleep(&step);
-            return;
+            return time.pause(step);
         };
         let mut set: [PollFd<'_>; MAX_BLADES] = std::array::from_fn(|_| first.clone());
         let mut count = 1;
@@ -329,7 +397,7 @@ impl Lane {
             count += 1;
         }
         // An interrupted or failed sleep only means that the caller checks earlier.
-        let _ = rustix::event::poll(&mut set[..count], Some(&step));
+        let _ = time.wait(&mut set[..count], step);
     }
 
     /// Turns requests older than the deadline into errors and retries broken links; cheap, to be
@@ -363,10 +431,13 @@ impl Lane {
         }
         self.with_links = self.with_links.saturating_sub(self.scratch.len());
         self.clock.set_in_flight(self.with_links);
-        self.ready.extend(self.scratch.drain(..).map(|page| Completion {
-            token: page.token,
-            result: page.result.map_err(|fault| page_error(fault, index(blade))),
-        }));
+        let mut scratch = std::mem::take(&mut self.scratch);
+        for page in scratch.drain(..) {
+            let result = page.result.map_err(|fault| page_error(fault, index(blade)));
+            let done = self.complete(page.token, result);
+            self.ready.push(done);
+        }
+        self.scratch = scratch;
     }
 
     /// Tells the pool when everything from before the current phase has ended.
@@ -394,6 +465,11 @@ impl Drop for Lane {
         self.ways.iter_mut().for_each(|way| way.link = None);
         self.clock.set_in_flight(0);
     }
+}
+
+fn seals_of(shared: &Shared, at: SegmentPage) -> Result<Arc<Seals>, PageError> {
+    // A segment that is not there is found out before; one without seals must not be used here.
+    shared.segments[at.segment.index()].seals().ok_or(PageError::NotAllocated)
 }
 
 fn index(blade: usize) -> BladeIndex {

@@ -15,7 +15,11 @@ mod map;
 mod mover;
 mod moving;
 mod pool;
+mod refusals;
+mod sealing;
+mod seals;
 mod shared;
+mod sharing;
 mod types;
 
 pub use error::{BladeIndex, PageError, PoolError};
@@ -23,9 +27,12 @@ pub use farpool_fabric::{
     Address, AddressError, Ask, ClientId, ClientLimits, Grant, GrantKey, Meters, RateLimit,
     peer_user,
 };
+pub use farpool_kernel::Time;
 pub use lane::Lane;
 pub use mover::{Mover, Step};
 pub use pool::{Pool, Still};
+pub use refusals::Refusals;
+pub use seals::Seals;
 pub use types::{
     Alone, BladeSpec, Completion, CopyDesk, Errand, FrozenToken, LostBlade, MAX_BLADES,
     MAX_SEGMENTS, PageRead, PageWrite, PoolConfig, SUPERPAGE_PAGES, SegmentHandle, SegmentPage,

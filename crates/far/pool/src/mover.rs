@@ -20,6 +20,7 @@ use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES, exactly};
 use farpool_wire::PageNumber;
 
 use crate::account::{Account, PartKey, PartRole, parts};
+use crate::lane::Sealing;
 use crate::map::Place;
 use crate::moving::{MAX_RECORDS, Record};
 use crate::pool::Ledger;
@@ -106,12 +107,12 @@ struct CopyError {
 impl<'a> Mover<'a> {
     /// A mover with its memory (3 MiB), which connects to blades when it needs to.
     pub fn new(pool: &'a Pool) -> Self {
-        let (lane, clock) = pool.unconnected_lane();
+        let (lane, clock) = pool.unconnected_lane(Sealing::AsStored);
         Mover {
             pool,
             lane,
             clock,
-            batches: (0..BATCHES).map(|_| Batch::new()).collect(),
+            batches: (0..BATCHES).map(|_| Batch::new(pool.shared.config.time.now())).collect(),
             done: Vec::with_capacity(BATCHES * BATCH_PAGES),
             moved_by_others: 0,
         }
@@ -132,7 +133,7 @@ impl<'a> Mover<'a> {
     ) -> Result<Step, PoolError> {
         let pool = self.pool;
         while pool.waiting_for_mover.load(Ordering::Relaxed) > 0 {
-            std::thread::sleep(SETTLE_STEP); // the lock is not fair, and a fork is in a hurry
+            pool.shared.config.time.pause(SETTLE_STEP); // the lock is not fair, and a fork is in a hurry
         }
         let moving = lock(&pool.moving);
         pool.is_moving.store(true, Ordering::Relaxed);
@@ -384,8 +385,9 @@ impl<'a> Mover<'a> {
     }
 
     fn rest(&self) {
-        let last = self.batches[0].started.elapsed();
-        std::thread::sleep((last * REST_FACTOR).min(REST_LIMIT));
+        let time = self.pool.shared.config.time;
+        let last = time.now().saturating_duration_since(self.batches[0].started);
+        time.pause((last * REST_FACTOR).min(REST_LIMIT));
     }
 
     /// Begins to read the next pages. Returns where to continue.
@@ -395,7 +397,7 @@ impl<'a> Mover<'a> {
         let next = job.record.claim(from, limit, |page| batch.pages.push(page));
         batch.is_written = false;
         batch.failed = None;
-        batch.started = Instant::now();
+        batch.started = self.pool.shared.config.time.now();
         self.submit(number, job, Access::Read);
         next
     }
@@ -454,7 +456,7 @@ impl<'a> Mover<'a> {
         let phase = self.pool.shared.phase.fetch_add(1, Ordering::SeqCst) + 1;
         for clock in self.other_clocks() {
             while !clock.is_settled(phase) {
-                std::thread::sleep(SETTLE_STEP);
+                self.pool.shared.config.time.pause(SETTLE_STEP);
             }
         }
     }
@@ -469,9 +471,9 @@ impl<'a> Mover<'a> {
             let has_part =
                 |account: &Account| PartKey::all(handle).any(|key| account.has_part(key));
             let is_there = ledger.account_of(from).is_some_and(|account| has_part(account));
-            let is_needed = pool.segment(handle).map().iter().any(|(_, at)| at.blade == from);
-            if !is_there || is_needed {
-                continue; // what is half moved stays
+            let mut places = pool.segment(handle).map().iter();
+            if !is_there || places.any(|(_, at)| pool.is_on(at, from)) {
+                continue; // also where a part is: what is half moved stays
             }
             if pool.segment(handle).state() == SegmentState::Frozen && !may_detach {
                 must_wait = true;
@@ -533,14 +535,14 @@ fn next_on(pool: &Pool, handle: SegmentHandle, from: BladeIndex) -> Option<(u32,
 }
 
 impl Batch {
-    fn new() -> Self {
+    fn new(now: Instant) -> Self {
         Batch {
             memory: vec![PageMemory([0; PAGE_BYTES]); BATCH_PAGES],
             pages: Vec::with_capacity(BATCH_PAGES),
             is_written: false,
             in_flight: 0,
             failed: None,
-            started: Instant::now(),
+            started: now,
         }
     }
 }

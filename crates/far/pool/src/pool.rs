@@ -15,10 +15,12 @@ use farpool_kernel::lock;
 use farpool_units::SUPERPAGE_BYTES;
 use farpool_wire::ErrorCode;
 
-use crate::account::{Account, PartKey, Thawed, parts};
+use crate::account::{Account, PartKey, parts};
+use crate::lane::Sealing;
 use crate::map::{Place, SEGMENT_LIMIT_SUPERPAGES};
+use crate::seals::Seals;
 use crate::shared::{BladeSlot, LaneClock, Segment, SegmentState, Shared};
-use crate::types::{CONTROL_SLOT, LAPSED, blade_index};
+use crate::types::{CONTROL_SLOT, blade_index};
 use crate::{
     BladeIndex, FrozenToken, Lane, MAX_BLADES, MAX_SEGMENTS, PoolConfig, PoolError, SegmentHandle,
 };
@@ -49,7 +51,7 @@ pub(crate) struct Ledger {
     /// accounts are 2 KiB each.
     pub(crate) accounts: Box<[Option<Account>]>,
     /// Superpages of each segment that count against the quota: those that we allocated.
-    charged_superpages: [u64; MAX_SEGMENTS],
+    pub(crate) charged_superpages: [u64; MAX_SEGMENTS],
     /// Places that superpages have left and that their blade refused to free at once.
     pub(crate) unfreed: Vec<(SegmentHandle, u32, Place)>,
     /// Clocks of all lanes there ever were: few, and they end with the process.
@@ -103,7 +105,11 @@ impl Pool {
     /// # Errors
     /// A blade refuses, or this process has no descriptor left.
     pub fn lane(&self) -> Result<Lane, PoolError> {
-        let (mut lane, _) = self.unconnected_lane();
+        let sealing = match self.shared.config.seals_pages {
+            true => Sealing::ByLane,
+            false => Sealing::AsStored,
+        };
+        let (mut lane, _) = self.unconnected_lane(sealing);
         for blade in (0..MAX_BLADES).map(blade_index) {
             match lane.connect(blade) {
                 Err(PoolError::BladeLost { reason, .. }) => {
@@ -119,10 +125,10 @@ impl Pool {
     }
 
     /// A lane that connects to a blade when it first has pages for it, and its clock.
-    pub(crate) fn unconnected_lane(&self) -> (Lane, Arc<LaneClock>) {
+    pub(crate) fn unconnected_lane(&self, sealing: Sealing) -> (Lane, Arc<LaneClock>) {
         let slot = self.next_slot.fetch_add(1, Ordering::Relaxed);
         let clock = Arc::new(LaneClock::default());
-        let lane = Lane::new(Arc::clone(&self.shared), Arc::clone(&clock), slot);
+        let lane = Lane::new(Arc::clone(&self.shared), Arc::clone(&clock), slot, sealing);
         self.ledger().clocks.push(Arc::clone(&clock));
         (lane, clock)
     }
@@ -154,12 +160,14 @@ impl Pool {
     /// A new, empty, writable segment. Blades learn of it when it first needs memory on them.
     ///
     /// # Errors
-    /// All [`MAX_SEGMENTS`] handles are in use.
+    /// All [`MAX_SEGMENTS`] handles are in use, or the kernel gives no random numbers for a key.
     pub fn create_segment(&self) -> Result<SegmentHandle, PoolError> {
         let ledger = self.ledger();
         let handle = self.free_handle()?;
         let charged = ledger.charged_superpages[handle.index()];
         assert_eq!(charged, 0, "a free handle has no memory");
+        let seals = self.shared.config.seals_pages.then(Seals::fresh).transpose()?;
+        self.segment(handle).set_seals(seals.map(Arc::new));
         self.segment(handle).set_state(SegmentState::Writable);
         Ok(handle)
     }
@@ -187,6 +195,9 @@ impl Pool {
         ledger.check_quota(self.shared.config.quota_bytes)?;
         let place = self.allocate_somewhere(&mut ledger, s, sma, |_| Some(0))?;
         ledger.charged_superpages[s.index()] += 1;
+        if let Some(seals) = segment.seals() {
+            seals.begin(sma);
+        }
         let is_within = segment.map().set(sma, Some(place));
         assert!(is_within, "superpage {sma} lies in its segment");
         Ok(())
@@ -302,181 +313,6 @@ impl Pool {
         Ok(freed?)
     }
 
-    /// Makes the segment immutable, so that a child may share it. No write to it may be in flight.
-    /// Freezing a frozen segment returns another token.
-    ///
-    /// # Errors
-    /// A blade refuses or is lost; the segment is then as before.
-    pub fn freeze(&self, s: SegmentHandle) -> Result<FrozenToken, PoolError> {
-        self.freeze_still(&self.hold_still(), s)
-    }
-
-    /// The same while nothing moves: what the token opens is not given up before `still` is
-    /// dropped.
-    ///
-    /// # Errors
-    /// As for [`Pool::freeze`].
-    pub fn freeze_still(
-        &self,
-        _still: &Still<'_>,
-        s: SegmentHandle,
-    ) -> Result<FrozenToken, PoolError> {
-        let mut ledger = self.ledger();
-        if self.segment(s).state() == SegmentState::Frozen {
-            return Ok(ledger.token(s));
-        }
-        self.expect_state(s, SegmentState::Writable)?;
-        // A place that a superpage has left must not be frozen with the rest: others would find the
-        // superpage twice. No write is in flight, so its blade frees it now.
-        ledger.free_rest();
-        if ledger.unfreed.iter().any(|(handle, ..)| *handle == s) {
-            return Err(PoolError::Moving);
-        }
-        self.segment(s).set_state(SegmentState::Frozen);
-        ledger.wait_for_lanes();
-        for blade in 0..MAX_BLADES {
-            let has_places = self.has_places_on(s, blade_index(blade));
-            let Some(account) = &mut ledger.accounts[blade] else { continue };
-            if let Err(error) = PartKey::all(s).try_for_each(|key| account.freeze(key)) {
-                self.note_loss(blade, account);
-                if account.loss().is_some() && !has_places {
-                    // Nothing of the segment is lost with the blade, and it must not be looked for
-                    // there.
-                    PartKey::all(s).for_each(|key| drop(account.detach(key)));
-                    continue;
-                }
-                for account in ledger.accounts[..=blade].iter_mut().flatten() {
-                    // What cannot be undone shows as refused writes, never as wrong data.
-                    PartKey::all(s).for_each(|key| drop(account.thaw(key)));
-                }
-                self.segment(s).set_state(SegmentState::Writable);
-                return Err(error.into());
-            }
-        }
-        Ok(ledger.token(s))
-    }
-
-    /// Checks that every blade that holds memory of a live segment can still share it.
-    ///
-    /// # Errors
-    /// Such a blade is lost, or its control connection is.
-    pub fn may_share(&self) -> Result<(), PoolError> {
-        let mut ledger = self.ledger();
-        for number in 0..MAX_BLADES {
-            let moved = ledger.moved(number);
-            let is_needed = self.superpages_on(blade_index(number)) > 0;
-            let Some(account) = &mut ledger.accounts[number] else { continue };
-            let answer = account.keep_alive(moved);
-            self.note_loss(number, account);
-            match answer {
-                Ok(true) => {}
-                _ if !is_needed => {}
-                Ok(false) => {
-                    let (address, reason) = (account.address.to_string(), LAPSED.to_owned());
-                    return Err(PoolError::BladeLost { address, reason });
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(())
-    }
-
-    fn has_places_on(&self, s: SegmentHandle, blade: BladeIndex) -> bool {
-        self.segment(s).map().iter().any(|(_, place)| place.blade == blade)
-    }
-
-    /// Makes a frozen segment writable again if it has no other users. True if it is writable.
-    ///
-    /// # Errors
-    /// A blade refuses or is lost; the segment stays frozen.
-    pub fn thaw(&self, s: SegmentHandle) -> Result<bool, PoolError> {
-        let _still = self.hold_still();
-        let mut ledger = self.ledger();
-        if self.segment(s).state() == SegmentState::Writable {
-            return Ok(true);
-        }
-        self.expect_state(s, SegmentState::Frozen)?;
-        if ledger.is_copying(s) {
-            return Ok(false);
-        }
-        if !self.thaw_parts(&mut ledger, s)? {
-            return Ok(false);
-        }
-        self.publish_parts(&ledger, s);
-        ledger.wait_for_lanes();
-        ledger.accounts.iter_mut().flatten().for_each(Account::close_retired);
-        ledger.charged_superpages[s.index()] = self.segment(s).map().iter().count() as u64;
-        self.segment(s).set_state(SegmentState::Writable);
-        Ok(true)
-    }
-
-    /// Makes all parts writable, or none.
-    fn thaw_parts(&self, ledger: &mut Ledger, s: SegmentHandle) -> Result<bool, PoolError> {
-        let mut thawed: Vec<(usize, PartKey)> = Vec::new();
-        let mut failed = None;
-        for blade in 0..MAX_BLADES {
-            let Some(account) = &mut ledger.accounts[blade] else { continue };
-            for key in PartKey::all(s) {
-                if failed.is_some() || !account.has_part(key) {
-                    continue;
-                }
-                match account.thaw(key) {
-                    Ok(Thawed::Writable) => thawed.push((blade, key)),
-                    Ok(Thawed::StillShared) => failed = Some(Ok(false)),
-                    Err(error) => failed = Some(Err(error.into())),
-                }
-            }
-            self.note_loss(blade, account);
-        }
-        let Some(failed) = failed else {
-            return Ok(true);
-        };
-        for (blade, key) in thawed {
-            if let Some(account) = &mut ledger.accounts[blade] {
-                account.freeze(key)?;
-            }
-        }
-        failed
-    }
-
-    /// Shares another client's frozen segment, read only.
-    ///
-    /// # Errors
-    /// The segment is gone, a blade is lost or replaced by another, or too many segments are live.
-    pub fn attach(&self, token: &FrozenToken) -> Result<SegmentHandle, PoolError> {
-        let mut ledger = self.ledger();
-        let handle = self.free_handle()?;
-        if let Err(error) = self.attach_parts(&mut ledger, handle, token) {
-            self.give_up(&mut ledger, handle);
-            return Err(error);
-        }
-        self.publish_parts(&ledger, handle);
-        self.segment(handle).set_state(SegmentState::Frozen);
-        Ok(handle)
-    }
-
-    fn attach_parts(
-        &self,
-        ledger: &mut Ledger,
-        handle: SegmentHandle,
-        token: &FrozenToken,
-    ) -> Result<(), PoolError> {
-        let map = self.segment(handle).map();
-        for (blade, part, token) in token.iter() {
-            let account = ledger.account_of(blade).ok_or(PoolError::NoSuchBlade(blade))?;
-            let mut twice = None;
-            account.attach(PartKey::of(handle, part), token, |sma, rmma| {
-                twice = twice.or(map.get(sma).map(|_| sma));
-                map.set(sma, Some(Place::at(blade, part, rmma)));
-            })?;
-            if let Some(superpage) = twice {
-                let address = self.describe(blade);
-                return Err(PoolError::OnTwoBlades { superpage, address });
-            }
-        }
-        Ok(())
-    }
-
     /// Gives up the segment: its memory is freed, or the share in it. No page of it may be in
     /// flight.
     ///
@@ -495,7 +331,7 @@ impl Pool {
     }
 
     /// Unpublishes the segment and gives up its parts. Returns the last error.
-    fn give_up(&self, ledger: &mut Ledger, s: SegmentHandle) -> Option<CallError> {
+    pub(crate) fn give_up(&self, ledger: &mut Ledger, s: SegmentHandle) -> Option<CallError> {
         let segment = self.segment(s);
         segment.set_state(SegmentState::Free);
         ledger.unfreed.retain(|(handle, ..)| *handle != s);
@@ -515,6 +351,7 @@ impl Pool {
             self.shared.records()[usize::from(record)].end();
         }
         segment.map().clear();
+        segment.set_seals(None);
         ledger.charged_superpages[s.index()] = 0;
         last
     }
@@ -554,7 +391,11 @@ impl Pool {
         &self.shared.segments[s.index()]
     }
 
-    fn expect_state(&self, s: SegmentHandle, wanted: SegmentState) -> Result<(), PoolError> {
+    pub(crate) fn expect_state(
+        &self,
+        s: SegmentHandle,
+        wanted: SegmentState,
+    ) -> Result<(), PoolError> {
         match self.segment(s).state() {
             state if state == wanted => Ok(()),
             SegmentState::Frozen => Err(PoolError::Frozen(s)),
@@ -562,14 +403,14 @@ impl Pool {
         }
     }
 
-    fn free_handle(&self) -> Result<SegmentHandle, PoolError> {
+    pub(crate) fn free_handle(&self) -> Result<SegmentHandle, PoolError> {
         (0..MAX_SEGMENTS)
             .filter_map(SegmentHandle::from_index)
             .find(|&handle| self.segment(handle).state() == SegmentState::Free)
             .ok_or(PoolError::TooManySegments { limit: MAX_SEGMENTS })
     }
 
-    fn publish_parts(&self, ledger: &Ledger, s: SegmentHandle) {
+    pub(crate) fn publish_parts(&self, ledger: &Ledger, s: SegmentHandle) {
         for (number, account) in ledger.accounts.iter().enumerate() {
             for which in parts() {
                 let part = account.as_ref().and_then(|account| account.part(PartKey::of(s, which)));
@@ -644,7 +485,7 @@ impl Ledger {
         self.accounts.get_mut(usize::from(blade.0))?.as_mut()
     }
 
-    fn token(&self, s: SegmentHandle) -> FrozenToken {
+    pub(crate) fn token(&self, s: SegmentHandle) -> FrozenToken {
         let mut token = FrozenToken::NONE;
         for (of_blade, account) in token.blades.iter_mut().zip(&self.accounts) {
             for (token, which) in of_blade.iter_mut().zip(parts()) {

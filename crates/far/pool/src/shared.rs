@@ -23,6 +23,7 @@ use farpool_wire::{PageNumber, SegmentId};
 
 use crate::map::{Place, SuperpageMap};
 use crate::moving::{MAX_RECORDS, Record, Side};
+use crate::seals::Seals;
 use crate::types::{Access, PARTS_PER_BLADE};
 use crate::{BladeIndex, MAX_BLADES, MAX_SEGMENTS, PageError, PoolConfig, SegmentPage};
 
@@ -112,6 +113,8 @@ pub(crate) enum SegmentState {
 pub(crate) struct Segment {
     state: AtomicU8,
     map: OnceLock<SuperpageMap>,
+    /// None if its pages are stored as they are.
+    seals: RwLock<Option<Arc<Seals>>>,
     parts: [[Part; PARTS_PER_BLADE]; MAX_BLADES],
 }
 
@@ -127,6 +130,7 @@ impl Segment {
         Segment {
             state: AtomicU8::new(SegmentState::Free as u8),
             map: OnceLock::new(),
+            seals: RwLock::new(None),
             parts: Default::default(),
         }
     }
@@ -145,6 +149,14 @@ impl Segment {
 
     pub(crate) fn map(&self) -> &SuperpageMap {
         self.map.get_or_init(SuperpageMap::new)
+    }
+
+    pub(crate) fn seals(&self) -> Option<Arc<Seals>> {
+        read_lock(&self.seals).clone()
+    }
+
+    pub(crate) fn set_seals(&self, seals: Option<Arc<Seals>>) {
+        *write_lock(&self.seals) = seals;
     }
 
     /// Sets where on a blade the segment lies, before the first place on that blade is published.

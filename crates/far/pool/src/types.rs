@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_fabric::{Address, Ask, ClientId, ClientLimits, Grant};
-use farpool_kernel::fill_random;
+use farpool_kernel::{Time, fill_random};
 use farpool_units::{PAGES_PER_SUPERPAGE, exactly};
 
 use farpool_wire::SegmentToken;
@@ -34,12 +34,15 @@ pub struct BladeSpec {
     pub grant: Option<Grant>,
     /// Limits on the request rate, over stream transports; shared by all lanes.
     pub limits: Option<Arc<ClientLimits>>,
+    /// Whether the blade is known to be there because this process's parent uses it: then a network
+    /// that refuses to reach it is tried again, as by who has reached it before.
+    pub is_met: bool,
 }
 
 impl From<Address> for BladeSpec {
     /// A blade without grant and limits.
     fn from(address: Address) -> Self {
-        BladeSpec { address, grant: None, limits: None }
+        BladeSpec { address, grant: None, limits: None, is_met: false }
     }
 }
 
@@ -58,8 +61,12 @@ pub struct PoolConfig {
     pub deadline: Duration,
     /// Permits TCP to other hosts, which is not encrypted.
     pub allow_remote_tcp: bool,
+    /// Seals pages: no blade can read them, or return anything else in their stead.
+    pub seals_pages: bool,
     /// Opens the connections in this process's stead, if set.
     pub asks: Option<Ask>,
+    /// The time that deadlines and pauses are of.
+    pub time: Time,
 }
 
 /// A unique client id: 128 random bits from the kernel.
@@ -159,6 +166,11 @@ impl FrozenToken {
                 part.map(|(blade_id, token)| BladeToken { blade_id, token: SegmentToken(token) });
         }
         token
+    }
+
+    /// Whether something of it lies on the blade.
+    pub fn is_on(&self, blade: BladeIndex) -> bool {
+        self.iter().any(|(there, _, _)| there == blade)
     }
 
     /// Each part with its blade and its number there.

@@ -4,10 +4,10 @@ mod common;
 
 use std::collections::BTreeMap;
 
-use common::{Blades, Pages, connect, pattern};
+use common::{Blades, Pages, config, pattern};
 use farpool_pool::{
-    FrozenToken, Lane, PageError, PageRead, PageWrite, Pool, PoolError, SUPERPAGE_PAGES,
-    SegmentHandle, SegmentPage,
+    FrozenToken, Lane, PageError, PageRead, PageWrite, Pool, PoolConfig, PoolError,
+    SUPERPAGE_PAGES, Seals, SegmentHandle, SegmentPage,
 };
 use proptest::prelude::*;
 
@@ -81,18 +81,20 @@ struct Process {
 }
 
 struct World {
+    seals_pages: bool,
     processes: [Process; 2],
     contents: Vec<Content>,
 }
 
 impl World {
-    fn new(blades: &Blades) -> World {
+    fn new(blades: &Blades, seals_pages: bool) -> World {
         let process = || {
-            let pool = connect(blades);
+            let pool =
+                Pool::connect(PoolConfig { seals_pages, ..config(blades) }).expect("connect");
             let lane = pool.lane().expect("lane");
             Process { pool, lane, segments: Vec::new() }
         };
-        World { processes: [process(), process()], contents: Vec::new() }
+        World { seals_pages, processes: [process(), process()], contents: Vec::new() }
     }
 
     fn step(&mut self, who: usize, step: &Step) -> Result<(), TestCaseError> {
@@ -184,6 +186,10 @@ impl World {
                 prop_assert_eq!(done, Err(PageError::NotAllocated));
                 continue;
             }
+            if self.seals_pages && !content.pages.contains_key(page) {
+                prop_assert_eq!(done, Err(PageError::Forged));
+                continue;
+            }
             prop_assert_eq!(done, Ok(()));
             let expected = content.pages.get(page).map_or([0; 4096], |&seed| pattern(seed));
             prop_assert!(*local.bytes(token) == expected, "page {} of {:?}", page, handle);
@@ -219,7 +225,12 @@ impl World {
             return;
         }
         let token: FrozenToken = self.processes[who].pool.freeze(handle).expect("frozen");
-        let theirs = self.processes[other].pool.attach(&token).expect("attached");
+        // As they travel to another process.
+        let seals = self.processes[who].pool.seals(handle).map(|seals| {
+            let exported = seals.export(self.contents[content].pages.keys().copied());
+            Seals::import(&exported).expect("what was exported")
+        });
+        let theirs = self.processes[other].pool.attach(&token, seals).expect("attached");
         self.processes[other].segments.push((theirs, content));
         self.contents[content].frozen = true;
         self.contents[content].users += 1;
@@ -252,8 +263,8 @@ fn leave(world: World, blades: &Blades) {
     blades.wait_until_unused();
 }
 
-fn play(blades: &Blades, steps: &[(usize, Step)]) -> Result<(), TestCaseError> {
-    let mut world = World::new(blades);
+fn play(blades: &Blades, seals_pages: bool, steps: &[(usize, Step)]) -> Result<(), TestCaseError> {
+    let mut world = World::new(blades, seals_pages);
     for (who, step) in steps {
         world.step(*who, step)?;
     }
@@ -262,20 +273,22 @@ fn play(blades: &Blades, steps: &[(usize, Step)]) -> Result<(), TestCaseError> {
 }
 
 macro_rules! model_test {
-    ($name:ident, $transports:expr) => {
+    ($name:ident, $transports:expr, $seals_pages:expr) => {
         proptest! {
             #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
             #[test]
             fn $name(steps in proptest::collection::vec(step(), 1..60)) {
-                play(&Blades::start(&$transports), &steps)?;
+                play(&Blades::start(&$transports), $seals_pages, &steps)?;
             }
         }
     };
 }
 
-model_test!(over_a_unix_socket, ["unix"]);
-model_test!(over_tcp, ["tcp"]);
-model_test!(over_shared_memory, ["shm"]);
-model_test!(over_two_blades, ["shm", "shm"]);
-model_test!(over_blades_of_every_kind, ["unix", "shm", "tcp"]);
+model_test!(over_a_unix_socket, ["unix"], false);
+model_test!(over_tcp, ["tcp"], false);
+model_test!(over_shared_memory, ["shm"], false);
+model_test!(over_two_blades, ["shm", "shm"], false);
+model_test!(over_blades_of_every_kind, ["unix", "shm", "tcp"], false);
+model_test!(sealed_over_tcp, ["tcp"], true);
+model_test!(sealed_over_blades_of_every_kind, ["unix", "shm", "tcp"], true);

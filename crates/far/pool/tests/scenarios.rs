@@ -2,18 +2,19 @@
 
 mod common;
 
-use std::os::fd::BorrowedFd;
-use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::Relaxed;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::Duration;
 
 use common::{Blades, Pages, config, connect, finish, pattern};
 use farpool_blade::BladeConfig;
 use farpool_pool::{
-    BladeIndex, FrozenToken, Lane, MAX_SEGMENTS, PageError, PageRead, PageWrite, Pool, PoolConfig,
-    PoolError, SUPERPAGE_PAGES, SegmentHandle, SegmentPage,
+    Address, BladeIndex, BladeSpec, FrozenToken, Lane, MAX_SEGMENTS, PageError, PageRead,
+    PageWrite, Pool, PoolConfig, PoolError, SUPERPAGE_PAGES, SegmentHandle, SegmentPage,
 };
 use farpool_units::SUPERPAGE_BYTES;
+use rustix::io::Errno;
 
 fn segment_of(pool: &Pool, superpages: u32) -> SegmentHandle {
     let segment = pool.create_segment().expect("segment");
@@ -212,7 +213,7 @@ fn memory_given_back_during_writes_is_never_in_two_places() {
     write(&mut lane, segment, &[page]);
     let token = pool.freeze(segment).expect("frozen");
     let child = connect(&blades);
-    let theirs = child.attach(&token).expect("attached");
+    let theirs = child.attach(&token, None).expect("attached");
     assert_reads_back(&mut child.lane().expect("lane"), theirs, &[page]);
 }
 
@@ -245,10 +246,47 @@ fn pages_shared_by_memory_outlive_their_blade() {
     assert_eq!(pool.lost()[0].address, blades.addresses[0].to_string());
 }
 
+/// Connections that are refused before one is let through; the pool opens that itself.
+static REFUSALS_LEFT: AtomicU32 = AtomicU32::new(0);
+
+fn refuse_some(_: &Address) -> Result<Option<OwnedFd>, Errno> {
+    let left = REFUSALS_LEFT.fetch_update(SeqCst, SeqCst, |left| left.checked_sub(1));
+    left.map_or(Ok(None), |_| Err(Errno::CONNREFUSED))
+}
+
+#[test]
+fn a_child_tries_again_where_its_parents_pages_are_and_only_there() {
+    let blades = Blades::start(&["tcp", "tcp"]);
+    let parent = connect(&blades);
+    // It lies on the first blade.
+    let segment = segment_of(&parent, 1);
+    write(&mut parent.lane().expect("lane"), segment, &[7]);
+    let token = parent.freeze(segment).expect("frozen");
+    let on: Vec<bool> = (0..2).map(|blade| token.is_on(BladeIndex(blade))).collect();
+    assert_eq!(on, [true, false]);
+    let config = PoolConfig { asks: Some(refuse_some), blades: Vec::new(), ..config(&blades) };
+    let child = Pool::new(config);
+    for (blade, is_met) in on.into_iter().enumerate() {
+        REFUSALS_LEFT.store(3, SeqCst);
+        let spec = BladeSpec { is_met, ..blades.addresses[blade].clone().into() };
+        let added = child.add_blade(&spec);
+        assert_eq!(added.is_ok(), is_met, "{added:?}");
+        assert_eq!(REFUSALS_LEFT.load(SeqCst), if is_met { 0 } else { 2 });
+    }
+    let theirs = child.attach(&token, None).expect("attached");
+    assert_reads_back(&mut child.lane().expect("lane"), theirs, &[7]);
+}
+
+/// A network that refuses to reach a blade is asked again until the deadline: here a short one.
+fn connect_impatiently(blades: &Blades) -> Pool {
+    let deadline = Duration::from_millis(500);
+    Pool::connect(PoolConfig { deadline, ..config(blades) }).expect("connect")
+}
+
 #[test]
 fn a_lost_blade_takes_only_its_own_pages() {
     let mut blades = Blades::start(&["tcp", "unix"]);
-    let pool = connect(&blades);
+    let pool = connect_impatiently(&blades);
     let mut lane = pool.lane().expect("lane");
     let segment = segment_of(&pool, 2);
     let pages = [3, SUPERPAGE_PAGES + 3];
@@ -271,7 +309,7 @@ fn a_lost_blade_takes_only_its_own_pages() {
 #[test]
 fn a_lost_blade_keeps_only_what_lies_on_it_from_being_shared() {
     let mut blades = Blades::start(&["tcp", "unix"]);
-    let pool = connect(&blades);
+    let pool = connect_impatiently(&blades);
     let segment = segment_of(&pool, 2);
     pool.may_share().expect("both answer");
     blades.stop(0);
@@ -288,7 +326,7 @@ fn a_lost_blade_keeps_only_what_lies_on_it_from_being_shared() {
 #[test]
 fn a_lane_to_a_blade_that_has_just_died_is_a_lane_to_the_others() {
     let mut blades = Blades::start(&["tcp", "unix"]);
-    let pool = connect(&blades);
+    let pool = connect_impatiently(&blades);
     let segment = segment_of(&pool, 2);
     blades.stop(0);
     let mut lane = pool.lane().expect("lane");
@@ -303,7 +341,7 @@ fn a_lane_to_a_blade_that_has_just_died_is_a_lane_to_the_others() {
 fn reads_in_flight_when_the_blade_dies_end() {
     for transport in ["unix", "tcp"] {
         let mut blades = Blades::start(&[transport]);
-        let pool = connect(&blades);
+        let pool = connect_impatiently(&blades);
         let mut lane = pool.lane().expect("lane");
         let segment = segment_of(&pool, 4);
         let pages: Vec<u32> = (0..4 * SUPERPAGE_PAGES).step_by(2).collect();
@@ -400,7 +438,7 @@ fn a_token_of_another_blade_opens_nothing() {
         let segment = segment_of(&pool, 1);
         pool.freeze(segment).expect("frozen")
     };
-    let refused = connect(&others).attach(&token);
+    let refused = connect(&others).attach(&token, None);
     assert!(matches!(refused, Err(PoolError::OtherBlade { .. })), "{refused:?}");
 }
 
@@ -420,7 +458,7 @@ fn child(inherited: Pool, mut config: PoolConfig, token: &FrozenToken, pages: &[
     let Ok(pool) = Pool::connect(config) else {
         return false;
     };
-    let (Ok(mut lane), Ok(base)) = (pool.lane(), pool.attach(token)) else {
+    let (Ok(mut lane), Ok(base)) = (pool.lane(), pool.attach(token, None)) else {
         return false;
     };
     let (done, local) = read(&mut lane, base, pages);

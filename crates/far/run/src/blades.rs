@@ -4,9 +4,10 @@
 use std::path::Path;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 
-use farpool_board::{BLADE_ENTRIES, BladeOffer, BladeRole, Board, address_fits};
+use farpool_board::{BLADE_ENTRIES, BladeOffer, BladeRole, Board, Sealing, address_fits};
 use farpool_wire::Address;
 
+use crate::keeper::may_pass_a_network;
 use crate::{RunError, dialing};
 
 /// One blade of a run.
@@ -34,6 +35,11 @@ pub enum BladeChangeError {
     Unknown { address: String },
     #[error("the blade {address} is the only one left; add another one first")]
     Last { address: String },
+    #[error(
+        "the blade {address} would be reached by TCP, and the run began without sealing pages; \
+         start it with --seal always to add such a blade later"
+    )]
+    Unsealed { address: String },
 }
 
 /// Reads and changes the blades of a run through its board.
@@ -74,6 +80,10 @@ impl<'a> RunBlades<'a> {
         let refused = |reason: String| RunError::Address { address: address.clone(), reason };
         if let Err(error) = address.parse::<Address>() {
             return Err(refused(error.to_string()));
+        }
+        let sealing = self.board.header().settings().sealing;
+        if sealing == Sealing::PlainOnThisHost && may_pass_a_network(address) {
+            return Err(BladeChangeError::Unsealed { address: address.clone() }.into());
         }
         if !address_fits(address) {
             return Err(refused("it is too long for the board".into()));

@@ -9,8 +9,11 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use farpool_blade::{BladeConfig, Server, Serving};
-use farpool_board::{BOARD_VARIABLE, BladeOffer, Board, Counter, ProcessState, Settings, Slot};
+use farpool_board::{
+    BOARD_VARIABLE, BladeOffer, Board, Counter, ProcessState, Sealing, Settings, Slot,
+};
 use farpool_kernel::raise_to_maximum;
+use farpool_seal::SealPolicy;
 use farpool_units::{SUPERPAGE_BYTES, at_most, exactly};
 use farpool_wire::Address;
 use rustix::io::Errno;
@@ -436,12 +439,19 @@ fn become_subreaper() -> Result<(), std::io::Error> {
 
 pub(crate) fn settings(options: &RunOptions, blades: Vec<String>, path: &Path) -> Settings {
     let (limit_bytes, local_percent) = limit_numbers(options.local);
+    let is_remote = options.rack.is_some() || blades.iter().any(|it| may_pass_a_network(it));
+    let sealing = match options.seal {
+        policy if policy.seals(is_remote) => Sealing::Sealed,
+        SealPolicy::Never => Sealing::Plain,
+        _ => Sealing::PlainOnThisHost,
+    };
     Settings {
         limit_bytes,
         local_percent,
         quota_bytes: quota_bytes(options),
         blades: blades.into_iter().map(BladeOffer::open).collect(),
         allow_remote_tcp: options.allow_remote_tcp,
+        sealing,
         when_full: options.when_full,
         victim_policy: options.victim_policy.clone(),
         prefetch_policy: options.prefetch_policy.clone(),
@@ -450,6 +460,11 @@ pub(crate) fn settings(options: &RunOptions, blades: Vec<String>, path: &Path) -
         deadline_ms: at_most(options.deadline.as_millis()),
         program: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
     }
+}
+
+/// True unless the blade is certain to be on this host.
+pub(crate) fn may_pass_a_network(address: &str) -> bool {
+    address.parse().map_or(true, |address| matches!(address, Address::Tcp(_)))
 }
 
 pub(crate) fn check_quota(quota_bytes: Option<u64>) -> Result<(), RunError> {

@@ -53,6 +53,7 @@ use std::time::Duration;
 
 pub use farpool_board::BladeOffer;
 use farpool_board::WhenFull;
+pub use farpool_seal::SealPolicy;
 use farpool_units::SUPERPAGE_BYTES;
 
 pub use attach::{AttachEnd, Entered, Reach, attach, detach, is_attached_to};
@@ -104,6 +105,8 @@ pub struct RunOptions {
     pub threshold_bytes: u64,
     pub deadline: Duration,
     pub allow_remote_tcp: bool,
+    /// When pages are sealed.
+    pub seal: SealPolicy,
     /// Where to write the final statistics as JSON.
     pub stats_file: Option<PathBuf>,
     /// Starts the program even if something is missing that it will need when it grows.
@@ -133,6 +136,7 @@ impl RunOptions {
             threshold_bytes: 64 << 10,
             deadline: Duration::from_secs(10),
             allow_remote_tcp: false,
+            seal: SealPolicy::default(),
             stats_file: None,
             no_check: false,
             quiet: false,

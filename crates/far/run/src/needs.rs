@@ -181,7 +181,9 @@ fn check_blade(options: &RunOptions, address: &str) -> Result<(), RunError> {
         deadline: BLADE_WAIT.min(options.deadline),
         allow_remote_tcp: options.allow_remote_tcp,
         asks: None,
+        time: farpool_fabric::Time::KERNEL,
         descriptors: Arc::new(DescriptorSet::default()),
+        met: farpool_fabric::Met::default(),
     };
     let mut control = Control::connect(Arc::new(session), 0).map_err(RunError::BladeCheck)?;
     // The blade accepts us; if it misses our goodbye, the lease ends the client.

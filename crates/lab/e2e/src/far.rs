@@ -6,7 +6,7 @@ use farpool_api::{
     Place, SegmentId, SegmentSpec, SegmentState,
 };
 use farpool_pool::{
-    BladeSpec, Completion, Grant, GrantKey, Lane, PageRead, PageWrite, Pool, PoolConfig,
+    Address, BladeSpec, Completion, Grant, GrantKey, Lane, PageRead, PageWrite, Pool, PoolConfig,
     SegmentHandle, SegmentPage,
 };
 use farpool_units::PAGE_BYTES;
@@ -88,15 +88,18 @@ impl Far {
     /// If the blade refuses the connection.
     pub fn open(place: &Place, epoch: u64) -> Self {
         let grant = Some(Grant { key: GrantKey(place.key.expect("a key").0), epoch });
-        let address = place.addresses.first().expect("an address").parse().expect("an address");
+        let address = place.addresses.first().expect("an address").parse::<Address>();
+        let address = address.expect("an address");
         let pool = Pool::connect(PoolConfig {
-            blades: vec![BladeSpec { address, grant, limits: None }],
+            blades: vec![BladeSpec { grant, ..BladeSpec::from(address) }],
             client: farpool_pool::fresh_client().expect("random numbers"),
             client_name: "rack test".into(),
             quota_bytes: place.bytes,
             deadline: PATIENCE,
             allow_remote_tcp: false,
+            seals_pages: true,
             asks: None,
+            time: farpool_pool::Time::KERNEL,
         })
         .expect("the blade lets it in");
         let segment = pool.create_segment().expect("a segment");

@@ -16,6 +16,7 @@
 //! * [`hog`]: a program that takes much of its host's memory;
 //! * [`steps`]: a process that is killed at a chosen system call;
 //! * [`tree`]: the descendants of a process, to be counted, measured and ended;
+//! * [`liar`]: a blade that answers with other pages than were stored;
 //! * [`proxy`]: a proxy between program and blade that cuts, repeats, or corrupts the answers;
 //! * [`network`]: two hosts back to back, each a network namespace;
 //! * [`stage`]: a controller, nodes and programs on hosts of their own.
@@ -34,6 +35,7 @@ pub mod far;
 pub mod hog;
 pub mod jobs;
 pub mod kv;
+pub mod liar;
 pub mod network;
 pub mod postgres;
 pub mod proxy;

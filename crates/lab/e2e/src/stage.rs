@@ -55,7 +55,7 @@ impl Stage {
     pub fn start_control(&mut self, more: &[&str]) {
         let listen = format!("{}:{CONTROL_PORT}", self.hosts[self.at].address());
         let store = format!("redb:{}", self.folder().join("control.redb").display());
-        let words = ["control", "--listen", &listen, "--store", &store, "--allow-remote"];
+        let words = ["control", "--listen", &listen, "--store", &store];
         let command = self.command(self.at, &[&words, more].concat());
         self.control = Some(Daemon::start_command(command, &[]));
     }
@@ -65,10 +65,14 @@ impl Stage {
         self.control = None;
     }
 
-    /// A `farpool` command on a host, with the token.
+    /// A `farpool` command on a host, with the token, in the clear.
     pub fn command(&self, host: usize, arguments: &[&str]) -> Command {
         let mut command = self.hosts[host].command(binaries::program("farpool"));
-        command.args(arguments).arg("--token-file").arg(self.folder().join("token"));
+        command
+            .args(arguments)
+            .arg("--insecure")
+            .arg("--token-file")
+            .arg(self.folder().join("token"));
         command
     }
 

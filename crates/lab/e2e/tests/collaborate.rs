@@ -28,6 +28,9 @@ const OFFER_BYTES: u64 = 400 << 20;
 /// How long others have to move out of memory that a node needs back: the default of
 /// `--reclaim-deadline`.
 const RECLAIM_DEADLINE: Duration = Duration::from_secs(10);
+/// The nodes' key, which is no secret here, and its file in the story's folder.
+const RACK_KEY: &[u8] = b"AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n";
+const RACK_KEY_FILE: &str = "rack.key";
 const OPS: &str = "discard,pipe,heap,file";
 const SEED: &str = "21";
 
@@ -44,6 +47,8 @@ impl Story {
         let hosts =
             network::make(Hosts::builder(3, Wiring::Bridge).memory_limit_bytes(HOST_BYTES))?;
         let folder = tempfile::tempdir().expect("folder");
+        let key = folder.path().join(RACK_KEY_FILE);
+        farpool_kernel::write_secret(&key, RACK_KEY).expect("a key");
         Some(Story { some: None, nodes: vec![None, None, None], folder, hosts })
     }
 
@@ -56,6 +61,7 @@ impl Story {
         let mut command = host.command(binaries::program("farpool"));
         command.args(["node", "--collaborate", "--name", host.name(), "--allow-remote-tcp"]);
         command.args(["--listen", &tcp, "--listen", &unix, "--drain-timeout", "100ms"]);
+        command.arg("--rack-key-file").arg(self.folder.path().join(RACK_KEY_FILE));
         command.args(UNHELD);
         if at != 0 {
             command.args(["--join", &first]);

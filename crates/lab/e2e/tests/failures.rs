@@ -142,6 +142,81 @@ fn answers_out_of_order() {
     network_fault(Fault::Reorder, 11);
 }
 
+/// No length is used before it is verified, so nobody waits for bytes that never come.
+fn flipped_length(fault: Fault, seed: u32) {
+    let blade = Blade::start("512MiB");
+    let proxy = Proxy::start(blade.tcp());
+    let running = started(&[proxy.address()], 3, seed);
+    proxy.order(fault);
+    running.finish().require_success().require_far();
+    assert_eq!(proxy.done(), 1);
+}
+
+#[test]
+fn an_answer_with_a_flipped_length() {
+    let _turn = turn();
+    flipped_length(Fault::FlipLength, 15);
+}
+
+#[test]
+fn a_request_with_a_flipped_length() {
+    let _turn = turn();
+    flipped_length(Fault::FlipRequestLength, 18);
+}
+
+/// As when a connection table is flushed or an address moves: the blade lives and can be reached.
+#[test]
+fn flows_that_die_without_a_word_are_replaced() {
+    let _turn = turn();
+    let blade = Blade::start("512MiB");
+    let proxy = Proxy::start(blade.tcp());
+    let running = started(&[proxy.address()], 4, 16);
+    let before = proxy.accepted();
+    proxy.let_flows_die();
+    wait_until("other connections", PATIENCE, || (proxy.accepted() > before).then_some(()));
+    running.finish().require_success().require_far();
+}
+
+/// As when a proxy or a virtual address is set up anew.
+#[test]
+fn a_port_that_refuses_for_a_while_is_tried_again() {
+    let _turn = turn();
+    let blade = Blade::start("512MiB");
+    let proxy = Proxy::start(blade.tcp());
+    let running = started(&[proxy.address()], 4, 17);
+    proxy.refuse();
+    // The length of the refusal is what is tested: many attempts, well below the deadline of 10 s.
+    std::thread::sleep(Duration::from_secs(1));
+    proxy.serve_again();
+    running.finish().require_success().require_far();
+}
+
+/// The child has to connect for itself, and what it inherits is on the blade.
+#[test]
+fn a_child_is_born_while_the_port_refuses() {
+    let _turn = turn();
+    let directory = tempfile::tempdir().expect("a directory for the gate");
+    for door in [Door::Usual, Door::Preload] {
+        let gate = directory.path().join(format!("{door:?}"));
+        let blade = Blade::start("512MiB");
+        let proxy = Proxy::start(blade.tcp());
+        let mut running = Run::through(door, "16MiB")
+            .blade(proxy.address())
+            .own_program("farpool-cases")
+            .args(["fork-at-gate"])
+            .env("FARPOOL_CASE_GATE", &gate)
+            .start();
+        running.wait_for_output("filled", 1);
+        running.wait_until_far();
+        proxy.refuse_more();
+        std::fs::write(&gate, "").expect("gate");
+        // The length of the refusal is what is tested, as above.
+        std::thread::sleep(Duration::from_secs(1));
+        proxy.serve_again();
+        running.finish().require_success().require_far();
+    }
+}
+
 fn used_bytes(blade: &Blade) -> u64 {
     blade.stat()["blades"][0]["used_bytes"].as_u64().expect("used_bytes")
 }

@@ -130,6 +130,7 @@ fn memory_moves_while_programs_run() {
         let mib = STRESS_MIB.to_string();
         let running = Run::through(door, &limit(percent))
             .blade(&here.address(transport))
+            .args(["--seal", "remote"]) // where it is TCP
             .own_program("farpool-stress")
             .args(["--mib", &mib, "--threads", "3", "--seconds", "200"])
             .args(["--seed", &seed.to_string(), "--ops", ops, "--until"])

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use farpool_policy::{ChunkSweep, CleanEstimator, VictimKind};
-use farpool_pool::{BladeIndex, Completion, Lane, PageWrite};
+use farpool_pool::{BladeIndex, Completion, Lane, PageWrite, Refusals};
 
 use crate::core::Core;
 use crate::evict::aside::Aside;
@@ -13,7 +13,6 @@ use crate::evict::density::Density;
 use crate::evict::effort::Effort;
 use crate::evict::gauges::Gauges;
 use crate::evict::in_place::InPlace;
-use crate::evict::refusals::Refusals;
 use crate::evict::resident_map::ResidentMap;
 use crate::evict::stubborn::Stubborn;
 use crate::evict::thrash::Stall;
@@ -24,7 +23,10 @@ use crate::space::units::{CHUNK_BYTES, CHUNK_PAGES};
 use crate::sys;
 
 /// The most trays on their way to the blades: enough to keep a network busy.
-pub(super) const MAX_TRAYS_IN_FLIGHT: usize = 16;
+const MAX_TRAYS_IN_FLIGHT: usize = 16;
+/// The same of sealed pages, which travel from further memory: 1 MiB of it, where 4 MiB were more
+/// than a small program's limit could spare.
+const MAX_SEALED_TRAYS_IN_FLIGHT: usize = 4;
 /// A full pool is asked for memory again after this time.
 pub(super) const FULL_RETRY: Duration = Duration::from_millis(500);
 
@@ -41,6 +43,7 @@ pub struct Evictor {
     pub(super) unacknowledged: Box<[u8]>,
     pub(super) taken: Vec<TakenTray>,
     pub(super) trays_in_flight: usize,
+    pub(super) trays_in_flight_limit: usize,
     pub(super) full_until: Option<Instant>,
     pub(super) refusals: Refusals,
     /// The blade that each tray on its way was sent to.
@@ -83,16 +86,19 @@ impl Evictor {
     ) -> Result<Evictor, std::io::Error> {
         let seed = u64::from(core.slot.pid.load(Relaxed));
         let copies = sys::map_local_without_children(CHUNK_BYTES)?;
+        let trays_in_flight_limit =
+            if core.pool.seals_pages() { MAX_SEALED_TRAYS_IN_FLIGHT } else { MAX_TRAYS_IN_FLIGHT };
         Ok(Evictor {
             core,
             lane,
             sweep: ChunkSweep::new(victims, 0, seed),
             map: ResidentMap::new(),
             writes: Vec::with_capacity(CHUNK_PAGES),
-            done: Vec::with_capacity(MAX_TRAYS_IN_FLIGHT * CHUNK_PAGES),
+            done: Vec::with_capacity(trays_in_flight_limit * CHUNK_PAGES),
             unacknowledged: vec![0; TRAYS].into_boxed_slice(),
             taken: Vec::with_capacity(TRAYS),
             trays_in_flight: 0,
+            trays_in_flight_limit,
             full_until: None,
             refusals: Refusals::default(),
             sent_to: vec![BladeIndex::default(); TRAYS].into_boxed_slice(),

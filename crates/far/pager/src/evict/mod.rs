@@ -23,7 +23,6 @@ mod in_place;
 mod locked;
 mod moving;
 mod own;
-pub(crate) mod refusals;
 pub mod resident_map;
 mod room;
 mod rounds;

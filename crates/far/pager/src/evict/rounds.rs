@@ -10,7 +10,7 @@ use farpool_units::at_most;
 
 use crate::abort::panic_if_asked;
 use crate::core::EXPIRY_STEP;
-use crate::evict::evictor::{Evictor, MAX_TRAYS_IN_FLIGHT};
+use crate::evict::evictor::Evictor;
 use crate::shared::turn::Turn;
 use crate::sys;
 
@@ -156,7 +156,7 @@ impl Evictor {
         }
         self.collect();
         if self.trays_in_flight > 0 {
-            self.wait_for_blade(MAX_TRAYS_IN_FLIGHT / 2);
+            self.wait_for_blade(self.trays_in_flight_limit / 2);
         }
         released += self.give_back(release_pages - released);
         (evicted, released)

@@ -11,7 +11,7 @@ use farpool_units::PAGE_BYTES;
 
 use crate::abort::fail_closed;
 use crate::evict::aside::Moved;
-use crate::evict::evictor::{Evictor, MAX_TRAYS_IN_FLIGHT};
+use crate::evict::evictor::Evictor;
 use crate::evict::wanted::{Tried, Wanted};
 use crate::space::maps::{self, Eligible};
 use crate::space::registry::Registry;
@@ -57,8 +57,8 @@ impl Evictor {
         self.aside.rest(moved, wanted - moved);
         for Moved { superpage, tray, layer } in std::mem::take(&mut self.aside.moved) {
             self.write(superpage, tray, layer);
-            if self.trays_in_flight >= MAX_TRAYS_IN_FLIGHT {
-                self.wait_for_blade(MAX_TRAYS_IN_FLIGHT / 2);
+            if self.trays_in_flight >= self.trays_in_flight_limit {
+                self.wait_for_blade(self.trays_in_flight_limit / 2);
             }
         }
         moved

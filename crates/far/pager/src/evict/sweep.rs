@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use farpool_policy::SweepPolicy;
 
-use crate::evict::evictor::{Evictor, MAX_TRAYS_IN_FLIGHT};
+use crate::evict::evictor::Evictor;
 use crate::evict::wanted::Wanted;
 use crate::space::Superpage;
 use crate::space::frames::TakenTray;
@@ -46,8 +46,8 @@ impl Evictor {
             if !self.refusals.is_empty() {
                 // A blade that refused is on trial with the pages sent last.
                 self.drain();
-            } else if self.trays_in_flight >= MAX_TRAYS_IN_FLIGHT {
-                self.wait_for_blade(MAX_TRAYS_IN_FLIGHT / 2);
+            } else if self.trays_in_flight >= self.trays_in_flight_limit {
+                self.wait_for_blade(self.trays_in_flight_limit / 2);
             }
             if moved > 0 && self.core.budget.allowance() < 0 {
                 break;
@@ -75,8 +75,8 @@ impl Evictor {
                         continue;
                     }
                     self.collect();
-                    if self.trays_in_flight >= MAX_TRAYS_IN_FLIGHT {
-                        self.wait_for_blade(MAX_TRAYS_IN_FLIGHT / 2);
+                    if self.trays_in_flight >= self.trays_in_flight_limit {
+                        self.wait_for_blade(self.trays_in_flight_limit / 2);
                     }
                     self.release(self.core.frames.free() - RETIRED_FRAMES);
                     self.density.judge(&self.core.crew);

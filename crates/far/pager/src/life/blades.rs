@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use farpool_board::{
-    BLADE_ENTRIES, BladeRole, BladeSettings, Blades, Board, CONNECTING, COPY_PARTS,
+    BLADE_ENTRIES, BladeRole, BladeSettings, Blades, Board, CONNECTING, COPY_PARTS, Sealing,
 };
 use farpool_pool::{
     BladeIndex, BladeSpec, ClientLimits, CopyDesk, Errand, FrozenToken, Grant, GrantKey,
@@ -38,8 +38,9 @@ const _: () = assert!(BLADE_ENTRIES == MAX_BLADES && COPY_PARTS == TOKEN_PARTS);
 
 /// Connects to the blades that the board names, including those to be left, because a parent's
 /// layers may lie there. A blade that cannot be used is left out, and tried again later: nothing of
-/// this process is there.
-pub fn connect(core: &Core) -> Result<(Pool, Blades), StartError> {
+/// this process is there. `inherited`: the layers of a parent, which has met the blades that they
+/// are on.
+pub fn connect(core: &Core, inherited: &[FrozenToken]) -> Result<(Pool, Blades), StartError> {
     // From here on the keeper knows that this process may use the table it now reads.
     core.slot.blades_version.store(CONNECTING, SeqCst);
     let mut blades = core.board.header().blades.load();
@@ -51,11 +52,14 @@ pub fn connect(core: &Core) -> Result<(Pool, Blades), StartError> {
         quota_bytes: settings.quota_bytes,
         deadline: Duration::from_millis(settings.deadline_ms),
         allow_remote_tcp: settings.allow_remote_tcp,
+        seals_pages: settings.sealing == Sealing::Sealed,
         asks: sys::dialer(),
+        time: farpool_pool::Time::KERNEL,
     });
     for (at, entry) in (0_u8..).zip(&mut blades.entries) {
         let Some(blade) = entry else { continue };
-        if let Err(error) = add(core, &pool, BladeIndex(at), blade) {
+        let is_met = inherited.iter().any(|layer| layer.is_on(BladeIndex(at)));
+        if let Err(error) = add(core, &pool, BladeIndex(at), blade, is_met) {
             core.report_blade(BladeIndex(at), &format!("a blade cannot be used: {error}"));
             *entry = None;
         }
@@ -63,7 +67,13 @@ pub fn connect(core: &Core) -> Result<(Pool, Blades), StartError> {
     Ok((pool, blades))
 }
 
-fn add(core: &Core, pool: &Pool, at: BladeIndex, blade: &BladeSettings) -> Result<(), StartError> {
+fn add(
+    core: &Core,
+    pool: &Pool,
+    at: BladeIndex,
+    blade: &BladeSettings,
+    is_met: bool,
+) -> Result<(), StartError> {
     let address = blade.address.parse();
     let address = address
         .map_err(|error: farpool_pool::AddressError| StartError::Address(error.to_string()))?;
@@ -73,6 +83,7 @@ fn add(core: &Core, pool: &Pool, at: BladeIndex, blade: &BladeSettings) -> Resul
         address,
         grant: blade.grant.map(|(key, epoch)| Grant { key: GrantKey(key), epoch }),
         limits: meters.map(|meters| Arc::new(ClientLimits::shared(meters))),
+        is_met,
     };
     pool.add_blade_at(at, &spec)?;
     pool.set_leaving(at, blade.role == BladeRole::Leaving);
@@ -153,7 +164,7 @@ impl Follower {
         if self.later[at].is_some_and(|later| Instant::now() < later) {
             return;
         }
-        match add(self.core, &self.core.pool, entry_index(at), blade) {
+        match add(self.core, &self.core.pool, entry_index(at), blade, false) {
             Ok(()) => {
                 self.known.entries[at] = Some(blade.clone());
                 (self.later[at], self.said[at]) = (None, None);

@@ -1,11 +1,12 @@
 //! What a child of fork needs from its parent.
 
-use std::sync::Mutex;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::atomic::{AtomicPtr, AtomicU32};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use farpool_pool::FrozenToken;
+use farpool_kernel::lock;
+use farpool_pool::{FrozenToken, Seals};
 
 use crate::core::Core;
 use crate::error::StartError;
@@ -17,10 +18,18 @@ use crate::sys;
 /// that died about as long.
 const CHILD_WAIT: Duration = Duration::from_secs(10);
 
+/// What opens a frozen layer: its memory, and its pages.
+#[derive(Clone, Debug)]
+pub struct Layer {
+    pub token: FrozenToken,
+    /// None if its pages are stored as they are.
+    pub seals: Option<Arc<Seals>>,
+}
+
 /// What a child needs from its parent, kept where the child finds its copy of it.
 #[derive(Debug, Default)]
 pub struct Inheritance {
-    tokens: Mutex<[Option<FrozenToken>; MAX_LAYERS]>,
+    layers: Mutex<[Option<Layer>; MAX_LAYERS]>,
     /// Counts children that have not attached their layers yet, in memory that the children share;
     /// null before the first.
     expected: AtomicPtr<AtomicU32>,
@@ -84,20 +93,28 @@ impl Inheritance {
         unsafe { self.expected.load(SeqCst).as_ref() }
     }
 
-    pub fn set(&self, tokens: [Option<FrozenToken>; MAX_LAYERS]) {
-        if let Ok(mut kept) = self.tokens.lock() {
-            *kept = tokens;
+    pub fn set(&self, layers: [Option<Layer>; MAX_LAYERS]) {
+        if let Ok(mut kept) = self.layers.lock() {
+            *kept = layers;
         }
+    }
+
+    /// The tokens of the parent's layers.
+    pub fn tokens(&self) -> Vec<FrozenToken> {
+        lock(&self.layers).iter().flatten().map(|layer| layer.token).collect()
     }
 
     /// Attaches the parent's layers under the numbers they had there.
     pub fn attach(&self, core: &Core) -> Result<(), StartError> {
-        let Ok(tokens) = self.tokens.lock() else {
+        let Ok(layers) = self.layers.lock() else {
             return Ok(());
         };
-        for (layer, token) in tokens.iter().enumerate() {
-            if let Some(token) = token {
-                core.layers.set(layer, Some(core.pool.attach(token)?));
+        for (number, layer) in layers.iter().enumerate() {
+            if let Some(Layer { token, seals }) = layer {
+                core.layers.set(
+                    number,
+                    Some(core.pool.attach(token, seals.as_deref().map(Seals::inherit))?),
+                );
             }
         }
         self.arrive();

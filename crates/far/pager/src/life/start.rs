@@ -63,7 +63,7 @@ impl Pager {
         let core = self.make_core(files, false)?;
         activation::start_threads(self, core)?;
         if inherits {
-            core.pool.set(blades::connect(core)?);
+            core.pool.set(blades::connect(core, &self.inheritance.tokens())?);
             self.inheritance.attach(core)?;
             core.note_fork();
             steward::settle_inherited(self, core);
@@ -75,7 +75,7 @@ impl Pager {
             // A lack that is found before memory is registered does no harm.
             sys::find_room_for_files(LATE_FILES)?;
             activation::activate(self, core);
-            core.pool.set(blades::connect(core)?);
+            core.pool.set(blades::connect(core, &[])?);
         }
         sys::be_prompt(false);
         give_duplicate(self.board_path, &core.uffd, self.slot().pid.load(Relaxed))?;

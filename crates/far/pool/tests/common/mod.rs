@@ -92,7 +92,9 @@ pub(crate) fn config(blades: &Blades) -> PoolConfig {
         quota_bytes: 8 << 30,
         deadline: AMPLE,
         allow_remote_tcp: false,
+        seals_pages: false,
         asks: None,
+        time: farpool_pool::Time::KERNEL,
     }
 }
 

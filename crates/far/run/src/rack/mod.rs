@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use farpool_api::placements::{Action, Placements, first_bytes};
 use farpool_api::tenant::{Tenant, Wish, best_address, retry_after};
-use farpool_api::{ApiError, Client, ClientId, ClientSpec, Place, SegmentId};
+use farpool_api::{Access, ApiError, Client, ClientId, ClientSpec, Place, SegmentId};
 use farpool_board::{BladeOffer, BladeRole, Board, Counter};
 use farpool_kernel::fill_random;
 use farpool_policy::RateLimit;
@@ -58,8 +58,8 @@ const NAME_LIMIT_BYTES: usize = 256;
 pub struct RackOptions {
     /// The controllers, separated by commas.
     pub controllers: String,
-    /// The token that the controllers require.
-    pub token: Option<String>,
+    /// What is shown to the controllers.
+    pub access: Access,
     /// The compute brick that the program runs on; this machine's name by default.
     pub host: Option<String>,
     /// The tenant whose promise and quota the program counts towards; none for `default`.
@@ -107,7 +107,7 @@ impl RackRun {
         board: &Arc<Board>,
         directory: &Path,
     ) -> Result<RackRun, RackError> {
-        let client = Client::new(&rack.controllers, rack.token.as_deref())?;
+        let client = Client::with(&rack.controllers, &rack.access)?;
         let run = RackRun { client, id: ClientId::from_u128(random()?), stop: Arc::default() };
         let spec = ClientSpec {
             host: rack.host.clone().unwrap_or_else(host_name),

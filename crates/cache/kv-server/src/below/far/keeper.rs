@@ -266,6 +266,7 @@ impl Keeper {
             address,
             grant: place.key.map(|key| Grant { key: GrantKey(key.0), epoch }),
             limits: Some(Arc::new(ClientLimits::new(rates[0], rates[1]))),
+            is_met: false,
         })
     }
 
@@ -283,7 +284,9 @@ impl Keeper {
             quota_bytes: u64::from(superpages) * SUPERPAGE_BYTES,
             deadline: self.settings.deadline,
             allow_remote_tcp: self.settings.allow_remote_tcp,
+            seals_pages: self.settings.seal.seals(self.settings.source.is_remote()),
             asks: None,
+            time: farpool_pool::Time::KERNEL,
         })?);
         // A blade would keep what it has given so far until its lease is over.
         self.deal_out(&pool, superpages).inspect_err(|_| pool.goodbye())

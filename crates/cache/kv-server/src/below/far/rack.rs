@@ -30,7 +30,7 @@ enum AskError {
 
 /// This server as a tenant of the pool. Sends nothing yet.
 pub fn tenant(options: &PoolOptions) -> Result<Tenant, FarError> {
-    let client = Client::new(&options.controllers, options.token.as_deref())?;
+    let client = Client::with(&options.controllers, &options.access)?;
     let id = ClientId::from_u128(farpool_pool::fresh_client()?.0);
     let node_name = || rustix::system::uname().nodename().to_string_lossy().into_owned();
     let spec = ClientSpec {

@@ -213,7 +213,9 @@ mod tests {
             quota_bytes: 16 << 20,
             deadline: PATIENCE,
             allow_remote_tcp: false,
+            seals_pages: true,
             asks: None,
+            time: farpool_pool::Time::KERNEL,
         })
         .expect("the blade listens");
         let segment = pool.create_segment().expect("a segment");

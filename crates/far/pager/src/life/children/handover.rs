@@ -14,16 +14,27 @@ use crate::space::page::{MAX_LAYERS, PageState};
 use crate::space::units::{MAX_SUPERPAGES, SUPERPAGE_PAGES};
 
 /// Begins a handover; its last character is the version of the format.
-const MAGIC: [u8; 8] = *b"fpchild1";
+const MAGIC: [u8; 8] = *b"fpchild2";
 
 /// The parts of a token, each absent or a blade's id and the number that opens the part there.
 type Parts = [Option<(u64, u128)>; TOKEN_PARTS];
 
+/// What opens a layer for the child, in a form that can be written down.
+#[derive(Clone, Debug)]
+pub struct HandedLayer {
+    pub token: FrozenToken,
+    /// The key and the seals of the pages that the child lacks, as [`farpool_pool::Seals`] exports
+    /// them. None if pages are stored as they are.
+    pub seals: Option<Vec<u8>>,
+}
+
+pub type HandedLayers = [Option<HandedLayer>; MAX_LAYERS];
+
 /// A child's far pages.
 #[derive(Debug)]
 pub struct Handover {
-    /// The token of each layer that a page lies in.
-    pub layers: [Option<FrozenToken>; MAX_LAYERS],
+    /// Each layer that a page lies in.
+    pub layers: HandedLayers,
     /// Addresses of the superpages, by their numbers, and the pages that the child lacks of each,
     /// if any.
     pub superpages: Vec<(usize, Option<Vec<PageState>>)>,
@@ -40,7 +51,7 @@ impl Handover {
     pub fn new(
         remains: &Remains,
         bases: impl Iterator<Item = usize>,
-        layers: [Option<FrozenToken>; MAX_LAYERS],
+        layers: HandedLayers,
     ) -> Handover {
         let superpages =
             bases.map(|base| (base, remains.superpage(base).map(<[_]>::to_vec))).collect();
@@ -52,11 +63,17 @@ impl Handover {
         let mut bytes = MAGIC.to_vec();
         for layer in &self.layers {
             bytes.push(u8::from(layer.is_some()));
-            for part in layer.iter().flat_map(FrozenToken::parts) {
+            let Some(HandedLayer { token, seals }) = layer else { continue };
+            for part in token.parts() {
                 let (blade, token) = part.unwrap_or_default();
                 bytes.push(u8::from(part.is_some()));
                 bytes.extend_from_slice(&blade.to_le_bytes());
                 bytes.extend_from_slice(&token.to_le_bytes());
+            }
+            bytes.push(u8::from(seals.is_some()));
+            if let Some(seals) = seals {
+                bytes.extend_from_slice(&seals.len().to_le_bytes());
+                bytes.extend_from_slice(seals);
             }
         }
         for (base, pages) in &self.superpages {
@@ -73,10 +90,12 @@ impl Handover {
         if left.take::<{ MAGIC.len() }>()? != MAGIC {
             return None;
         }
-        let mut layers = [None; MAX_LAYERS];
+        let mut layers = [const { None }; MAX_LAYERS];
         for layer in &mut layers {
             if left.flag()? {
-                *layer = Some(left.token()?);
+                let token = left.token()?;
+                let seals = if left.flag()? { Some(left.text()?) } else { None };
+                *layer = Some(HandedLayer { token, seals });
             }
         }
         let mut superpages = Vec::new();
@@ -118,6 +137,14 @@ impl Left<'_> {
         Some(FrozenToken::from_parts(&parts))
     }
 
+    /// As many bytes as the number before them says.
+    fn text(&mut self) -> Option<Vec<u8>> {
+        let length = usize::from_le_bytes(self.take()?);
+        let (text, left) = self.0.split_at_checked(length)?;
+        self.0 = left;
+        Some(text.to_vec())
+    }
+
     fn pages(&mut self) -> Option<Vec<PageState>> {
         let (pages, left) = self.0.split_at_checked(SUPERPAGE_PAGES)?;
         self.0 = left;
@@ -143,16 +170,16 @@ mod tests {
         remains.add(second, [state(2), PageState::UNTOUCHED, state(5)].into_iter());
         let mut parts: Parts = [None; TOKEN_PARTS];
         parts[3] = Some((11, u128::MAX - 1));
-        let mut layers = [None; MAX_LAYERS];
-        layers[2] = Some(FrozenToken::from_parts(&parts));
+        let mut layers = [const { None }; MAX_LAYERS];
+        let token = FrozenToken::from_parts(&parts);
+        layers[2] = Some(HandedLayer { token, seals: Some(vec![3, 4]) });
         let sent = Handover::new(&remains, [first, second].into_iter(), layers);
         let got = Handover::from_bytes(&sent.to_bytes()).expect("a handover");
         assert_eq!(got.superpages, sent.superpages);
         assert_eq!(got.superpages[1].1.as_ref().map(|pages| pages[2]), Some(state(5)));
-        let opened: Vec<Option<Parts>> =
-            got.layers.iter().map(|layer| layer.as_ref().map(FrozenToken::parts)).collect();
-        assert_eq!(opened[2], Some(parts));
-        assert_eq!(opened.iter().flatten().count(), 1);
+        let opened = got.layers[2].as_ref().map(|it| (it.token.parts(), it.seals.clone()));
+        assert_eq!(opened, Some((parts, Some(vec![3, 4]))));
+        assert_eq!(got.layers.iter().flatten().count(), 1);
     }
 
     #[test]
@@ -169,8 +196,8 @@ mod tests {
     fn a_part_of_one_is_none() {
         let mut remains = Remains::default();
         remains.add(SUPERPAGE_BYTES, [state(1)].into_iter());
-        let bytes =
-            Handover::new(&remains, [SUPERPAGE_BYTES].into_iter(), [None; MAX_LAYERS]).to_bytes();
+        let layers = [const { None }; MAX_LAYERS];
+        let bytes = Handover::new(&remains, [SUPERPAGE_BYTES].into_iter(), layers).to_bytes();
         let whole_without_superpages = MAGIC.len() + MAX_LAYERS;
         for length in (0..bytes.len()).filter(|length| *length != whole_without_superpages) {
             assert!(Handover::from_bytes(&bytes[..length]).is_none(), "{length} bytes");

@@ -6,9 +6,9 @@ use std::io::{Read, Seek};
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::SeqCst;
 
-use farpool_pool::Pool;
+use farpool_pool::{Pool, Seals};
 
-use super::handover::Handover;
+use super::handover::{HandedLayer, Handover};
 use crate::core::Core;
 use crate::error::StartError;
 use crate::space::page::Phase;
@@ -19,17 +19,20 @@ pub fn read(memory: &OwnedFd) -> Result<Handover, StartError> {
     let (mut file, mut bytes) = (File::from(memory.try_clone()?), Vec::new());
     file.rewind()?;
     file.read_to_end(&mut bytes)?;
-    let unreadable = || std::io::Error::other("what a parent's pager hands over cannot be read");
     Ok(Handover::from_bytes(&bytes).ok_or_else(unreadable)?)
+}
+
+fn unreadable() -> std::io::Error {
+    std::io::Error::other("what a parent's pager hands over cannot be read")
 }
 
 /// Makes the far pages known that a child inherits, and shares the layers that they lie in. No
 /// thread may serve faults yet. After an error nothing is shared.
 pub fn take_over(core: &Core, pool: &Pool, handover: &Handover) -> Result<(), StartError> {
-    for (layer, token) in handover.layers.iter().enumerate() {
-        if let Some(token) = token {
-            core.layers.set(layer, Some(pool.attach(token)?));
-        }
+    for (number, layer) in handover.layers.iter().enumerate() {
+        let Some(HandedLayer { token, seals }) = layer else { continue };
+        let seals = seals.as_ref().map(|it| Seals::import(it).ok_or_else(unreadable));
+        core.layers.set(number, Some(pool.attach(token, seals.transpose()?)?));
     }
     fill(core.space, handover)
 }
@@ -72,7 +75,7 @@ mod tests {
         let far = |layer| PageState::UNTOUCHED.with_layer(layer).with_phase(Phase::Far);
         let mut remains = Remains::default();
         remains.add(bases[1], [far(1), PageState::UNTOUCHED, far(4)].into_iter());
-        let handover = Handover::new(&remains, bases.into_iter(), [None; MAX_LAYERS]);
+        let handover = Handover::new(&remains, bases.into_iter(), [const { None }; MAX_LAYERS]);
         let space = Space::new().expect("space");
         fill(&space, &handover).expect("it is new");
         for (number, base) in bases.iter().enumerate() {
@@ -91,7 +94,7 @@ mod tests {
         let space = Space::new().expect("space");
         space.page_or_new(SUPERPAGE_BYTES).expect("page");
         let bases = [2 * SUPERPAGE_BYTES].into_iter();
-        let handover = Handover::new(&Remains::default(), bases, [None; MAX_LAYERS]);
+        let handover = Handover::new(&Remains::default(), bases, [const { None }; MAX_LAYERS]);
         assert!(fill(&space, &handover).is_err());
     }
 }

@@ -11,14 +11,15 @@ use rustix::fs::MemfdFlags;
 
 use super::child::{Child, RUN_PAGES, Source};
 use super::elsewhere;
-use super::handover::{self, Handover};
+use super::handover::{self, HandedLayer, HandedLayers, Handover};
 use super::remains::Lacking;
 use crate::core::Core;
 use crate::error::StartError;
 use crate::life::children::orders::{Children, Keeper, Order, SETTLED};
 use crate::life::fetcher::Fetcher;
 use crate::life::process::Pager;
-use crate::space::page::MAX_LAYERS;
+use crate::space::Page;
+use crate::space::page::{MAX_LAYERS, PageState, Phase};
 use crate::sys;
 
 /// The most children that are served at a time: each is a descriptor to poll. A further child gets
@@ -258,14 +259,30 @@ impl Server {
         }
     }
 
+    /// The pages that the child lacks of a layer, by their numbers in its segment.
+    fn lacking<'a>(&'a self, child: &'a Child, layer: usize) -> impl Iterator<Item = u32> + 'a {
+        let space = self.core.space;
+        let superpages = (0..space.count()).filter_map(move |id| space.by_id(id));
+        superpages.flat_map(move |superpage| {
+            let states = child.remains().superpage(superpage.base()).into_iter().flatten();
+            let of_layer =
+                move |state: &PageState| state.phase() == Phase::Far && state.layer() == layer;
+            let wanted = states.enumerate().filter(move |(_, state)| of_layer(state));
+            wanted.map(move |(index, _)| Page { superpage, index }.segment_page())
+        })
+    }
+
     fn write_handover(&self, child: &Child) -> Result<OwnedFd, String> {
         let (core, wanted) = (self.core, child.remains().layers());
-        let mut layers = [None; MAX_LAYERS];
+        let mut layers: HandedLayers = [const { None }; MAX_LAYERS];
         let still = core.pool.hold_still();
         for layer in core.layers.live().filter(|layer| wanted & (1 << layer) != 0) {
             if let Some(segment) = core.layers.segment(layer) {
                 let token = core.pool.freeze_still(&still, segment);
-                layers[layer] = Some(token.map_err(|error| error.to_string())?);
+                let token = token.map_err(|error| error.to_string())?;
+                let seals = core.pool.seals(segment);
+                let seals = seals.map(|it| it.export(self.lacking(child, layer)));
+                layers[layer] = Some(HandedLayer { token, seals });
             }
         }
         let bases = (0..core.space.count()).filter_map(|id| Some(core.space.by_id(id)?.base()));

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use farpool_pool::PageRead;
 
 use crate::error::StartError;
+use crate::life::inheritance::Layer;
 use crate::life::steward::state::Steward;
 use crate::space::page::{MAX_LAYERS, Phase};
 use crate::space::{Page, Superpage};
@@ -12,17 +13,18 @@ use crate::space::{Page, Superpage};
 impl Steward {
     /// Freezes the current layer and keeps the tokens of all layers where the child finds them.
     pub(super) fn freeze_layers(&mut self) -> Result<(), StartError> {
-        let mut tokens = [None; MAX_LAYERS];
+        let mut layers = [const { None }; MAX_LAYERS];
         // Until the child is expected nothing that it will attach may be dropped.
         let still = self.core.pool.hold_still();
         for layer in self.core.layers.live() {
             let Some(segment) = self.core.layers.segment(layer) else {
                 continue;
             };
-            tokens[layer] = Some(self.core.pool.freeze_still(&still, segment)?);
+            let token = self.core.pool.freeze_still(&still, segment)?;
+            layers[layer] = Some(Layer { token, seals: self.core.pool.seals(segment) });
         }
         self.core.layers.set_current(MAX_LAYERS);
-        self.pager.inheritance.set(tokens);
+        self.pager.inheritance.set(layers);
         Ok(self.pager.inheritance.expect_child()?)
     }
 

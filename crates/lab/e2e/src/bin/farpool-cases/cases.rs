@@ -2,7 +2,8 @@
 
 use crate::direct::fork_direct;
 use crate::forks::{
-    fork_no_access, fork_signals, fork_stdio, fork_thread_data, fork_unshared, fork_without_blade,
+    fork_at_gate, fork_no_access, fork_signals, fork_stdio, fork_thread_data, fork_unshared,
+    fork_without_blade,
 };
 use crate::full::{fill_until_given_back, fill_until_refused};
 use crate::memory::*;
@@ -23,6 +24,7 @@ pub const ALL: &[(&str, fn())] = &[
     ("free-at-once", free_at_once),
     ("many-mappings", many_mappings),
     ("fork-chain", fork_chain),
+    ("fork-at-gate", fork_at_gate),
     ("fork-direct", fork_direct),
     ("fork-no-access", fork_no_access),
     ("fork-without-blade", fork_without_blade),

@@ -29,12 +29,9 @@ pub fn fork_once(work: impl FnOnce()) {
     }
 }
 
-/// After the blade has died, a fork fails, as far memory cannot be shared with the child, and
-/// existing memory stays right. The test creates the file named by FARPOOL_CASE_GATE once the blade
-/// is dead.
-pub fn fork_without_blade() {
+/// Waits until the test creates the file named by FARPOOL_CASE_GATE.
+fn wait_for_gate() {
     const MOST: std::time::Duration = std::time::Duration::from_secs(60);
-    let far = ballast();
     println!("filled");
     let Some(gate) = std::env::var_os("FARPOOL_CASE_GATE") else { different("no gate") };
     let until = std::time::Instant::now() + MOST;
@@ -42,6 +39,21 @@ pub fn fork_without_blade() {
         require(std::time::Instant::now() < until, "the gate opens");
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
+}
+
+/// Forks once the gate is open. The child has the memory, and so has the parent afterwards.
+pub fn fork_at_gate() {
+    let far = ballast();
+    wait_for_gate();
+    fork_once(|| far.check());
+    far.check();
+}
+
+/// After the blade has died, a fork fails, as far memory cannot be shared with the child, and
+/// existing memory stays right. The gate opens once the blade is dead.
+pub fn fork_without_blade() {
+    let far = ballast();
+    wait_for_gate();
     for _ in 0..3 {
         // SAFETY: there is no child, or it only ends.
         match unsafe { libc::fork() } {

@@ -7,18 +7,14 @@
 
 use std::time::{Duration, Instant};
 
-use farpool_pool::{BladeIndex, MAX_BLADES};
+use crate::{BladeIndex, MAX_BLADES};
 
-/// How long a blade is left alone after its first refusal.
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// The pause doubles up to this. A try costs some 300 us of a processor (64 pages out and back),
-/// and a repaired blade is used again within this time.
-const LONGEST_PAUSE: Duration = Duration::from_secs(16);
-
-/// See the module's description.
-#[derive(Debug, Default)]
+/// Which blades take no pages, and until when each is left alone.
+#[derive(Clone, Debug)]
 pub struct Refusals {
     blades: [Option<Refusal>; MAX_BLADES],
+    first_pause: Duration,
+    longest_pause: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +23,24 @@ struct Refusal {
     pause: Duration,
 }
 
+impl Default for Refusals {
+    fn default() -> Self {
+        Refusals::with_pauses(Refusals::FIRST_PAUSE, Refusals::LONGEST_PAUSE)
+    }
+}
+
 impl Refusals {
+    /// How long a blade is left alone after its first refusal.
+    pub const FIRST_PAUSE: Duration = Duration::from_millis(500);
+    /// The pause doubles up to this. A try costs some 300 us of a processor (64 pages out and
+    /// back), and a repaired blade is used again within this time.
+    pub const LONGEST_PAUSE: Duration = Duration::from_secs(16);
+
+    /// No blade is known to refuse pages; with other pauses than usual.
+    pub fn with_pauses(first_pause: Duration, longest_pause: Duration) -> Self {
+        Refusals { blades: [None; MAX_BLADES], first_pause, longest_pause }
+    }
+
     /// Whether no blade is known to refuse pages.
     pub fn is_empty(&self) -> bool {
         self.blades.iter().all(Option::is_none)
@@ -39,8 +52,8 @@ impl Refusals {
         let Some(entry) = self.blades.get_mut(usize::from(blade.0)) else { return };
         let pause = match *entry {
             Some(refusal) if now < refusal.until => return,
-            Some(refusal) => (refusal.pause * 2).min(LONGEST_PAUSE),
-            None => FIRST_PAUSE,
+            Some(refusal) => (refusal.pause * 2).min(self.longest_pause),
+            None => self.first_pause,
         };
         *entry = Some(Refusal { until: now + pause, pause });
     }
@@ -58,7 +71,7 @@ impl Refusals {
     /// Whether the blade refused again when it was tried again, and so is unlikely to take anything
     /// soon.
     pub fn is_lasting(&self, blade: BladeIndex) -> bool {
-        self.of(blade).is_some_and(|refusal| refusal.pause > FIRST_PAUSE)
+        self.of(blade).is_some_and(|refusal| refusal.pause > self.first_pause)
     }
 
     fn of(&self, blade: BladeIndex) -> Option<Refusal> {
@@ -72,6 +85,8 @@ mod tests {
     use proptest::prelude::*;
 
     const BLADE: BladeIndex = BladeIndex(3);
+    const FIRST_PAUSE: Duration = Refusals::FIRST_PAUSE;
+    const LONGEST_PAUSE: Duration = Refusals::LONGEST_PAUSE;
 
     #[test]
     fn a_refused_page_is_not_sent_again_at_once_and_later_and_later() {
