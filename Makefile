@@ -9,7 +9,7 @@ SHELL := /bin/bash
 export PATH := $(PATH):$(HOME)/.cargo/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help deps build test test-fast lint fuzz demo rack-demo sim-demo kv-demo bench measurements
+.PHONY: help deps build test test-fast lint fuzz soak demo rack-demo sim-demo kv-demo bench measurements
 .PHONY: man completions install install-files uninstall dist dist-check deny clean
 
 help: ## list the targets
@@ -38,6 +38,10 @@ lint: ## check formatting, clippy's warnings and the links of the documentation
 fuzz: ## fuzz every decoder for 20 s (FUZZ_SECONDS=n), with the stable compiler
 	@scripts/install-deps.sh build
 	scripts/fuzz.sh $(or $(FUZZ_SECONDS),20)
+
+soak: ## try SEEDS=n seeds (100000) of pool, fabric and blade under simulated faults
+	@scripts/install-deps.sh build
+	cargo run --release -p farpool-vopr -- --seeds $(or $(SEEDS),100000) --from $(or $(FROM),0)
 
 demo: deps build ## run the main job on real records and print the table
 	$(FARPOOL) demo

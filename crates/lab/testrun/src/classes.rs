@@ -7,7 +7,7 @@ use crate::programs::TestProgram;
 pub(crate) enum Class {
     /// Holds programs to limits or measures them: one at a time.
     Steady,
-    /// Starts daemons and mostly waits for them: beside one that is not steady.
+    /// Starts daemons and mostly waits for them, or takes long: beside one that is not steady.
     Waiting,
     /// Unit and property tests without other processes: beside any other, in the background of
     /// steady ones, and all that `make test-fast` runs.
@@ -18,8 +18,9 @@ pub(crate) enum Class {
 const PACKAGES: [(&str, Class); 2] = [("farpool-e2e", Class::Steady), ("farpool", Class::Waiting)];
 
 /// Test programs that differ from the rest of their package.
-const OTHERS: [(&str, &str, Class); 24] = [
+const OTHERS: [(&str, &str, Class); 26] = [
     ("farpool-e2e", "lib", Class::Quick),
+    ("farpool-vopr", "seeds", Class::Waiting),
     ("farpool-e2e", "spill", Class::Waiting),
     ("farpool-e2e", "collaborate", Class::Waiting),
     ("farpool-e2e", "rack_hosts", Class::Waiting),
@@ -34,6 +35,7 @@ const OTHERS: [(&str, &str, Class); 24] = [
     ("farpool-e2e", "circuits", Class::Waiting),
     ("farpool-e2e", "switch", Class::Waiting),
     ("farpool", "bin", Class::Quick),
+    ("farpool-identity", "rotation", Class::Waiting),
     ("farpool-kv-server", "flash", Class::Waiting),
     ("farpool-kv-server", "far", Class::Waiting),
     ("farpool-kv-protocol", "any_bytes", Class::Waiting),

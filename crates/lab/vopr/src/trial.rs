@@ -1,0 +1,266 @@
+//! One trial: what a seed makes of hosts, network, faults and a program.
+
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
+
+use farpool_acms::Rng;
+use farpool_pool::Refusals;
+use farpool_units::{SUPERPAGE_BYTES, exactly};
+
+use crate::clock;
+use crate::network::{Weather, between};
+use crate::program::{Habits, Program, SUPERPAGES, Tally, Violation};
+use crate::world::{self, Strike, World};
+
+/// One trial in so many moves memory: a superpage is 16 MiB, and takes as long as some trials.
+const MOVES_ONE_IN: u64 = 50;
+/// In one trial in so many a blade is full for a while.
+const FILLS_ONE_IN: u64 = 4;
+/// In one trial in so many of those that seal pages a blade lies.
+const LIES_ONE_IN: u64 = 3;
+/// Things that the program does in a trial.
+const ACTS: u64 = 40;
+const MS: u64 = 1_000_000;
+const SECOND: u64 = 1_000 * MS;
+
+/// In liveness mode no page takes longer: the longest fault, and what it takes to notice its end.
+pub const PAGE_TIME_MAX_NS: u64 = 5 * SECOND;
+/// In liveness mode, the longest time that a blade pauses or the network refuses.
+const OUTAGE_MAX_NS: u64 = 3 * SECOND;
+/// In liveness mode, the time from one fault to the next.
+const FAULT_REST_NS: u64 = 6 * SECOND;
+
+/// In liveness mode, the longest time that a blade refuses writes; it may also do so to the end.
+const FULL_MAX_NS: u64 = 40 * SECOND;
+/// The longest time that a blade lies.
+const LYING_MAX_NS: u64 = 20 * SECOND;
+/// Writes that a full blade may have to refuse at once, in any second, and in each second besides:
+/// what is on its way when it becomes full, and tries that become rarer and rarer.
+const REFUSED_AT_ONCE: u64 = 16;
+const REFUSED_PER_S: u64 = 4;
+
+/// What is asked of a trial.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// No wrong byte, whatever happens.
+    Safety,
+    /// No error, and no page that takes long, while only the network fails, and not for long. A
+    /// full blade is not asked all the time, and gets what it did not take once it takes it.
+    Liveness,
+}
+
+/// What a trial came to. Equal for equal seeds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// What happened to pages.
+    pub tally: Tally,
+    /// How long it took by its own clock.
+    pub time_ns: u64,
+    /// Pages that blades replaced by others.
+    pub lies: u64,
+}
+
+/// What is wrong with the program, to test that it is noticed.
+#[derive(Clone, Debug, Default)]
+pub struct Flaws {
+    /// What it begins to know of refusals, and how long it leaves a blade alone.
+    pub refusals: Refusals,
+    /// It stores pages as they are on blades that lie.
+    pub believes_lies: bool,
+}
+
+/// Runs the trial of a seed.
+///
+/// # Errors
+/// Something that must not be, also a panic of the product's code.
+pub fn run(seed: u64, mode: Mode) -> Result<Report, Violation> {
+    run_with(seed, mode, &Flaws::default())
+}
+
+/// The same, of a program that has flaws.
+///
+/// # Errors
+/// As for [`run`].
+pub fn run_with(seed: u64, mode: Mode, flaws: &Flaws) -> Result<Report, Violation> {
+    let report = catch_unwind(AssertUnwindSafe(|| run_in(seed, mode, flaws)));
+    world::end();
+    report.unwrap_or_else(|cause| {
+        let text = cause.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| cause.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        Err(Violation(format!("panic: {}", text.unwrap_or_default())))
+    })
+}
+
+fn run_in(seed: u64, mode: Mode, flaws: &Flaws) -> Result<Report, Violation> {
+    let mut random = Rng::new(seed);
+    let hosts = 1 + random.index(3);
+    let lanes = 1 + random.index(3);
+    let is_short = mode == Mode::Safety && random.below(4) == 0;
+    let superpages = if is_short { 2 } else { 4 * u64::from(SUPERPAGES) };
+    let lease = match mode {
+        Mode::Safety => Duration::from_nanos(between(&mut random, SECOND, 30 * SECOND)),
+        Mode::Liveness => Duration::from_secs(30),
+    };
+    let deadline = match mode {
+        Mode::Safety => Duration::from_nanos(between(&mut random, SECOND / 2, 10 * SECOND)),
+        Mode::Liveness => Duration::from_secs(10),
+    };
+    let calm = Weather {
+        delay_max_ns: between(&mut random, 10_000, 5 * MS),
+        is_choppy: random.below(2) == 0,
+        flip_one_in: 0,
+        flip_rest_ns: 0,
+    };
+    world::begin(!seed, hosts, superpages * SUPERPAGE_BYTES, lease, calm);
+    let fills = random.below(FILLS_ONE_IN) == 0;
+    // Memory cannot move to a full blade, which is an error and right.
+    let moves = random.below(MOVES_ONE_IN) == 0 && !fills;
+    let seals_pages = random.below(2) == 0;
+    let lies = mode == Mode::Safety && seals_pages && random.below(LIES_ONE_IN) == 0;
+    let habits = Habits { moves, seals_pages: seals_pages && !(lies && flaws.believes_lies) };
+    let program = Program::start(hosts, lanes, deadline, habits, flaws.refusals.clone())
+        .map_err(|error| Violation(format!("cannot start though nothing is wrong: {error}")))?;
+    match mode {
+        Mode::Safety => plan_anything(&mut random, hosts, calm),
+        Mode::Liveness => plan_outages(&mut random, hosts, calm),
+    }
+    if fills {
+        plan_for_a_while(&mut random, hosts, [Strike::Fill, Strike::Empty], FULL_MAX_NS);
+    }
+    if lies {
+        plan_for_a_while(&mut random, hosts, [Strike::Lie, Strike::BeHonest], LYING_MAX_NS);
+    }
+    for _ in 0..ACTS {
+        program.act(&mut random)?;
+        if mode == Mode::Liveness {
+            require_few_refusals()?;
+        }
+        match random.below(10) {
+            0 => program.rest(Duration::from_nanos(random.below(2 * SECOND))),
+            1..5 => program.wait_a_little(),
+            5..8 => program.rest(Duration::from_nanos(random.below(20 * MS))),
+            _ => {}
+        }
+    }
+    world::with(World::heal);
+    if mode == Mode::Liveness {
+        require_no_rest(&program)?;
+    }
+    let failed = program.read_all()?;
+    let lies = world::with(|world| world.lies());
+    let report = Report { tally: program.tally(), time_ns: clock::now_ns(), lies };
+    let error = program.first_error();
+    drop(program);
+    if mode == Mode::Liveness {
+        judge(&report, failed, error)?;
+    }
+    Ok(report)
+}
+
+/// Nobody sends to a full blade again and again.
+fn require_few_refusals() -> Result<(), Violation> {
+    world::with(|world| {
+        for (time, requests) in world.full_hosts() {
+            if requests > REFUSED_AT_ONCE + REFUSED_PER_S * time.as_secs() {
+                return Err(Violation(format!("{requests} writes refused within {time:?}")));
+            }
+        }
+        Ok(())
+    })
+}
+
+/// What blades did not take they get now, since nothing fails any more.
+fn require_no_rest(program: &Program) -> Result<(), Violation> {
+    let until_ns = clock::now_ns() + exactly::<u64, _>(Refusals::LONGEST_PAUSE.as_nanos());
+    let until_ns = until_ns + PAGE_TIME_MAX_NS;
+    while program.local_pages() > 0 {
+        if clock::now_ns() >= until_ns {
+            let pages = program.local_pages();
+            return Err(Violation(format!("{pages} pages were never taken by a blade that lives")));
+        }
+        program.rest(Duration::from_millis(100));
+    }
+    Ok(())
+}
+
+/// A blade that is struck at some time soon, and for a while or to the end.
+fn plan_for_a_while(
+    random: &mut Rng,
+    hosts: usize,
+    [begin, end]: [fn(usize) -> Strike; 2],
+    longest_ns: u64,
+) {
+    world::with(|world| {
+        let host = random.index(hosts);
+        let at_ns = clock::now_ns() + random.below(SECOND);
+        world.plan(at_ns, begin(host));
+        world.plan(at_ns + between(random, MS, longest_ns), end(host));
+    });
+}
+
+fn judge(report: &Report, failed_at_end: u64, error: Option<String>) -> Result<(), Violation> {
+    let Tally { failed, refused, slowest_ns, .. } = report.tally;
+    if failed + refused + failed_at_end > 0 {
+        let error = error.unwrap_or_default();
+        return Err(Violation(format!("failed though blades live: {error}; {:?}", report.tally)));
+    }
+    if slowest_ns > PAGE_TIME_MAX_NS {
+        return Err(Violation(format!("a page took {} ms", slowest_ns / MS)));
+    }
+    Ok(())
+}
+
+/// Any faults, at any time, over each other.
+fn plan_anything(random: &mut Rng, hosts: usize, calm: Weather) {
+    let flip_one_in = [0, 0, 400, 40][random.index(4)];
+    let restarts = random.below(3);
+    world::with(|world| {
+        world.set_weather(Weather { flip_one_in, ..calm });
+        for _ in 0..random.below(14) {
+            let at_ns = random.below(20 * SECOND);
+            let host = random.index(hosts);
+            let until_ns = at_ns + random.below(15 * SECOND);
+            plan_outage(world, random, host, at_ns..until_ns);
+        }
+        if restarts == 0 {
+            world.plan(random.below(20 * SECOND), Strike::Restart(random.index(hosts)));
+        }
+    });
+}
+
+/// Faults of the network and pauses of blades, one after the other and none for long.
+fn plan_outages(random: &mut Rng, hosts: usize, calm: Weather) {
+    world::with(|world| {
+        let flip_one_in = [0, 100][random.index(2)];
+        world.set_weather(Weather { flip_one_in, flip_rest_ns: FAULT_REST_NS, ..calm });
+        let mut at_ns = clock::now_ns() + random.below(SECOND / 2);
+        for _ in 0..8 {
+            let host = random.index(hosts);
+            let until_ns = at_ns + between(random, MS, OUTAGE_MAX_NS);
+            plan_outage(world, random, host, at_ns..until_ns);
+            at_ns = until_ns + FAULT_REST_NS;
+        }
+    });
+}
+
+/// Any one fault of a host or the way to it; those that end do so at the end of `when_ns`.
+fn plan_outage(world: &mut World, random: &mut Rng, host: usize, when_ns: Range<u64>) {
+    let Range { start: at_ns, end: until_ns } = when_ns;
+    match random.below(4) {
+        0 => world.plan(at_ns, Strike::Cut(host)),
+        1 => {
+            let (up, down) = (random.below(2) == 0, random.below(2) == 0);
+            world.plan(at_ns, Strike::Deaden(host, up || !down, down));
+        }
+        2 => {
+            world.plan(at_ns, Strike::Refuse(host));
+            world.plan(at_ns, Strike::Cut(host));
+            world.plan(until_ns, Strike::Accept(host));
+        }
+        _ => {
+            world.plan(at_ns, Strike::Pause(host));
+            world.plan(until_ns, Strike::Resume(host));
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! The trials of every test run: a few thousand seeds of each kind. `make soak` tries as many as
+//! are asked for, and `cargo run -p farpool-vopr -- --mode MODE --seed SEED` replays one.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use farpool_pool::Refusals;
+use farpool_vopr::{Flaws, Mode, run, run_with};
+
+/// Seeds of each mode.
+const SEEDS: u64 = 5_000;
+
+/// Tries all seeds on two threads. Returns the pages that were read, those that failed, and those
+/// that blades replaced by others.
+fn all(mode: Mode) -> [u64; 3] {
+    let [next, read, failed, lies] = [const { AtomicU64::new(0) }; 4];
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                loop {
+                    let seed = next.fetch_add(1, Relaxed);
+                    if seed >= SEEDS {
+                        return;
+                    }
+                    match run(seed, mode) {
+                        Ok(report) => {
+                            read.fetch_add(report.tally.read, Relaxed);
+                            failed.fetch_add(report.tally.failed, Relaxed);
+                            lies.fetch_add(report.lies, Relaxed);
+                        }
+                        Err(violation) => panic!("{mode:?} seed {seed}: {}", violation.0),
+                    }
+                }
+            });
+        }
+    });
+    [read, failed, lies].map(AtomicU64::into_inner)
+}
+
+#[test]
+fn no_wrong_byte_is_read_under_any_faults() {
+    let [read, failed, lies] = all(Mode::Safety);
+    assert!(read > 20 * SEEDS, "the trials read: {read}");
+    assert!(failed > SEEDS, "the faults strike: {failed}");
+    assert!(lies > SEEDS / 4, "blades lie: {lies}");
+}
+
+#[test]
+fn nothing_fails_or_takes_long_while_blades_live() {
+    let [read, failed, lies] = all(Mode::Liveness);
+    assert!(read > 20 * SEEDS, "the trials read: {read}");
+    assert_eq!((failed, lies), (0, 0));
+}
+
+/// What a blade says instead of a page is read as the page where nothing is sealed.
+#[test]
+fn a_program_that_believes_what_a_blade_says_is_found() {
+    let flaws = Flaws { believes_lies: true, ..Flaws::default() };
+    let found = (0..100).filter_map(|seed| run_with(seed, Mode::Safety, &flaws).err());
+    let found: Vec<String> = found.map(|violation| violation.0).collect();
+    assert!(found.iter().any(|it| it.contains("should be version")), "{found:?}");
+}
+
+/// Without the pauses that a pager leaves to a blade that refused pages, it sends them again and
+/// again: some of the first seeds show it.
+#[test]
+fn a_program_that_never_leaves_a_full_blade_alone_is_found() {
+    let refusals = Refusals::with_pauses(Duration::ZERO, Duration::ZERO);
+    let restless = Flaws { refusals, ..Flaws::default() };
+    let found = (0..100).filter_map(|seed| run_with(seed, Mode::Liveness, &restless).err());
+    let found: Vec<String> = found.map(|violation| violation.0).collect();
+    assert!(found.iter().any(|it| it.contains("writes refused within")), "{found:?}");
+}
+
+/// A blade that is never tried again keeps pages local for ever.
+#[test]
+fn a_program_that_never_tries_a_blade_again_is_found() {
+    let hour = Duration::from_secs(3600);
+    let sulky = Flaws { refusals: Refusals::with_pauses(hour, hour), ..Flaws::default() };
+    let found = (0..100).filter_map(|seed| run_with(seed, Mode::Liveness, &sulky).err());
+    let found: Vec<String> = found.map(|violation| violation.0).collect();
+    assert!(found.iter().any(|it| it.contains("never taken")), "{found:?}");
+}
+
+#[test]
+fn a_seed_replays() {
+    for mode in [Mode::Safety, Mode::Liveness] {
+        for seed in 0..50 {
+            assert_eq!(run(seed, mode), run(seed, mode), "{mode:?} seed {seed}");
+        }
+    }
+}
