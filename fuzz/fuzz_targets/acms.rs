@@ -1,4 +1,5 @@
-//! Any bytes as a collaboration datagram: decoded, and handed to a node with a right checksum.
+//! Any bytes as a collaboration datagram: decoded, handed to a node with a right checksum, and
+//! handed to a node with a rack key, which refuses them.
 #![no_main]
 
 #[allow(dead_code)]
@@ -8,4 +9,5 @@ mod exercise;
 libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
     exercise::decode_any(bytes);
     exercise::feed_any(bytes);
+    exercise::refuse_any(bytes);
 });

@@ -16,7 +16,7 @@ use farpool_units::{SUPERPAGE_BYTES, at_most};
 
 use crate::arbitration::Candidate;
 use crate::config::Config;
-use crate::ids::{Epoch, GrantId, GrantKey, NodeId, Peer, RequestNo, Zone};
+use crate::ids::{Epoch, GrantId, GrantKey, Incarnation, NodeId, Peer, RequestNo, Zone};
 use crate::limits::{
     ASK_FANOUT, ASK_TIMEOUT, CHOOSE_WINDOW, DEADLINE_MARGIN_PART, HOLD, LEASE_MARGIN,
     RELEASE_TRIES_MAX, REMEMBERED_MAX, REPEAT, USED_GRANTS_MAX,
@@ -55,6 +55,8 @@ pub(crate) struct Offered {
     pub(crate) server: Peer,
     pub(crate) request: RequestNo,
     pub(crate) epoch: Epoch,
+    /// Which of its server's grants it is.
+    pub(crate) count: u32,
     pub(crate) bytes: u64,
     pub(crate) key: GrantKey,
     pub(crate) zone: Zone,
@@ -70,7 +72,7 @@ pub(crate) struct Borrower {
     offered: Vec<Offered>,
     /// The newest grant seen from each server; only a newer one is taken, so a GRANT and a LEASE
     /// that arrive again cannot bring an ended grant back.
-    newest: BTreeMap<NodeId, Epoch>,
+    newest: BTreeMap<NodeId, (Incarnation, u32)>,
     choose_at: Option<Duration>,
     last_request: u32,
     last_server: NodeId,
@@ -195,12 +197,11 @@ impl Borrower {
         out: &mut Outbox,
     ) {
         let grant = GrantId { server: offered.server.node, epoch: offered.epoch };
-        let foreign = offered.epoch.incarnation() != offered.server.incarnation;
-        let is_old = self.newest.get(&grant.server).is_some_and(|newest| *newest >= grant.epoch);
-        if foreign || is_old {
+        let which = (offered.server.incarnation, offered.count);
+        if self.newest.get(&grant.server).is_some_and(|newest| *newest >= which) {
             return;
         }
-        self.newest.insert(grant.server, grant.epoch);
+        self.newest.insert(grant.server, which);
         if self.newest.len() > REMEMBERED_MAX {
             let oldest = self.newest.keys().find(|server| **server != grant.server).copied();
             oldest.and_then(|server| self.newest.remove(&server));
@@ -363,14 +364,10 @@ impl Borrower {
     }
 
     /// Notes that a server is in the life `life`: what it lent in earlier ones is gone.
-    pub(crate) fn on_incarnation(
-        &mut self,
-        node: NodeId,
-        life: crate::ids::Incarnation,
-        out: &mut Outbox,
-    ) {
-        let stale = |grant: &GrantId| grant.server == node && grant.epoch.incarnation() < life;
-        let gone: Vec<GrantId> = self.used.keys().filter(|grant| stale(grant)).copied().collect();
+    pub(crate) fn on_incarnation(&mut self, node: NodeId, life: Incarnation, out: &mut Outbox) {
+        let stale = |used: &Used| used.server.node == node && used.server.incarnation < life;
+        let gone: Vec<GrantId> =
+            self.used.iter().filter(|(_, used)| stale(used)).map(|(grant, _)| *grant).collect();
         for grant in gone {
             self.lose(grant, out);
         }

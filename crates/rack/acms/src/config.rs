@@ -12,6 +12,7 @@ use crate::arbitration::Arbitration;
 use crate::classify::Thresholds;
 use crate::ids::{ANY_LIFE, ClusterId, Incarnation, NodeId, Zone};
 use crate::limits::{LEASE_MARGIN, TICK};
+use crate::rack_key::RackKeys;
 
 /// Time after which a grant without a renewal ends, milliseconds: long enough for a client to
 /// survive some lost datagrams and a switch's restart, short enough that a dead client's memory is
@@ -25,6 +26,15 @@ pub const LEASE_MS_MIN: u32 = 1_000;
 pub const RECLAIM_DEADLINE_MS: u32 = 10_000;
 /// Shortest reclaim deadline: a few repetitions of RECLAIM must fit.
 pub const RECLAIM_DEADLINE_MS_MIN: u32 = 1_000;
+
+/// The most that one borrower may have of a server, percent of what the server would lend in all:
+/// two nodes alone still share most of their memory, and no borrower leaves nothing to others.
+pub const BORROWER_PERCENT: u8 = 75;
+/// Time after which lent memory that holds no data is taken back, milliseconds: a program that has
+/// asked for memory and uses none for five minutes can ask again.
+pub const UNUSED_MS: u32 = 300_000;
+/// Shortest such time: a borrower must be able to connect and write.
+pub const UNUSED_MS_MIN: u32 = 1_000;
 
 /// A node's settings.
 #[derive(Clone, Debug)]
@@ -49,9 +59,17 @@ pub struct Config {
     pub lease_ms: u32,
     /// Time a client has to move out, milliseconds.
     pub reclaim_deadline_ms: u32,
+    /// The most that one borrower may have, percent of what this node would lend in all.
+    pub borrower_percent: u8,
+    /// Time after which lent memory that holds no data is taken back, milliseconds.
+    pub unused_ms: u32,
     /// Seed of all randomness: from the kernel in production. The first eight bytes are for choices
-    /// that others may predict, the other 24 for the keys of grants and nothing else.
+    /// that others may predict, the other 24 for the keys and epochs of grants and nothing else.
     pub seed: [u8; 32],
+    /// The keys that datagrams are signed with. All nodes of the cluster must have the first one.
+    pub keys: RackKeys,
+    /// Number of the first datagram: above those of an earlier start in the same life.
+    pub first_number: u64,
 }
 
 /// Why a configuration was refused.
@@ -69,6 +87,12 @@ pub enum ConfigError {
     /// Too short.
     #[error("reclaim deadline of {0} ms is below {RECLAIM_DEADLINE_MS_MIN} ms")]
     Deadline(u32),
+    /// Nothing, or more than all.
+    #[error("a borrower's share of {0} % is not within 1 to 100 %")]
+    Borrower(u8),
+    /// Too short.
+    #[error("unused memory comes back after {0} ms, which is below {UNUSED_MS_MIN} ms")]
+    Unused(u32),
 }
 
 impl Config {
@@ -96,7 +120,11 @@ impl Config {
             arbitration: Arbitration::default(),
             lease_ms: LEASE_MS,
             reclaim_deadline_ms: RECLAIM_DEADLINE_MS,
+            borrower_percent: BORROWER_PERCENT,
+            unused_ms: UNUSED_MS,
             seed,
+            keys: RackKeys::none(),
+            first_number: 1,
         }
     }
 
@@ -117,6 +145,12 @@ impl Config {
         if self.reclaim_deadline_ms < RECLAIM_DEADLINE_MS_MIN {
             return Err(ConfigError::Deadline(self.reclaim_deadline_ms));
         }
+        if !(1..=100).contains(&self.borrower_percent) {
+            return Err(ConfigError::Borrower(self.borrower_percent));
+        }
+        if self.unused_ms < UNUSED_MS_MIN {
+            return Err(ConfigError::Unused(self.unused_ms));
+        }
         Ok(())
     }
 
@@ -128,6 +162,10 @@ impl Config {
     /// has to stop using a grant.
     pub(crate) fn renew_every(&self) -> Duration {
         (self.lease().saturating_sub(LEASE_MARGIN) / 3).saturating_sub(TICK)
+    }
+
+    pub(crate) fn unused(&self) -> Duration {
+        Duration::from_millis(u64::from(self.unused_ms))
     }
 
     pub(crate) fn reclaim_deadline(&self) -> Duration {

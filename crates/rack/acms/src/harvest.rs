@@ -45,11 +45,16 @@ pub fn lend_limit_bytes(thresholds: &Thresholds, class: Class, usage: &MemoryUse
     }
 }
 
+/// The most that is offered when no more than `limit_bytes` may be lent; see [`lend_limit_bytes`].
+pub(crate) fn ceiling_bytes(limit_bytes: u64, total_bytes: u64) -> u64 {
+    let margin = total_bytes / 1000 * HARVEST_MARGIN_PERMILLE;
+    limit_bytes.saturating_sub(margin) / SUPERPAGE_BYTES * SUPERPAGE_BYTES
+}
+
 /// Returns the offer after one observation of `limit_bytes` (see [`lend_limit_bytes`]) at `now`.
 #[must_use]
 pub fn next_harvest(old: Harvest, limit_bytes: u64, total_bytes: u64, now: Duration) -> Harvest {
-    let margin = total_bytes / 1000 * HARVEST_MARGIN_PERMILLE;
-    let ceiling = limit_bytes.saturating_sub(margin) / SUPERPAGE_BYTES * SUPERPAGE_BYTES;
+    let ceiling = ceiling_bytes(limit_bytes, total_bytes);
     if ceiling < old.offered_bytes {
         return Harvest {
             offered_bytes: ceiling,

@@ -4,6 +4,8 @@
 //! panics.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use bytes::{Buf, BufMut};
 use thiserror::Error;
@@ -40,7 +42,19 @@ pub(crate) struct CodecError;
 
 /// Little-endian layout of foca's messages; see docs/operators/collaboration.md.
 #[derive(Debug)]
-pub(crate) struct Codec;
+pub(crate) struct Codec {
+    /// The latest life that may be named. A later one would replace the node's true identity for as
+    /// long as it is remembered.
+    pub(crate) latest_life: Arc<AtomicU32>,
+}
+
+impl Codec {
+    fn identity(&self, buf: &mut impl Buf) -> Result<Identity, CodecError> {
+        let id = get_identity(buf)?;
+        let latest = self.latest_life.load(Ordering::Relaxed);
+        if id.peer.incarnation.0 <= latest { Ok(id) } else { Err(CodecError) }
+    }
+}
 
 fn put_identity(id: &Identity, buf: &mut impl BufMut) {
     buf.put_u64_le(id.peer.node.0);
@@ -131,16 +145,16 @@ impl foca::Codec<Identity> for Codec {
     }
 
     fn decode_header(&mut self, mut buf: impl Buf) -> Result<foca::Header<Identity>, CodecError> {
-        let src = get_identity(&mut buf)?;
+        let src = self.identity(&mut buf)?;
         let src_incarnation = u16::from_le_bytes(get_array(&mut buf)?);
-        let dst = get_identity(&mut buf)?;
+        let dst = self.identity(&mut buf)?;
         let [code] = get_array::<1>(&mut buf)?;
         let number = |buf: &mut _| get_array::<1>(buf).map(|[number]| number);
         let message = match code {
             1 => foca::Message::Ping(number(&mut buf)?),
             2 => foca::Message::Ack(number(&mut buf)?),
             3..=6 => {
-                let id = get_identity(&mut buf)?;
+                let id = self.identity(&mut buf)?;
                 let probe_number = number(&mut buf)?;
                 match code {
                     3 => foca::Message::PingReq { target: id, probe_number },
@@ -179,7 +193,7 @@ impl foca::Codec<Identity> for Codec {
     }
 
     fn decode_member(&mut self, mut buf: impl Buf) -> Result<foca::Member<Identity>, CodecError> {
-        let id = get_identity(&mut buf)?;
+        let id = self.identity(&mut buf)?;
         let incarnation = u16::from_le_bytes(get_array(&mut buf)?);
         let state = match get_array::<1>(&mut buf)? {
             [1] => foca::State::Alive,

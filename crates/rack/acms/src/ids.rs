@@ -1,12 +1,10 @@
 //! Names of things as types: nodes, their lives, grants and keys.
 //!
-//! Invariant: a [`GrantId`] names one grant forever. Its epoch holds the server's incarnation, so
-//! a server that restarted cannot make the same one again.
+//! Invariant: a [`GrantId`] names one grant. Its epoch is 64 random bits, so nobody can guess the
+//! grants of others, and a server that restarted does not make the same one again.
 
 use std::fmt;
 use std::net::SocketAddr;
-
-use farpool_units::exactly;
 
 /// The cluster; datagrams from another cluster are ignored. Derive it from a name that people
 /// choose.
@@ -47,26 +45,12 @@ impl Zone {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct RequestNo(pub u32);
 
-/// Fencing number of a grant: the server's incarnation in the upper half, a counter in the lower.
-/// It rises with every grant of a server; a blade refuses every epoch but the current one.
+/// Fencing number of a grant: random, so that who has not received it cannot speak of the grant. A
+/// blade refuses every epoch but the current one. 0 stands for no grant on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Epoch(pub u64);
 
-impl Epoch {
-    /// The `counter`th grant of a life.
-    #[must_use]
-    pub fn new(incarnation: Incarnation, counter: u32) -> Self {
-        Self(u64::from(incarnation.0) << 32 | u64::from(counter))
-    }
-
-    /// The life of the server that made the grant.
-    #[must_use]
-    pub fn incarnation(self) -> Incarnation {
-        Incarnation(exactly(self.0 >> 32))
-    }
-}
-
-/// One grant of memory; the id is never reused.
+/// One grant of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct GrantId {
     /// The lender.

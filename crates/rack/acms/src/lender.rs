@@ -4,8 +4,9 @@
 //! - Reserved and bound bytes together never exceed what was offered when they were reserved.
 //! - Only an ACK from the client for which a reservation was made binds it, and only while the
 //!   reservation stands; a late ACK is refused, so no byte has two owners.
-//! - A grant that has ended never returns: its epoch is not used again.
+//! - A grant that has ended never returns: its epoch is not used again, and nobody can guess one.
 //! - A reclaimed grant ends at its deadline at the latest, whatever the client does.
+//! - A client never gets more than its share, and does not keep what it does not use.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -16,7 +17,7 @@ use crate::arbitration::{Arbitration, Candidate};
 use crate::config::Config;
 use crate::harvest::Harvest;
 use crate::ids::{Epoch, GrantId, GrantKey, Incarnation, NodeId, Peer, RequestNo, Zone};
-use crate::limits::{GRANTS_MAX, HOLD, QUEUE_MAX, REMEMBERED_MAX, REPEAT};
+use crate::limits::{GRANTS_MAX, HOLD, QUEUE_MAX, REMEMBERED_MAX, REPEAT, UNUSED_HOLD};
 use crate::message::{Message, NackReason};
 use crate::outbox::{Action, Outbox, RevokeReason};
 use crate::rng::Keys;
@@ -33,9 +34,15 @@ enum State {
 struct Lent {
     client: Peer,
     request: RequestNo,
+    /// Which grant of this life it is.
+    count: u32,
     bytes: u64,
     key: GrantKey,
     state: State,
+    /// Since when it is known to hold no data.
+    unused_since: Option<Duration>,
+    /// It is reclaimed because it holds no data.
+    left_unused: bool,
 }
 
 impl Lent {
@@ -50,6 +57,13 @@ impl Lent {
             &mut self.state
         {
             *lease_until = until.max(*lease_until);
+        }
+    }
+
+    fn reclaim(&mut self, config: &Config, now: Duration) {
+        if let State::Bound { lease_until } = self.state {
+            let deadline = now + config.reclaim_deadline();
+            self.state = State::Reclaiming { lease_until, deadline, say_at: now };
         }
     }
 
@@ -72,22 +86,32 @@ struct Asked {
 #[derive(Debug)]
 pub(crate) struct Lender {
     pub(crate) harvest: Harvest,
-    counter: u32,
+    /// What the node would lend in all, once the offer has risen.
+    pub(crate) ceiling_bytes: u64,
+    /// Grants taken back because they were not used.
+    pub(crate) unused_count: u64,
+    /// Grants made in this life.
+    count: u32,
     lent: BTreeMap<Epoch, Lent>,
     queue: VecDeque<Asked>,
     last_served: NodeId,
     remembered: BTreeMap<NodeId, (Incarnation, RequestNo)>,
+    /// Clients that have left memory unused, and until when they get none.
+    held_off: BTreeMap<NodeId, Duration>,
 }
 
 impl Lender {
     pub(crate) fn new() -> Self {
         Self {
             harvest: Harvest::default(),
-            counter: 0,
+            ceiling_bytes: 0,
+            unused_count: 0,
+            count: 0,
             lent: BTreeMap::new(),
             queue: VecDeque::new(),
             last_served: NodeId(0),
             remembered: BTreeMap::new(),
+            held_off: BTreeMap::new(),
         }
     }
 
@@ -116,6 +140,18 @@ impl Lender {
     /// turn every client away from a server that has memory.
     pub(crate) fn unbound_bytes(&self) -> u64 {
         self.harvest.offered_bytes.saturating_sub(self.bound_bytes())
+    }
+
+    /// Bytes that one client could be granted beyond those it has, whatever is free.
+    pub(crate) fn share_left_bytes(&self, client: NodeId, config: &Config) -> u64 {
+        if self.held_off.contains_key(&client) {
+            return 0;
+        }
+        let share = self.ceiling_bytes / 100 * u64::from(config.borrower_percent);
+        let whole = share / SUPERPAGE_BYTES * SUPERPAGE_BYTES;
+        let most = whole.max(SUPERPAGE_BYTES).min(self.ceiling_bytes);
+        let its = self.lent.values().filter(|lent| lent.client.node == client);
+        most.saturating_sub(its.map(|lent| lent.bytes).sum())
     }
 
     /// True if there is no grant and no request for which a timer has to run.
@@ -151,7 +187,7 @@ impl Lender {
         }
         if self.queue.len() >= QUEUE_MAX || bytes == 0 {
             if !broadcast {
-                self.refuse(&client, request, out);
+                self.refuse(&client, request, config, out);
             }
             return;
         }
@@ -170,10 +206,15 @@ impl Lender {
         }
     }
 
-    fn refuse(&self, client: &Peer, request: RequestNo, out: &mut Outbox) {
-        let left_bytes = self.unbound_bytes();
+    fn refuse(&self, client: &Peer, request: RequestNo, config: &Config, out: &mut Outbox) {
+        let left_bytes = self.left_bytes(client.node, config);
         let reason = NackReason::NoMemory;
         out.send(client, &Message::Nack { reason, request, epoch: Epoch(0), left_bytes });
+    }
+
+    /// The figure of refusals: what the client could get if no reservation were taken up.
+    fn left_bytes(&self, client: NodeId, config: &Config) -> u64 {
+        self.unbound_bytes().min(self.share_left_bytes(client, config))
     }
 
     /// Serves the requests that wait, in the policy's order.
@@ -189,11 +230,12 @@ impl Lender {
             self.last_served = asked.client.node;
             // Bounded before it is rounded up: any number may be asked for.
             let free_bytes = self.free_bytes() / SUPERPAGE_BYTES * SUPERPAGE_BYTES;
-            let bytes = asked.bytes.min(free_bytes).next_multiple_of(SUPERPAGE_BYTES);
+            let may_bytes = free_bytes.min(self.share_left_bytes(asked.client.node, config));
+            let bytes = asked.bytes.min(may_bytes).next_multiple_of(SUPERPAGE_BYTES);
             if bytes > 0 && self.lent.len() < GRANTS_MAX {
                 self.reserve(&asked, bytes, config, now, keys, out);
             } else if !asked.broadcast {
-                self.refuse(&asked.client, asked.request, out);
+                self.refuse(&asked.client, asked.request, config, out);
             }
         }
     }
@@ -221,13 +263,26 @@ impl Lender {
         out: &mut Outbox,
     ) {
         assert!(bytes <= self.free_bytes(), "more is lent than was offered");
-        // After 2^32 grants a life makes no more: better no grant than an epoch used twice.
-        let Some(counter) = self.counter.checked_add(1) else { return };
-        self.counter = counter;
-        let epoch = Epoch::new(out.incarnation, counter);
+        // After 2^32 grants a life makes no more: better no grant than two of one count.
+        let Some(count) = self.count.checked_add(1) else { return };
+        let epoch = keys.epoch();
+        if self.lent.contains_key(&epoch) {
+            return; // as good as impossible; the client asks again
+        }
+        self.count = count;
         let key = keys.key();
         let state = State::Reserved { until: now + HOLD };
-        let lent = Lent { client: asked.client, request: asked.request, bytes, key, state };
+        let (client, request) = (asked.client, asked.request);
+        let lent = Lent {
+            client,
+            request,
+            count,
+            bytes,
+            key,
+            state,
+            unused_since: None,
+            left_unused: false,
+        };
         if let Some(message) = grant_message(epoch, &lent, config, now) {
             out.send(&asked.client, &message);
         }
@@ -262,13 +317,13 @@ impl Lender {
                 let lease_ms = config.lease_ms;
                 out.send(client, &Message::Lease { sent_ms, lease_ms, epochs: vec![epoch] });
             }
-            _ => self.no_such_grant(client, epoch, out),
+            _ => self.no_such_grant(client, epoch, config, out),
         }
     }
 
-    fn no_such_grant(&self, client: &Peer, epoch: Epoch, out: &mut Outbox) {
+    fn no_such_grant(&self, client: &Peer, epoch: Epoch, config: &Config, out: &mut Outbox) {
         let (reason, request) = (NackReason::NoSuchGrant, RequestNo(0));
-        let left_bytes = self.unbound_bytes();
+        let left_bytes = self.left_bytes(client.node, config);
         out.send(client, &Message::Nack { reason, request, epoch, left_bytes });
     }
 
@@ -291,7 +346,7 @@ impl Lender {
                 }
                 // Not bound: it must be acknowledged, not renewed.
                 Some(lent) if same_life(&lent.client, client) => {}
-                _ => self.no_such_grant(client, *epoch, out),
+                _ => self.no_such_grant(client, *epoch, config, out),
             }
         }
         if !standing.is_empty() {
@@ -314,6 +369,35 @@ impl Lender {
     pub(crate) fn on_declined(&mut self, client: &Peer, epoch: Epoch) {
         if self.lent.get(&epoch).is_some_and(|l| same_life(&l.client, client) && !l.is_bound()) {
             self.lent.remove(&epoch);
+        }
+    }
+
+    /// Notes how many bytes of data each grant holds.
+    pub(crate) fn on_lent_use(&mut self, used: &[(Epoch, u64)], now: Duration) {
+        for (epoch, used_bytes) in used {
+            if let Some(lent) = self.lent.get_mut(epoch) {
+                lent.unused_since = match *used_bytes {
+                    0 => lent.unused_since.or(Some(now)),
+                    _ => None,
+                };
+            }
+        }
+    }
+
+    /// Reclaims what has been bound for long and holds no data.
+    fn reclaim_unused(&mut self, config: &Config, now: Duration) {
+        self.held_off.retain(|_, until| now < *until);
+        for lent in self.lent.values_mut() {
+            let since = lent.unused_since.filter(|_| matches!(lent.state, State::Bound { .. }));
+            if since.is_some_and(|since| now >= since + config.unused()) {
+                lent.reclaim(config, now);
+                lent.left_unused = true;
+                self.unused_count += 1;
+            }
+            if lent.left_unused {
+                // Until it has come back, and a little longer.
+                self.held_off.insert(lent.client.node, now + UNUSED_HOLD);
+            }
         }
     }
 
@@ -349,16 +433,15 @@ impl Lender {
         }
         let left_bytes = 0;
         let mut withdrawn = Vec::new();
-        for (epoch, lent) in self.lent.iter_mut().rev() {
+        let mut newest_first: Vec<(&Epoch, &mut Lent)> = self.lent.iter_mut().collect();
+        newest_first.sort_unstable_by_key(|(_, lent)| std::cmp::Reverse(lent.count));
+        for (epoch, lent) in newest_first {
             if stays <= limit_bytes {
                 break;
             }
             match lent.state {
                 State::Reserved { .. } => withdrawn.push(*epoch),
-                State::Bound { lease_until } => {
-                    let deadline = now + config.reclaim_deadline();
-                    lent.state = State::Reclaiming { lease_until, deadline, say_at: now };
-                }
+                State::Bound { .. } => lent.reclaim(config, now),
                 State::Reclaiming { .. } => continue,
             }
             stays -= lent.bytes;
@@ -373,7 +456,8 @@ impl Lender {
     }
 
     /// Runs the timers of reservations, leases, deadlines and repeated reclaims.
-    pub(crate) fn on_tick(&mut self, now: Duration, out: &mut Outbox) {
+    pub(crate) fn on_tick(&mut self, config: &Config, now: Duration, out: &mut Outbox) {
+        self.reclaim_unused(config, now);
         let mut ended = Vec::new();
         for (epoch, lent) in &self.lent {
             match lent.state {
@@ -422,7 +506,7 @@ fn same_life(one: &Peer, other: &Peer) -> bool {
 fn grant_message(epoch: Epoch, lent: &Lent, config: &Config, now: Duration) -> Option<Message> {
     let State::Reserved { until } = lent.state else { return None };
     let hold_ms = at_most(until.saturating_sub(now).as_millis());
-    let (request, bytes, key) = (lent.request, lent.bytes, lent.key);
+    let Lent { request, count, bytes, key, .. } = *lent;
     let (zone, blade) = (config.zone, config.blade);
-    Some(Message::Grant { request, epoch, bytes, key, hold_ms, zone, blade })
+    Some(Message::Grant { request, epoch, count, bytes, key, hold_ms, zone, blade })
 }

@@ -17,6 +17,7 @@
 //! - A server has its memory back at the reclaim's deadline, whatever its clients do.
 //! - Lost, repeated, delayed, reordered datagrams, earlier lives and clocks that jump break none of
 //!   these.
+//! - With a rack key, a datagram that no node of the cluster has just made changes nothing.
 
 mod arbitration;
 mod borrower;
@@ -35,7 +36,9 @@ pub mod message;
 mod node;
 mod outbox;
 mod peers;
+mod rack_key;
 mod ratio;
+mod replay;
 mod rng;
 mod rumours;
 #[cfg(feature = "sim")]
@@ -47,7 +50,8 @@ pub use classify::{
     Thresholds,
 };
 pub use config::{
-    Config, ConfigError, LEASE_MS, LEASE_MS_MIN, RECLAIM_DEADLINE_MS, RECLAIM_DEADLINE_MS_MIN,
+    BORROWER_PERCENT, Config, ConfigError, LEASE_MS, LEASE_MS_MIN, RECLAIM_DEADLINE_MS,
+    RECLAIM_DEADLINE_MS_MIN, UNUSED_MS, UNUSED_MS_MIN,
 };
 pub use datagram::DecodeError;
 pub use harvest::{
@@ -58,5 +62,6 @@ pub use ids::{ClusterId, Epoch, GrantId, GrantKey, Incarnation, NodeId, Peer, Re
 pub use membership::{Counters, Member};
 pub use message::{Header, Message, Mood, NackReason, Rumour, RumourKind};
 pub use outbox::{Action, MoveReason, Output, RevokeReason};
+pub use rack_key::{RACK_KEY_BYTES, RACK_KEYS_MAX, RackKey, RackKeys};
 pub use ratio::Side;
 pub use rng::Rng;

@@ -55,6 +55,10 @@ pub const RELEASE_TRIES_MAX: u8 = 20;
 /// Most grants of a server at once; beyond that a request is refused with NACK, a broadcast one
 /// ignored.
 pub const GRANTS_MAX: usize = 4_096;
+/// How long a client whose unused memory is taken back gets none from that server, so that others
+/// hear of it first: they do within some broadcast periods. A program that needs the memory after
+/// all does not wait long.
+pub const UNUSED_HOLD: Duration = Duration::from_secs(5);
 /// Most grants of a client at once; it sends no requests beyond that.
 pub const USED_GRANTS_MAX: usize = 256;
 /// Most requests that a server keeps until its next choice; beyond that a request is refused with
@@ -66,6 +70,13 @@ pub const QUEUE_MAX: usize = 1_024;
 pub const REMEMBERED_MAX: usize = 4_096;
 /// Most nodes that a node knows; further ones receive no rumours.
 pub const PEERS_MAX: usize = 65_536;
+/// How far ahead of this node's clock another node's life may begin. Clocks that show the time of
+/// another zone are common; without this limit one that shows a year far ahead, once, would keep
+/// its node out for as long. A later life is refused.
+pub const LIFE_AHEAD: Duration = Duration::from_secs(24 * 60 * 60);
+/// The same without a rack key, where anyone can claim a life for another node: it is kept out for
+/// this long at most.
+pub const LIFE_AHEAD_UNSIGNED: Duration = Duration::from_secs(10 * 60);
 /// The side that broadcasts changes only when it is more than three halves of the other: numbers
 /// that fluctuate around equality change nothing.
 pub const SIDE_RATIO_NUM: u64 = 3;

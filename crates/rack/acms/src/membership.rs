@@ -7,6 +7,8 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::num::{NonZeroU8, NonZeroUsize};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use foca::{AccumulatingRuntime, Foca, OwnedNotification, PeriodicParams, Timer};
@@ -15,10 +17,11 @@ use crate::classify::{Class, MemoryUse};
 use crate::config::{Config, ConfigError};
 use crate::datagram::DecodeError;
 use crate::identity::{Codec, Identity};
-use crate::ids::{ANY_LIFE, GrantId, GrantKey, NodeId, Peer};
+use crate::ids::{ANY_LIFE, Epoch, GrantId, GrantKey, NodeId, Peer};
 use crate::message::{GOSSIP_BYTES_MAX, Header, Message};
 use crate::node::AcmsNode;
 use crate::outbox::{Action, Output};
+use crate::rack_key::RackKeys;
 use crate::ratio::Side;
 use crate::rng::Rng;
 
@@ -61,6 +64,14 @@ pub struct Counters {
     pub received: u64,
     /// Datagrams that could not be read.
     pub damaged: u64,
+    /// Datagrams of another version.
+    pub other_version: u64,
+    /// Datagrams that were not made with one of this node's rack keys.
+    pub unauthentic: u64,
+    /// Signed datagrams that were received before, or are too old to tell.
+    pub replayed: u64,
+    /// Datagrams of a life that begins in the future.
+    pub ahead: u64,
     /// Datagrams for another node, life or cluster, or of an earlier life.
     pub misdirected: u64,
     /// Datagrams and timers that membership refused.
@@ -74,6 +85,8 @@ pub struct Counters {
 pub struct Member {
     node: AcmsNode,
     foca: Foca<Identity, Codec, Rng, foca::NoCustomBroadcast>,
+    /// The latest life that membership's bytes may name; foca's codec reads it.
+    latest_life: Arc<AtomicU32>,
     runtime: AccumulatingRuntime<Identity>,
     timers: BTreeMap<(Duration, u64), Timer<Identity>>,
     timer_count: u64,
@@ -120,10 +133,13 @@ impl Member {
         let peer = Peer { node: config.node, incarnation: config.incarnation, addr: config.addr };
         let mut node = AcmsNode::new(config, now);
         let rng = Rng::new(node.rng.bits());
-        let foca = Foca::new(Identity { peer, bump: 0 }, foca_config(), rng, Codec);
+        let latest_life = Arc::new(AtomicU32::new(u32::MAX));
+        let codec = Codec { latest_life: Arc::clone(&latest_life) };
+        let foca = Foca::new(Identity { peer, bump: 0 }, foca_config(), rng, codec);
         Ok(Self {
             node,
             foca,
+            latest_life,
             runtime: AccumulatingRuntime::new(),
             timers: BTreeMap::new(),
             timer_count: 0,
@@ -154,6 +170,12 @@ impl Member {
     /// Takes an observation of this node's memory; call it about every second.
     pub fn on_usage(&mut self, usage: MemoryUse, now: Duration) {
         self.node.on_usage(usage, now);
+    }
+
+    /// Takes how many bytes of data the grants hold that this node lends; call it about every
+    /// second. A grant that is not named stays as it was last seen.
+    pub fn on_lent_use(&mut self, used: &[(Epoch, u64)], now: Duration) {
+        self.node.on_lent_use(used, now);
     }
 
     /// Sets the bytes wanted from other nodes in all, instead of the figure derived from memory
@@ -218,10 +240,16 @@ impl Member {
         Some(output)
     }
 
+    /// Replaces the keys. Datagrams that wait to be sent keep their MAC.
+    pub fn set_keys(&mut self, keys: RackKeys) {
+        self.node.config.keys = keys.clone();
+        self.node.out.keys = keys;
+    }
+
     /// Handles a datagram.
     ///
     /// # Errors
-    /// The datagram could not be read; it changed nothing and was counted.
+    /// The datagram was refused; it changed nothing and was counted.
     pub fn on_datagram(
         &mut self,
         from: SocketAddr,
@@ -230,11 +258,14 @@ impl Member {
     ) -> Result<(), DecodeError> {
         let now = self.node.clock(now);
         self.counters.received += 1;
-        let (header, message) = Message::decode(bytes).inspect_err(|_| {
-            self.counters.damaged += 1;
-        })?;
-        if !self.is_for_us(&header) || !self.node.note_life(header.from, header.from_incarnation) {
+        let read = Message::decode(bytes, &self.node.out.keys);
+        let (header, message) = read.inspect_err(|error| self.count_refused(*error))?;
+        if !self.is_for_us(&header) {
             self.counters.misdirected += 1;
+            return Ok(());
+        }
+        let is_new = self.take(&header, now).inspect_err(|error| self.count_refused(*error))?;
+        if !is_new {
             return Ok(());
         }
         let peer = Peer { node: header.from, incarnation: header.from_incarnation, addr: from };
@@ -242,6 +273,7 @@ impl Member {
             Message::Hello => self.node.out.send(&peer, &Message::Welcome),
             Message::Welcome => self.on_welcome(peer, now),
             Message::Gossip(bytes) => {
+                self.latest_life.store(self.node.latest_life(now), Ordering::Relaxed);
                 let result = self.foca.handle_data(&bytes, &mut self.runtime);
                 self.count(result);
                 self.drain(now);
@@ -249,6 +281,36 @@ impl Member {
             other => self.node.on_message(peer, other, now),
         }
         Ok(())
+    }
+
+    fn count_refused(&mut self, error: DecodeError) {
+        let count = match error {
+            DecodeError::Version(_) => &mut self.counters.other_version,
+            DecodeError::Unsigned
+            | DecodeError::Signed
+            | DecodeError::UnknownKey(_)
+            | DecodeError::Forged => &mut self.counters.unauthentic,
+            DecodeError::Ahead(_) => &mut self.counters.ahead,
+            _ => &mut self.counters.damaged,
+        };
+        *count += 1;
+    }
+
+    /// Notes the life and number of a datagram for this node. Returns false if the life is over or
+    /// the datagram was received before.
+    fn take(&mut self, header: &Header, now: Duration) -> Result<bool, DecodeError> {
+        let (from, life) = (header.from, header.from_incarnation);
+        if let Some(ahead_s) = self.node.ahead_s(life, now) {
+            return Err(DecodeError::Ahead(ahead_s));
+        }
+        if !self.node.note_life(from, life) {
+            self.counters.misdirected += 1;
+            return Ok(false);
+        }
+        // Without a key anyone could use up the numbers of others.
+        let is_new = self.node.out.keys.is_empty() || self.node.peers.take(from, header.number);
+        self.counters.replayed += u64::from(!is_new);
+        Ok(is_new)
     }
 
     fn is_for_us(&self, header: &Header) -> bool {
@@ -407,6 +469,18 @@ impl Member {
         self.node.lender.reclaiming_bytes()
     }
 
+    /// Lender: bytes that one borrower could be granted beyond those it has, whatever is free.
+    #[must_use]
+    pub fn share_left_bytes(&self, borrower: NodeId) -> u64 {
+        self.node.lender.share_left_bytes(borrower, &self.node.config)
+    }
+
+    /// Lender: grants taken back because they were not used.
+    #[must_use]
+    pub fn unused_count(&self) -> u64 {
+        self.node.lender.unused_count
+    }
+
     /// Lender: the bound grants, their clients and sizes.
     pub fn bound(&self) -> impl Iterator<Item = (GrantId, NodeId, u64)> {
         let server = self.node.config.node;
@@ -447,6 +521,43 @@ mod tests {
         Peer { node: NodeId(node), incarnation: Incarnation(1), addr }
     }
 
+    /// Membership's bytes that say that this identity lives.
+    fn gossip_of(id: Identity, to: Identity) -> Vec<u8> {
+        let mut codec = Codec { latest_life: Arc::new(AtomicU32::new(u32::MAX)) };
+        let mut bytes = Vec::new();
+        let message = foca::Message::Gossip;
+        let header = foca::Header { src: id, src_incarnation: 0, dst: to, message };
+        codec.encode_header(&header, &mut bytes).unwrap();
+        bytes
+    }
+
+    #[test]
+    fn membership_believes_no_life_that_begins_in_the_future() {
+        let Peer { node, incarnation, addr } = peer(1);
+        let config = Config::new(ClusterId(7), node, incarnation, addr);
+        let mut member = Member::new(config, Duration::ZERO).unwrap();
+        member.know(&[peer(2)], Duration::ZERO);
+        let own = member.foca.identity().clone();
+        let header = Header {
+            cluster: ClusterId(7),
+            from: NodeId(3),
+            from_incarnation: Incarnation(1),
+            to: node,
+            to_incarnation: ANY_LIFE,
+            number: 1,
+        };
+        let mut lives = |life| {
+            let id = Identity { peer: Peer { incarnation: life, ..peer(2) }, bump: 0 };
+            let bytes = Message::Gossip(gossip_of(id, own.clone()));
+            let bytes = bytes.encode(&header, &RackKeys::none());
+            member.on_datagram(peer(3).addr, &bytes, Duration::ZERO).unwrap();
+            member.peers().iter().find(|it| it.node == NodeId(2)).map(|it| it.incarnation)
+        };
+        assert_eq!(lives(Incarnation(u32::MAX)), Some(Incarnation(1)));
+        assert_eq!(lives(Incarnation(2)), Some(Incarnation(2)), "a later life is seen");
+        assert_eq!(member.counters().membership_errors, 1);
+    }
+
     #[test]
     fn a_node_that_took_a_new_name_still_finds_out_who_is_dead() {
         let Peer { node, incarnation, addr } = peer(1);
@@ -460,7 +571,8 @@ mod tests {
             dst: member.foca.identity().clone(),
             message: foca::Message::TurnUndead,
         };
-        Codec.encode_header(&header, &mut bytes).unwrap();
+        let mut codec = Codec { latest_life: Arc::new(AtomicU32::new(u32::MAX)) };
+        codec.encode_header(&header, &mut bytes).unwrap();
         member.foca.handle_data(&bytes, &mut member.runtime).unwrap();
         member.drain(Duration::ZERO);
         assert_eq!(member.foca.identity().bump, 1, "it was told that it is dead");

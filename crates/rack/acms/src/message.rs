@@ -1,16 +1,12 @@
 //! The datagrams of the protocol: ACMS's five messages (Samih 2011, section 4.3) and what they need
 //! to be safe on a network that loses, repeats and reorders.
 //!
-//! Every datagram is a header of 44 bytes and a body; all numbers are little-endian, all sizes in
+//! Every datagram is a header of 68 bytes and a body; all numbers are little-endian, all sizes in
 //! bytes, all times in milliseconds. docs/operators/collaboration.md gives the layout byte by byte.
 //!
 //! Invariants: decoding never panics and allocates no more than the datagram is long; an encoded
-//! message decodes to itself; a datagram with trailing bytes, a wrong length or a wrong checksum is
-//! refused whole.
-//!
-//! The checksum guards against accidents, not against an attacker. A cluster secret can be added
-//! without a new layout: a keyed hash of the datagram, its low 32 bits in place of the checksum
-//! and a new version number. Until then the port belongs on a trusted network.
+//! message decodes to itself; a datagram with trailing bytes, a wrong length, a wrong MAC or (where
+//! no key is used) a wrong checksum is refused whole, before its body is looked at.
 
 use std::net::SocketAddr;
 
@@ -19,11 +15,10 @@ use farpool_units::exactly;
 use crate::bytes_io::{ADDR_BYTES_MAX, Reader, Writer};
 use crate::classify::Class;
 use crate::datagram::DecodeError;
-pub use crate::datagram::{DATAGRAM_BYTES_MAX, VERSION};
+pub use crate::datagram::{DATAGRAM_BYTES_MAX, HEADER_BYTES, MAC_BYTES, VERSION};
 use crate::ids::{ClusterId, Epoch, GrantKey, Incarnation, NodeId, RequestNo, Zone};
+use crate::rack_key::RackKeys;
 
-/// Bytes before the body.
-pub const HEADER_BYTES: usize = 44;
 /// "FACM".
 pub const MAGIC: u32 = u32::from_le_bytes(*b"FACM");
 /// Most bytes of membership data in one datagram.
@@ -31,7 +26,6 @@ pub const GOSSIP_BYTES_MAX: usize = DATAGRAM_BYTES_MAX - HEADER_BYTES;
 /// Most grants renewed by one datagram; a client with more grants of one server sends several.
 pub const EPOCHS_MAX: usize = 128;
 
-const CRC_AT: usize = 40;
 const RUMOUR_BYTES_MAX: usize = 1 + 8 + 4 + 4 + 8 + 4 + 4 + 4 + 1 + ADDR_BYTES_MAX;
 const RUMOURS_HEAD_BYTES: usize = 6;
 /// Rumours that always fit one datagram, whatever their addresses.
@@ -52,6 +46,8 @@ pub struct Header {
     /// The addressee's life as the sender knows it, or 0 for any life. A node in another life drops
     /// the message.
     pub to_incarnation: Incarnation,
+    /// Rises with every datagram of the sender's life, whoever receives it.
+    pub number: u64,
 }
 
 /// What a rumour says.
@@ -138,6 +134,8 @@ pub enum Message {
         request: RequestNo,
         /// The grant.
         epoch: Epoch,
+        /// Which of the server's grants it is in this life: rises with each.
+        count: u32,
         /// Bytes reserved.
         bytes: u64,
         /// The key that the blade will demand.
@@ -225,22 +223,22 @@ impl Message {
         }
     }
 
-    /// Encodes the datagram.
+    /// Encodes the datagram and signs it with the first of `keys`.
     ///
     /// Lists longer than their maximum ([`RUMOURS_MAX`], [`EPOCHS_MAX`], [`GOSSIP_BYTES_MAX`]) are
     /// cut; senders split them before.
     #[must_use]
-    pub fn encode(&self, header: &Header) -> Vec<u8> {
+    pub fn encode(&self, header: &Header, keys: &RackKeys) -> Vec<u8> {
         let mut out = Writer(Vec::with_capacity(HEADER_BYTES + 64));
         out.u32(MAGIC).u8(VERSION).u8(self.kind()).u16(0);
         out.u64(header.cluster.0).u64(header.from.0).u32(header.from_incarnation.0);
-        out.u32(header.to_incarnation.0).u64(header.to.0).u32(0);
+        out.u32(header.to_incarnation.0).u64(header.to.0).u64(header.number);
+        out.u32(0).u128(0);
         self.encode_body(&mut out);
         let mut bytes = out.0;
         let body: u16 = exactly(bytes.len() - HEADER_BYTES);
         bytes[6..8].copy_from_slice(&body.to_le_bytes());
-        let crc = crc32fast::hash(&bytes);
-        bytes[CRC_AT..HEADER_BYTES].copy_from_slice(&crc.to_le_bytes());
+        keys.seal(&mut bytes);
         bytes
     }
 
@@ -254,8 +252,8 @@ impl Message {
             Self::Request { request, bytes, zone } => {
                 out.u32(request.0).u64(*bytes).u32(zone.0);
             }
-            Self::Grant { request, epoch, bytes, key, hold_ms, zone, blade } => {
-                out.u32(request.0).u64(epoch.0).u64(*bytes).u128(key.0);
+            Self::Grant { request, epoch, count, bytes, key, hold_ms, zone, blade } => {
+                out.u32(request.0).u64(epoch.0).u32(*count).u64(*bytes).u128(key.0);
                 out.u32(*hold_ms).u32(zone.0).addr(*blade);
             }
             Self::Ack { epoch, bytes, sent_ms } => {
@@ -281,16 +279,16 @@ impl Message {
         }
     }
 
-    /// Returns the header and content of a datagram.
+    /// Returns the header and content of a datagram that is signed with one of `keys`.
     ///
     /// # Errors
     /// Says what is wrong with the datagram.
-    pub fn decode(bytes: &[u8]) -> Result<(Header, Self), DecodeError> {
+    pub fn decode(bytes: &[u8], keys: &RackKeys) -> Result<(Header, Self), DecodeError> {
         if bytes.len() > DATAGRAM_BYTES_MAX {
             return Err(DecodeError::Long(bytes.len()));
         }
-        let mut head = Reader(bytes.get(..HEADER_BYTES).ok_or(DecodeError::Short)?);
-        let mut body = Reader(&bytes[HEADER_BYTES..]);
+        // First: other versions have headers of other lengths.
+        let mut head = Reader(bytes);
         if head.u32()? != MAGIC {
             return Err(DecodeError::Magic);
         }
@@ -298,6 +296,8 @@ impl Message {
         if version != VERSION {
             return Err(DecodeError::Version(version));
         }
+        let (_, body) = bytes.split_at_checked(HEADER_BYTES).ok_or(DecodeError::Short)?;
+        let mut body = Reader(body);
         let kind = head.u8()?;
         match usize::from(head.u16()?).cmp(&body.0.len()) {
             std::cmp::Ordering::Less => return Err(DecodeError::Trailing),
@@ -307,11 +307,9 @@ impl Message {
         let (cluster, from) = (ClusterId(head.u64()?), NodeId(head.u64()?));
         let (from_incarnation, to_incarnation) =
             (Incarnation(head.u32()?), Incarnation(head.u32()?));
-        let header =
-            Header { cluster, from, from_incarnation, to: NodeId(head.u64()?), to_incarnation };
-        if head.u32()? != checksum(bytes) {
-            return Err(DecodeError::Checksum);
-        }
+        let (to, number) = (NodeId(head.u64()?), head.u64()?);
+        let header = Header { cluster, from, from_incarnation, to, to_incarnation, number };
+        keys.check(bytes)?;
         if header.from == NodeId::ANYONE {
             return Err(DecodeError::Field("sender"));
         }
@@ -333,6 +331,7 @@ impl Message {
             6 => Self::Grant {
                 request: RequestNo(body.u32()?),
                 epoch: Epoch(body.u64()?),
+                count: body.u32()?,
                 bytes: body.u64()?,
                 key: GrantKey(body.u128()?),
                 hold_ms: body.u32()?,
@@ -358,14 +357,6 @@ impl Message {
             unknown => return Err(DecodeError::Kind(unknown)),
         })
     }
-}
-
-fn checksum(bytes: &[u8]) -> u32 {
-    let mut hasher = crc32fast::Hasher::new();
-    hasher.update(&bytes[..CRC_AT]);
-    hasher.update(&[0; 4]);
-    hasher.update(&bytes[HEADER_BYTES..]);
-    hasher.finalize()
 }
 
 fn encode_epochs(out: &mut Writer, epochs: &[Epoch]) {

@@ -14,12 +14,12 @@ use crate::borrower::{Borrower, Offered};
 use crate::broadcast_timing::{AskClock, OfferClock};
 use crate::classify::{Class, MemoryUse};
 use crate::config::Config;
-use crate::harvest::{lend_limit_bytes, next_harvest};
-use crate::ids::{GrantId, Incarnation, NodeId, Peer};
+use crate::harvest::{ceiling_bytes, lend_limit_bytes, next_harvest};
+use crate::ids::{Epoch, GrantId, Incarnation, NodeId, Peer};
 use crate::lender::Lender;
 use crate::limits::{
-    BROADCAST_PERIOD, REPLIES_WANTED, ROUND, ROUND_FANOUT, ROUND_FANOUT_IDLE, TICK, VALID_PERIODS,
-    WANT_ROOM_PERMILLE,
+    BROADCAST_PERIOD, LIFE_AHEAD, LIFE_AHEAD_UNSIGNED, REPLIES_WANTED, ROUND, ROUND_FANOUT,
+    ROUND_FANOUT_IDLE, TICK, VALID_PERIODS, WANT_ROOM_PERMILLE,
 };
 use crate::message::{Message, Rumour, RumourKind};
 use crate::outbox::{Action, Outbox};
@@ -47,6 +47,8 @@ pub(crate) struct AcmsNode {
     pub(crate) borrower: Borrower,
     offer_clock: OfferClock,
     ask_clock: AskClock,
+    /// When this life began here.
+    began: Duration,
     now: Duration,
     tick_at: Duration,
     round_at: Duration,
@@ -55,7 +57,7 @@ pub(crate) struct AcmsNode {
 impl AcmsNode {
     pub(crate) fn new(config: Config, now: Duration) -> Self {
         let (mut rng, keys) = (Rng::of_seed(&config.seed), Keys::of_seed(&config.seed));
-        let out = Outbox::new(config.cluster, config.node, config.incarnation);
+        let out = Outbox::new(&config);
         // Nodes that start together must not send together.
         let round_at = now + Duration::from_millis(rng.below(200));
         Self {
@@ -74,6 +76,7 @@ impl AcmsNode {
             borrower: Borrower::new(),
             offer_clock: OfferClock::new(),
             ask_clock: AskClock::new(),
+            began: now,
             now,
             tick_at: now,
             round_at,
@@ -120,12 +123,18 @@ impl AcmsNode {
         self.update_lending(now);
     }
 
+    pub(crate) fn on_lent_use(&mut self, used: &[(Epoch, u64)], now: Duration) {
+        let now = self.clock(now);
+        self.lender.on_lent_use(used, now);
+    }
+
     fn update_lending(&mut self, now: Duration) {
         let Some(usage) = self.usage else { return };
         let limit = match self.lends_no_more {
             true => 0,
             false => lend_limit_bytes(&self.config.thresholds, self.class, &usage),
         };
+        self.lender.ceiling_bytes = ceiling_bytes(limit, usage.total_bytes);
         self.lender.harvest = next_harvest(self.lender.harvest, limit, usage.total_bytes, now);
         self.lender.shrink(limit, &self.config, now, &mut self.out);
     }
@@ -163,7 +172,7 @@ impl AcmsNode {
 
     fn tick(&mut self, now: Duration) {
         self.update_lending(now);
-        self.lender.on_tick(now, &mut self.out);
+        self.lender.on_tick(&self.config, now, &mut self.out);
         self.lender.serve(&self.config, now, &mut self.keys, &mut self.out);
         for silent in self.borrower.on_tick(&self.config, now, &mut self.out) {
             self.rumours.drop_offer(silent);
@@ -251,6 +260,25 @@ impl AcmsNode {
         self.rumours.hear(rumour, now);
     }
 
+    /// The latest life that any node can be in, by this node's own life and the time since. The
+    /// clocks of two nodes differ, but not by more than a limit.
+    pub(crate) fn latest_life(&self, now: Duration) -> u32 {
+        let ahead = match self.config.keys.is_empty() {
+            true => LIFE_AHEAD_UNSIGNED,
+            false => LIFE_AHEAD,
+        };
+        let since = now.saturating_sub(self.began) + ahead;
+        at_most(u64::from(self.config.incarnation.0).saturating_add(since.as_secs()))
+    }
+
+    /// The seconds by which a life begins later than any can, if it does.
+    pub(crate) fn ahead_s(&self, life: Incarnation, now: Duration) -> Option<u64> {
+        let own = u64::from(self.config.incarnation.0);
+        let present = own.saturating_add(now.saturating_sub(self.began).as_secs());
+        let is_ahead = life.0 > self.latest_life(now);
+        is_ahead.then(|| u64::from(life.0).saturating_sub(present))
+    }
+
     /// Notes that a node is in the life `life`. Returns false if it is known to be in a later one.
     pub(crate) fn note_life(&mut self, node: NodeId, life: Incarnation) -> bool {
         match self.peers.note_life(node, life) {
@@ -281,8 +309,9 @@ impl AcmsNode {
                 lender.on_request(from, request, asked, (config, now), out);
                 self.serve_first_come(now);
             }
-            Message::Grant { request, epoch, bytes, key, hold_ms: _, zone, blade } => {
-                let offered = Offered { server: from, request, epoch, bytes, key, zone, blade };
+            Message::Grant { request, epoch, count, bytes, key, hold_ms: _, zone, blade } => {
+                let offered =
+                    Offered { server: from, request, epoch, count, bytes, key, zone, blade };
                 borrower.on_grant(offered, config, now, out);
             }
             Message::Ack { epoch, bytes, sent_ms } => {
@@ -318,7 +347,8 @@ impl AcmsNode {
 
     fn on_rumours(&mut self, rumours: Vec<Rumour>, now: Duration) {
         for rumour in rumours {
-            if rumour.origin == self.config.node {
+            let is_ahead = self.ahead_s(rumour.incarnation, now).is_some();
+            if rumour.origin == self.config.node || is_ahead {
                 continue;
             }
             let news = self.rumours.hear(rumour, now);

@@ -5,8 +5,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use crate::classify::Class;
+use crate::config::Config;
 use crate::ids::{ClusterId, GrantId, GrantKey, Incarnation, NodeId, Peer};
 use crate::message::{Header, Message};
+use crate::rack_key::RackKeys;
 use crate::ratio::Side;
 
 /// Why a server's memory came back.
@@ -111,18 +113,28 @@ pub enum Output {
     Act(Action),
 }
 
-/// Outputs in order, and the sender named in datagrams.
+/// Outputs in order, the sender named in datagrams, and how they are signed.
 #[derive(Debug)]
 pub(crate) struct Outbox {
-    pub(crate) cluster: ClusterId,
+    cluster: ClusterId,
     pub(crate) node: NodeId,
-    pub(crate) incarnation: Incarnation,
+    incarnation: Incarnation,
+    /// Number of the next datagram.
+    number: u64,
+    pub(crate) keys: RackKeys,
     queue: VecDeque<Output>,
 }
 
 impl Outbox {
-    pub(crate) fn new(cluster: ClusterId, node: NodeId, incarnation: Incarnation) -> Self {
-        Self { cluster, node, incarnation, queue: VecDeque::new() }
+    pub(crate) fn new(config: &Config) -> Self {
+        Self {
+            cluster: config.cluster,
+            node: config.node,
+            incarnation: config.incarnation,
+            number: config.first_number,
+            keys: config.keys.clone(),
+            queue: VecDeque::new(),
+        }
     }
 
     pub(crate) fn send(&mut self, to: &Peer, message: &Message) {
@@ -140,8 +152,11 @@ impl Outbox {
             from_incarnation: self.incarnation,
             to,
             to_incarnation: life,
+            number: self.number,
         };
-        self.queue.push_back(Output::Send { to: addr, bytes: message.encode(&header) });
+        self.number += 1;
+        let bytes = message.encode(&header, &self.keys);
+        self.queue.push_back(Output::Send { to: addr, bytes });
     }
 
     pub(crate) fn act(&mut self, action: Action) {

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use crate::ids::{Incarnation, NodeId, Peer};
 use crate::limits::PEERS_MAX;
+use crate::replay::Received;
 use crate::rng::Rng;
 
 /// Alive nodes.
@@ -14,6 +15,8 @@ pub(crate) struct Peers {
     list: Vec<Peer>,
     place: BTreeMap<NodeId, usize>,
     lives: BTreeMap<NodeId, Incarnation>,
+    /// Numbers of the datagrams received from the present life of each node; with a rack key only.
+    received: BTreeMap<NodeId, Received>,
 }
 
 impl Peers {
@@ -32,6 +35,9 @@ impl Peers {
             Some(known) => {
                 let order = life.cmp(known);
                 *known = life.max(*known);
+                if order.is_gt() {
+                    self.received.remove(&node);
+                }
                 order
             }
             None => {
@@ -44,6 +50,19 @@ impl Peers {
                 std::cmp::Ordering::Equal
             }
         }
+    }
+
+    /// Takes the number of a signed datagram of a node's present life. Returns false if it was
+    /// received before, or if that cannot be known.
+    pub(crate) fn take(&mut self, node: NodeId, number: u64) -> bool {
+        if let Some(received) = self.received.get_mut(&node) {
+            return received.take(number);
+        }
+        let is_known = self.received.len() < PEERS_MAX;
+        if is_known {
+            self.received.insert(node, Received::first(number));
+        }
+        is_known
     }
 
     pub(crate) fn up(&mut self, peer: Peer) {

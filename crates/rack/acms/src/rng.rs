@@ -1,8 +1,9 @@
 //! The crate's sources of randomness, from one seed that the caller gives, so that a run can be
-//! repeated: SplitMix64 for choices and delays, ChaCha20 for the keys of grants.
+//! repeated: SplitMix64 for choices and delays, ChaCha20 for the keys and epochs of grants.
 //!
-//! Invariant: an observer of all choices of a node and of all its keys but one cannot compute that
-//! key. The two generators share no byte of the seed, because SplitMix64 reveals its state.
+//! Invariant: an observer of all choices of a node and of all its keys and epochs but one cannot
+//! compute that one. The two generators share no byte of the seed, because SplitMix64 reveals its
+//! state.
 
 use std::convert::Infallible;
 
@@ -10,7 +11,7 @@ use chacha20::ChaCha20Rng;
 use farpool_units::exactly;
 use rand::rand_core::{Rng as _, SeedableRng as _, TryRng};
 
-use crate::ids::GrantKey;
+use crate::ids::{Epoch, GrantKey};
 
 /// Bytes of the seed that are used for choices.
 const CHOICES_BYTES: usize = 8;
@@ -79,7 +80,7 @@ impl TryRng for Rng {
     }
 }
 
-/// A node's generator of keys.
+/// A node's generator of keys and epochs.
 pub(crate) struct Keys(ChaCha20Rng);
 
 impl std::fmt::Debug for Keys {
@@ -97,6 +98,11 @@ impl Keys {
 
     pub(crate) fn key(&mut self) -> GrantKey {
         GrantKey(u128::from(self.0.next_u64()) << 64 | u128::from(self.0.next_u64()))
+    }
+
+    pub(crate) fn epoch(&mut self) -> Epoch {
+        // 0 stands for no grant.
+        Epoch(self.0.next_u64().max(1))
     }
 }
 

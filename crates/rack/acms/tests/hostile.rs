@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use farpool_acms::{
-    ClusterId, Config, Header, Incarnation, Member, MemoryUse, Message, NodeId, Output, RequestNo,
-    Zone,
+    ClusterId, Config, Header, Incarnation, Member, MemoryUse, Message, NodeId, Output, RackKeys,
+    RequestNo, Zone,
 };
 use farpool_units::SUPERPAGE_BYTES;
 
@@ -13,13 +13,15 @@ const LENDER: NodeId = NodeId(1);
 const BORROWER: NodeId = NodeId(2);
 
 fn sent(message: &Message) -> Vec<u8> {
-    message.encode(&Header {
+    let header = Header {
         cluster: ClusterId(1),
         from: BORROWER,
         from_incarnation: Incarnation(1),
         to: LENDER,
         to_incarnation: Incarnation(1),
-    })
+        number: 1,
+    };
+    message.encode(&header, &RackKeys::none())
 }
 
 /// A request for the largest number of bytes gets what is free, and an ACK of as many takes what
@@ -27,7 +29,9 @@ fn sent(message: &Message) -> Vec<u8> {
 #[test]
 fn the_largest_number_of_bytes_is_bounded_by_what_is_free() {
     let borrower: SocketAddr = ([127, 0, 0, 2], 7070).into();
-    let config = Config::new(ClusterId(1), LENDER, Incarnation(1), ([127, 0, 0, 1], 7070).into());
+    let mut config =
+        Config::new(ClusterId(1), LENDER, Incarnation(1), ([127, 0, 0, 1], 7070).into());
+    config.borrower_percent = 100;
     let mut lender = Member::new(config, Duration::ZERO).expect("the configuration is right");
     let usage = MemoryUse { used_bytes: 1 << 30, total_bytes: 16 << 30, pressure_permille: None };
     let mut now = Duration::ZERO;
@@ -45,7 +49,7 @@ fn the_largest_number_of_bytes_is_bounded_by_what_is_free() {
     let outputs = std::iter::from_fn(|| lender.poll_output());
     let grants: Vec<_> = outputs
         .filter_map(|output| match output {
-            Output::Send { bytes, .. } => Message::decode(&bytes).ok(),
+            Output::Send { bytes, .. } => Message::decode(&bytes, &RackKeys::none()).ok(),
             Output::Act(_) => None,
         })
         .filter_map(|(_, message)| match message {

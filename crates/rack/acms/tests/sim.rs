@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use farpool_acms::sim::{Load, Network, Setup, World, seeds};
-use farpool_acms::{Class, Rng};
+use farpool_acms::{Class, Config, Member, RACK_KEY_BYTES, RackKey, RackKeys, Rng};
 use farpool_units::GIB;
 
 fn secs(count: u64) -> Duration {
@@ -85,18 +85,24 @@ fn calm(world: &mut World, rng: &mut Rng) {
         );
         assert_eq!(member.held_bytes(), world.ledger.lent_bytes(member.config().node));
     }
-    let free: u64 = members().map(|one| one.offered_bytes().saturating_sub(one.held_bytes())).sum();
-    assert!(
-        world.ledger.waiting() == 0 || free == 0,
-        "{} clients wait while {free} bytes are free",
-        world.ledger.waiting()
-    );
+    let lacks =
+        |one: &&Member| one.class() == Class::Client && one.usable_bytes() < one.wanted_bytes();
+    assert_eq!(members().filter(lacks).count(), world.ledger.waiting());
+    for client in members().filter(lacks) {
+        let node = client.config().node;
+        let free = |one: &Member| {
+            let free = one.offered_bytes().saturating_sub(one.held_bytes());
+            free.min(one.share_left_bytes(node))
+        };
+        let free: u64 = members().map(free).sum();
+        assert_eq!(free, 0, "{node:?} waits while it could get {free} bytes");
+    }
 }
 
-fn story(seed: u64, jumps: bool) {
+fn story(seed: u64, jumps: bool, adjust: Option<fn(&mut Config)>) {
     println!("FARPOOL_SEED={seed}");
     let mut rng = Rng::new(seed ^ 0x5EED);
-    let mut world = World::new(setup(seed, &mut rng));
+    let mut world = World::with(setup(seed, &mut rng), adjust);
     world.run(secs(10));
     trouble(&mut world, &mut rng, jumps);
     if !jumps {
@@ -107,14 +113,24 @@ fn story(seed: u64, jumps: bool) {
 #[test]
 fn small_clusters_in_trouble_break_no_rule_and_agree_afterwards() {
     for seed in seeds(1, 200) {
-        story(seed, false);
+        story(seed, false, None);
     }
 }
 
 #[test]
 fn clocks_that_jump_give_no_byte_two_owners() {
     for seed in seeds(1_000, 60) {
-        story(seed, true);
+        story(seed, true, None);
+    }
+}
+
+#[test]
+fn with_a_rack_key_small_clusters_break_no_rule_and_agree_afterwards() {
+    let keyed = |config: &mut Config| {
+        config.keys = RackKeys::of(RackKey::new([7; RACK_KEY_BYTES]), None);
+    };
+    for seed in seeds(2_000, 60) {
+        story(seed, seed % 4 == 0, Some(keyed));
     }
 }
 

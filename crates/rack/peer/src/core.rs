@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use farpool_acms::{
-    Action, Class, GrantId, GrantKey, Member, MemoryUse, MoveReason, NodeId, Output, Peer,
+    Action, Class, Epoch, GrantId, GrantKey, Member, MemoryUse, MoveReason, NodeId, Output, Peer,
     RevokeReason,
 };
 use farpool_api::Event;
@@ -161,7 +161,11 @@ impl Core {
     /// Takes a sample of the memory into account.
     pub(crate) fn observe(&self, seen: Observation) {
         let grants = self.blade.grants();
+        let lent = grants.iter().filter(|grant| !is_here_grant(grant.id));
+        let lent: Vec<(Epoch, u64)> =
+            lent.map(|grant| (Epoch(grant.epoch), grant.used_bytes)).collect();
         self.with(|state, now| {
+            state.member.on_lent_use(&lent, now);
             let used = |is_here: bool| -> u64 {
                 let ours = grants.iter().filter(|grant| is_here_grant(grant.id) == is_here);
                 ours.map(|grant| grant.used_bytes).sum()

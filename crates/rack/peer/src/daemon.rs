@@ -1,18 +1,19 @@
 //! The running node: sockets, threads, start and end.
 //!
 //! Threads: `fp-collab` handles datagrams, timers and samples of the memory; `fp-collab-back` takes
-//! grants back; `fp-collab-join` resolves names; the REST interface has a small runtime of its own,
-//! the blade its own threads.
+//! grants back; `fp-collab-join` resolves names; `fp-collab-keys` reads the rack keys; the REST
+//! interface has a small runtime of its own, the blade its own threads.
 
 use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use farpool_acms::{Config, Member};
+use farpool_acms::{Config, DecodeError, Member, RackKeys};
 use farpool_blade::{Blade, BladeConfig, Server, Serving};
-use farpool_kernel::lock;
+use farpool_kernel::{LogRate, lock};
 use farpool_units::{SUPERPAGE_BYTES, at_most};
 use farpool_wire::Address;
 
@@ -20,7 +21,7 @@ use crate::core::{Core, Revocation, random_bits};
 use crate::ledger::HerePlace;
 use crate::names::{cluster_id, next_incarnation, node_id};
 use crate::rest::Rest;
-use crate::{CollaborateError, CollaborateOptions, Observe};
+use crate::{CollaborateError, CollaborateOptions, Observe, rack_key};
 
 /// Time between two samples of the memory.
 const LOOK_PERIOD: Duration = Duration::from_millis(250);
@@ -38,6 +39,8 @@ const DATAGRAM_BYTES: usize = 2_048;
 /// are.
 const RESOLVE_ALONE: Duration = Duration::from_secs(5);
 const RESOLVE_PERIOD: Duration = Duration::from_secs(60);
+/// Time between two looks at the file with the rack keys.
+const KEYS_PERIOD: Duration = Duration::from_secs(1);
 /// How often an ending node checks whether it may end.
 const END_STEP: Duration = Duration::from_millis(20);
 /// Attempts to find a port that is free for datagrams and connections alike.
@@ -110,9 +113,13 @@ impl Collaborator {
     ) -> Result<Self, CollaborateError> {
         options.check()?;
         let seen = observe().map_err(CollaborateError::Memory)?;
+        let key_file = options.rack_key_file.clone();
+        let keys = key_file.as_deref().map_or(Ok(RackKeys::none()), rack_key::read)?;
         let (socket, serving) = listen(&options, seen.total_bytes)?;
         let started = Instant::now();
-        let member = Member::new(config(&options, &socket, &serving)?, Duration::ZERO)?;
+        let mut config = config(&options, &socket, &serving)?;
+        config.keys = keys;
+        let member = Member::new(config, Duration::ZERO)?;
         let here = HerePlace {
             node: options.name.clone(),
             addresses: serving.addresses().iter().map(ToString::to_string).collect(),
@@ -125,13 +132,14 @@ impl Collaborator {
         let (stop, drain_timeout) = (Ending::default(), options.drain_timeout);
         let mut node =
             Self { core, rest: Some(rest), stop, threads: Vec::new(), serving, drain_timeout };
-        node.start_threads(options.join, observe, orders)?; // on an error, drop ends it
+        node.start_threads(options.join, key_file, observe, orders)?; // on an error, drop ends it
         Ok(node)
     }
 
     fn start_threads(
         &mut self,
         join: Vec<String>,
+        key_file: Option<PathBuf>,
         observe: impl Observe,
         orders: Receiver<Revocation>,
     ) -> Result<(), CollaborateError> {
@@ -142,6 +150,10 @@ impl Collaborator {
         if !join.is_empty() {
             let (core, stop) = (Arc::clone(&self.core), self.stop.clone());
             self.spawn("fp-collab-join", move || keep_contacts(&core, &join, &stop))?;
+        }
+        if let Some(file) = key_file {
+            let (core, stop) = (Arc::clone(&self.core), self.stop.clone());
+            self.spawn("fp-collab-keys", move || keep_keys(&core, &file, &stop))?;
         }
         Ok(())
     }
@@ -294,6 +306,11 @@ fn config(
     config.arbitration = options.arbitration;
     config.lease_ms = millis(options.lease);
     config.reclaim_deadline_ms = millis(options.reclaim_deadline);
+    config.borrower_percent = options.borrower_percent;
+    config.unused_ms = millis(options.unused);
+    // A start in the same second, and so in the same life, goes on counting: a node sends fewer
+    // datagrams than one in a microsecond.
+    config.first_number = farpool_kernel::unix_ms().saturating_mul(1_000).max(1);
     for part in config.seed.chunks_mut(16) {
         part.copy_from_slice(&random_bits().to_le_bytes()[..part.len()]);
     }
@@ -304,6 +321,7 @@ fn config(
 fn speak(core: &Core, mut observe: impl Observe, stop: &Ending) {
     let mut buffer = [0; DATAGRAM_BYTES];
     let mut look_at = core.now() + LOOK_PERIOD;
+    let refused = LogRate::default();
     while stop.times() == 0 {
         if core.now() >= look_at {
             look_at = core.now() + LOOK_PERIOD;
@@ -326,9 +344,59 @@ fn speak(core: &Core, mut observe: impl Observe, stop: &Ending) {
             let datagram = &buffer[..length];
             let taken = core.with(|state, now| state.member.on_datagram(from, datagram, now));
             if let Err(error) = taken {
-                tracing::debug!(%from, %error, "a datagram that cannot be read");
+                tell_refused(from, error, &refused, core.now());
             }
         }
+        if let Some((more, seconds)) = refused.more(core.now()) {
+            tracing::warn!("{more} more datagrams were dropped in the last {seconds} s");
+        }
+    }
+}
+
+/// Logs why a datagram was dropped: loudly, but not often, if an operator has to look.
+fn tell_refused(from: SocketAddr, error: DecodeError, rate: &LogRate, now: Duration) {
+    let is_for_operators = matches!(
+        error,
+        DecodeError::Version(_)
+            | DecodeError::Unsigned
+            | DecodeError::Signed
+            | DecodeError::UnknownKey(_)
+            | DecodeError::Forged
+            | DecodeError::Ahead(_)
+    );
+    if !is_for_operators {
+        tracing::debug!(%from, %error, "a datagram that cannot be read");
+    } else if rate.may_write(now) {
+        tracing::warn!(%from, "a datagram is dropped: {error}");
+    }
+}
+
+/// Uses the keys in the file as soon as they change. A file that cannot be used changes nothing.
+fn keep_keys(core: &Core, file: &Path, stop: &Ending) {
+    let mut said = None;
+    while stop.times() == 0 {
+        match rack_key::read(file) {
+            Ok(keys) if core.read(|state, _| state.member.config().keys == keys) => said = None,
+            Ok(keys) => {
+                let numbers = rack_key::numbers(&keys).join(", ");
+                tracing::info!("the rack keys are now {numbers}; the first one signs");
+                core.with(|state, _| {
+                    state.member.set_keys(keys);
+                    state.tell("rack-keys", "this node", numbers);
+                });
+                said = None;
+            }
+            Err(error) => {
+                let source = std::error::Error::source(&error);
+                let why = source.map_or_else(|| error.to_string(), |it| format!("{error}: {it}"));
+                if said.as_ref() != Some(&why) {
+                    tracing::error!("the rack keys read before stay in use: {why}");
+                    core.with(|state, _| state.tell("rack-keys-bad", "this node", why.clone()));
+                    said = Some(why);
+                }
+            }
+        }
+        stop.wait(0, KEYS_PERIOD);
     }
 }
 

@@ -11,12 +11,15 @@
 //! - A datagram that announces a grant to a client is sent after the blade knows the grant.
 //! - Reclaimed memory is free at the deadline, whatever its clients do.
 //! - No program is given a grant that another one has or had.
+//! - Beyond loopback no datagram is believed that was not made with the rack key, unless the
+//!   operator has allowed it.
 
 mod core;
 mod daemon;
 pub mod ledger;
 mod names;
 mod options;
+mod rack_key;
 mod rest;
 mod status;
 
@@ -25,6 +28,7 @@ use std::io;
 pub use daemon::{Collaborator, Ending, Farewell};
 pub use names::{cluster_id, node_id};
 pub use options::{CollaborateError, CollaborateOptions};
+pub use rack_key::RackKeyError;
 pub use rest::{BODY_LIMIT_BYTES, REPORT_LIMIT_BYTES};
 pub use status::{ClientStatus, DatagramCounts, GrantStatus, PeerStatus, Status};
 

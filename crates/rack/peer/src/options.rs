@@ -2,11 +2,15 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_acms::{Arbitration, ConfigError, Thresholds};
 use farpool_blade::ServeError;
-use farpool_http::bearer::is_token;
+use farpool_http::tls::Tls;
+use farpool_http::{Protection, Unprotected};
+
+use crate::RackKeyError;
 
 /// A node's settings.
 #[derive(Clone, Debug)]
@@ -38,13 +42,19 @@ pub struct CollaborateOptions {
     pub reclaim_deadline: Duration,
     /// Address of the REST interface, for its programs and for people.
     pub rest: SocketAddr,
-    /// Token that REST requests must present.
-    pub token: Option<String>,
-    /// Permits a REST address beyond loopback, where others can read the traffic; needs a token,
-    /// too.
-    pub allow_remote_rest: bool,
+    /// Who may ask over REST, and how they prove who they are.
+    pub protection: Protection,
     /// Permits datagrams and pages beyond loopback, which are not encrypted.
     pub allow_remote_tcp: bool,
+    /// File with the rack key, which all nodes of the cluster share.
+    pub rack_key_file: Option<PathBuf>,
+    /// Permits datagrams beyond loopback without a rack key: anyone there can borrow memory and
+    /// take it from others.
+    pub insecure: bool,
+    /// The most that one borrower may have, percent of what this node would lend in all.
+    pub borrower_percent: u8,
+    /// How long lent memory may hold no data until it is taken back.
+    pub unused: Duration,
     /// File with the number of the last life, so that a clock that is set back does no harm.
     pub state_file: Option<PathBuf>,
     /// How long an ending node waits until its memory has been given back and its programs have
@@ -60,21 +70,29 @@ pub enum CollaborateError {
     NoName(&'static str),
     /// A listening address is beyond loopback, which is not permitted.
     #[error(
-        "{0} can be reached from other machines; nothing there is encrypted and nobody is asked \
-         who he is, so allow it explicitly if the network is trusted"
+        "{0} can be reached from other machines; nothing there is encrypted, so allow it \
+         explicitly if the network is trusted"
     )]
     RemoteTcp(SocketAddr),
-    /// The REST address is beyond loopback, which is not permitted: others could read the traffic.
+    /// A listening address is beyond loopback, and there is no rack key.
     #[error(
-        "the REST address {0} can be reached from other machines; allow that explicitly if you want it"
+        "{0} can be reached from other machines and there is no rack key: give --rack-key-file, \
+         or --insecure if everybody there may borrow memory and take it from others"
+    )]
+    NoRackKey(SocketAddr),
+    /// The file with the rack key is not used.
+    #[error(transparent)]
+    RackKey(#[from] RackKeyError),
+    /// The REST address is beyond loopback, and nothing there would be encrypted.
+    #[error(
+        "the REST address {0} can be reached from other machines, and whoever is on the way could \
+         read and change what is asked; give --pki DIR (farpool pki issue), or --allow-remote-rest \
+         and --token-file if that is what you want"
     )]
     RemoteDoor(SocketAddr),
-    /// The REST address is beyond loopback without a token: anybody could use this node.
-    #[error("the REST address {0} can be reached from other machines; give it a token")]
-    NoToken(SocketAddr),
-    /// The token is empty, which protects nothing, or has characters that do not fit a header.
-    #[error("the token must be 1 or more visible ASCII characters")]
-    BadToken,
+    /// The REST interface would not be protected as it should be.
+    #[error("the REST address: {0}")]
+    Unprotected(#[source] Unprotected),
     /// The address given to others would be an unspecified one.
     #[error("others cannot reach this node at {0}; say at which address they can (--advertise)")]
     NoAdvertise(SocketAddr),
@@ -119,17 +137,7 @@ impl CollaborateOptions {
                 return Err(CollaborateError::NoName(what));
             }
         }
-        if self.token.as_deref().is_some_and(|token| !is_token(token)) {
-            return Err(CollaborateError::BadToken);
-        }
-        if !self.rest.ip().is_loopback() {
-            if self.token.is_none() {
-                return Err(CollaborateError::NoToken(self.rest));
-            }
-            if !self.allow_remote_rest {
-                return Err(CollaborateError::RemoteDoor(self.rest));
-            }
-        }
+        self.rest_tls()?;
         for address in std::iter::once(self.listen).chain(self.blade_listen) {
             if !address.ip().is_loopback() && !self.allow_remote_tcp {
                 return Err(CollaborateError::RemoteTcp(address));
@@ -137,8 +145,20 @@ impl CollaborateOptions {
             if self.advertised_ip(address).is_unspecified() {
                 return Err(CollaborateError::NoAdvertise(address));
             }
+            let is_guarded = self.rack_key_file.is_some() || self.insecure;
+            if !address.ip().is_loopback() && !is_guarded {
+                return Err(CollaborateError::NoRackKey(address));
+            }
         }
         Ok(())
+    }
+
+    /// Returns what the REST interface needs to speak TLS, or None to serve in the clear.
+    pub(crate) fn rest_tls(&self) -> Result<Option<Arc<Tls>>, CollaborateError> {
+        self.protection.check(&[self.rest]).map_err(|error| match error {
+            Unprotected::Clear(address) => CollaborateError::RemoteDoor(address),
+            other => CollaborateError::Unprotected(other),
+        })
     }
 
     /// Returns the address at which others reach the listener at `listen`.

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::core::{Core, State, class_name};
 use crate::ledger::HoldingState;
+use crate::rack_key;
 
 /// A node at one moment. Sizes are in bytes.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
@@ -55,6 +56,9 @@ pub struct Status {
     pub peers: Vec<PeerStatus>,
     /// Its programs.
     pub clients: Vec<ClientStatus>,
+    /// Numbers of its rack keys, 8 hexadecimal digits; the first one signs.
+    #[serde(default)]
+    pub rack_keys: Vec<String>,
     /// Counts of datagrams.
     pub datagrams: DatagramCounts,
     /// Grants to others since the start.
@@ -65,6 +69,9 @@ pub struct Status {
     pub grants_revoked: u64,
     /// Grants to others that ended before they were left.
     pub grants_cut_off: u64,
+    /// Grants to others that were taken back because they held no data.
+    #[serde(default)]
+    pub grants_unused: u64,
     /// Grants that programs here had to leave.
     pub moves: u64,
     /// Grants of others whose memory was lost.
@@ -131,6 +138,18 @@ pub struct DatagramCounts {
     pub received: u64,
     /// Not readable.
     pub damaged: u64,
+    /// Of another version.
+    #[serde(default)]
+    pub other_version: u64,
+    /// Not made with a rack key that this node has.
+    #[serde(default)]
+    pub unauthentic: u64,
+    /// Signed, but received before.
+    #[serde(default)]
+    pub replayed: u64,
+    /// Of a life that begins in the future.
+    #[serde(default)]
+    pub ahead: u64,
     /// For another node, life or cluster.
     pub misdirected: u64,
     /// Refused by the network.
@@ -177,11 +196,13 @@ pub(crate) fn status(core: &Core) -> Status {
             borrowed: borrowed(core, state, now),
             peers: peers(state, now),
             clients: state.ledger.clients().map(wanted).collect(),
+            rack_keys: rack_key::numbers(&config.keys),
             datagrams: datagrams(state),
             grants_made: counts.grants_made,
             grants_used: counts.grants_used,
             grants_revoked: counts.grants_revoked,
             grants_cut_off: counts.grants_cut_off,
+            grants_unused: member.unused_count(),
             moves: counts.moves,
             grants_lost: counts.grants_lost,
         }
@@ -195,6 +216,10 @@ pub(crate) fn datagrams(state: &State) -> DatagramCounts {
         sent_bytes: counted.sent_bytes,
         received: counted.received,
         damaged: counted.damaged,
+        other_version: counted.other_version,
+        unauthentic: counted.unauthentic,
+        replayed: counted.replayed,
+        ahead: counted.ahead,
         misdirected: counted.misdirected,
         failed: state.counts.sends_failed,
     }

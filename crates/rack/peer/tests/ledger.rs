@@ -27,7 +27,7 @@ fn spec(number: u8) -> ClientSpec {
 }
 
 fn grant(number: u32) -> GrantId {
-    GrantId { server: NodeId(7), epoch: Epoch::new(Incarnation(3), number) }
+    GrantId { server: NodeId(7), epoch: Epoch(3 << 32 | u64::from(number)) }
 }
 
 fn placement(bytes: u64) -> Placement {

@@ -28,7 +28,9 @@ fn is_open(segment: &ClientSegment, attempt: u128) -> bool {
         deadline: Duration::from_secs(5),
         allow_remote_tcp: false,
         asks: None,
+        time: farpool_fabric::Time::KERNEL,
         descriptors: Arc::new(DescriptorSet::default()),
+        met: farpool_fabric::Met::default(),
     };
     let connected: Result<Control, ConnectError> = Control::connect(Arc::new(session), 0);
     connected.is_ok()

@@ -6,6 +6,7 @@ use common::{MIB, Node, Program};
 use farpool_api::{
     Client, ClientId, ClientReport, ClientSpec, ProblemKind, SegmentId, SegmentSpec,
 };
+use farpool_http::Unprotected;
 use farpool_peer::{BODY_LIMIT_BYTES, CollaborateError, Collaborator, Observation};
 
 fn spec() -> ClientSpec {
@@ -86,7 +87,7 @@ fn what_is_no_request_of_the_interface_is_refused_with_a_reason() {
 
 #[test]
 fn a_token_is_asked_for_where_one_is_set() {
-    let node = lone(|options| options.token = Some("secret".into()));
+    let node = lone(|options| options.protection.token = Some("secret".into()));
     for wrong in [None, Some("secre"), Some("secrets")] {
         let client = Client::new(&node.url, wrong).unwrap();
         assert!(client.nodes().unwrap_err().is(ProblemKind::Unauthorized), "{wrong:?}");
@@ -111,17 +112,33 @@ fn nobody_is_let_in_from_elsewhere_by_accident() {
         })
     };
     let any = "0.0.0.0:0".parse().unwrap();
-    assert!(matches!(start(&|o| o.rest = any), Err(CollaborateError::NoToken(_))));
     let with_token = |o: &mut farpool_peer::CollaborateOptions| {
-        (o.rest, o.token) = (any, Some("secret".into()));
+        (o.rest, o.protection.token) = (any, Some("secret".into()));
     };
     assert!(matches!(start(&with_token), Err(CollaborateError::RemoteDoor(_))));
+    assert!(matches!(start(&|o| o.rest = any), Err(CollaborateError::RemoteDoor(_))));
+    let without_proof = |o: &mut farpool_peer::CollaborateOptions| {
+        (o.rest, o.protection.insecure) = (any, true);
+    };
+    let refused = |change: &dyn Fn(&mut _)| match start(change) {
+        Err(CollaborateError::Unprotected(why)) => why,
+        other => panic!("{other:?}"),
+    };
+    assert!(matches!(refused(&without_proof), Unprotected::NoToken(_)));
     assert!(matches!(start(&|o| o.listen = any), Err(CollaborateError::RemoteTcp(_))));
     let hidden = |o: &mut farpool_peer::CollaborateOptions| {
         (o.listen, o.allow_remote_tcp) = (any, true);
     };
     assert!(matches!(start(&hidden), Err(CollaborateError::NoAdvertise(_))));
-    assert!(matches!(start(&|o| o.token = Some("a b".into())), Err(CollaborateError::BadToken)));
+    let strange = |o: &mut farpool_peer::CollaborateOptions| {
+        hidden(o);
+        o.advertise = Some([127, 0, 0, 1].into());
+    };
+    assert!(matches!(start(&strange), Err(CollaborateError::NoRackKey(_))));
+    let bad_token = |o: &mut farpool_peer::CollaborateOptions| {
+        o.protection.token = Some("a b".into());
+    };
+    assert!(matches!(refused(&bad_token), Unprotected::BadToken));
     assert!(matches!(start(&|o| o.name.clear()), Err(CollaborateError::NoName(_))));
     let blind = Collaborator::start(common::options("b", folder.path()), || {
         Err(std::io::Error::other("no numbers"))

@@ -43,6 +43,14 @@ pub enum LedgerError {
     /// No such client.
     #[error("there is no client {0}; register it first")]
     NoSuchClient(ClientId),
+    /// A program speaks for another tenant than its own.
+    #[error("a program of tenant {tenant} may not ask about {what}: it is another's")]
+    Foreign {
+        /// The program's tenant.
+        tenant: String,
+        /// What it asked about.
+        what: String,
+    },
     /// The segment is for a host instead of a client.
     #[error(
         "a segment must be a client's: a node without a controller serves its own programs only"
@@ -97,6 +105,7 @@ impl LedgerError {
     pub fn kind(&self) -> ProblemKind {
         match self {
             Self::NoSuchClient(_) => ProblemKind::NotFound,
+            Self::Foreign { .. } => ProblemKind::Forbidden,
             Self::NoClient | Self::Size { .. } | Self::Name { .. } | Self::Lease(_) => {
                 ProblemKind::Invalid
             }

@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use farpool_acms::{Class, Epoch, GrantId, GrantKey, Incarnation, NodeId};
-use farpool_api::{ClientId, ClientReport, ClientSpec, SegmentId, SegmentSpec};
+use farpool_api::{ClientId, ClientReport, ClientSpec, DEFAULT_TENANT, SegmentId, SegmentSpec};
 use farpool_units::{SUPERPAGE_BYTES, is_unprintable};
 
 use book::{Account, Program};
@@ -126,6 +126,20 @@ impl Ledger {
         }
         self.book.insert(id, Account::new(spec, now));
         Ok(true)
+    }
+
+    /// Refuses if a client is not one of `tenant`, for which alone a program speaks; None speaks
+    /// for all. A client that is not there is nobody's.
+    ///
+    /// # Errors
+    /// [`LedgerError::Foreign`].
+    pub fn check_owns(&self, tenant: Option<&str>, id: ClientId) -> Result<(), LedgerError> {
+        let (Some(tenant), Some(account)) = (tenant, self.book.get(&id)) else { return Ok(()) };
+        if account.spec.tenant.as_deref().unwrap_or(DEFAULT_TENANT) == tenant {
+            return Ok(());
+        }
+        let what = format!("client {id}");
+        Err(LedgerError::Foreign { tenant: tenant.to_owned(), what })
     }
 
     /// Ends a program. Its grants go back at once. Returns whether it was known.
@@ -342,7 +356,8 @@ impl Ledger {
         // After 2^32 grants there are no more in this life: better none than one epoch twice.
         let Some(count) = self.here_count.checked_add(1) else { return };
         self.here_count = count;
-        let epoch = Epoch::new(self.incarnation, count);
+        // Only for this node's blade, where a key opens it: it may be guessed.
+        let epoch = Epoch(u64::from(self.incarnation.0) << 32 | u64::from(count));
         // No node has id 0, so no grant of another node has this id.
         let grant = GrantId { server: NodeId::ANYONE, epoch };
         let key = fresh_key();

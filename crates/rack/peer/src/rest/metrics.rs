@@ -50,12 +50,17 @@ fn register(registry: &mut Registry, status: &Status) {
         ("grants_used", "Grants of others", status.grants_used),
         ("grants_revoked", "Grants to others that ended", status.grants_revoked),
         ("grants_cut_off", "Grants that ended before they were left", status.grants_cut_off),
+        ("grants_unused", "Grants taken back because they held no data", status.grants_unused),
         ("moves", "Grants that programs here had to leave", status.moves),
         ("grants_lost", "Grants that were lost with data", status.grants_lost),
         ("datagrams_sent", "Datagrams sent", datagrams.sent),
         ("datagrams_received", "Datagrams received", datagrams.received),
         ("datagrams_damaged", "Datagrams that could not be read", datagrams.damaged),
         ("datagrams_misdirected", "Datagrams for somebody else", datagrams.misdirected),
+        ("datagrams_other_version", "Datagrams of another version", datagrams.other_version),
+        ("datagrams_unauthentic", "Datagrams not made with the rack key", datagrams.unauthentic),
+        ("datagrams_replayed", "Signed datagrams that came again", datagrams.replayed),
+        ("datagrams_ahead", "Datagrams of a life that begins in the future", datagrams.ahead),
     ];
     register_counters(registry, &totals);
 }

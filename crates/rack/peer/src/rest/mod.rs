@@ -18,7 +18,7 @@ use axum::extract::{DefaultBodyLimit, State};
 use axum::routing::{get, post, put};
 use farpool_api::ProblemKind;
 use farpool_http::serve::{Connections, Limits};
-use farpool_http::{Refusal, bearer, origin};
+use farpool_http::{Protection, Refusal};
 use tokio::runtime::Runtime;
 
 use crate::core::Core;
@@ -66,12 +66,15 @@ impl Rest {
             .enable_all()
             .build()?;
         let app = Arc::new(App { core: Arc::clone(core) });
-        let service = service(app, options.token.as_deref());
+        let (tls, service) = (options.rest_tls()?, service(app, &options.protection));
         {
             let _inside = runtime.enter();
             let listener = tokio::net::TcpListener::from_std(listener)?;
             let connections = Connections::new(Limits::raised());
-            runtime.spawn(farpool_http::serve::serve(listener, service, connections));
+            if let Some(tls) = &tls {
+                runtime.spawn(Arc::clone(tls).watch());
+            }
+            runtime.spawn(farpool_http::serve::serve(listener, service, connections, tls));
         }
         Ok(Rest { address, runtime: Some(runtime) })
     }
@@ -91,9 +94,9 @@ impl Drop for Rest {
     }
 }
 
-/// Returns the routes. If there is a token, they answer only requests that present it, and
-/// `/healthz`.
-fn service(app: Arc<App>, token: Option<&str>) -> Router {
+/// Returns the routes, protected. With a token they answer only requests that present it, and
+/// `/healthz`; with certificates, what the role of each may ask.
+fn service(app: Arc<App>, protection: &Protection) -> Router {
     let reports = Router::new()
         .route("/upcall/v1/clients/{id}/report", post(programs::report))
         .layer(DefaultBodyLimit::max(REPORT_LIMIT_BYTES));
@@ -112,8 +115,7 @@ fn service(app: Arc<App>, token: Option<&str>) -> Router {
         .merge(reports)
         .fallback(|| async { no_controller(ProblemKind::NotFound) })
         .method_not_allowed_fallback(|| async { no_controller(ProblemKind::MethodNotAllowed) });
-    let router = bearer::guard(router, token, "node");
-    origin::guard(router, token.is_some(), &[]).with_state(app)
+    protection.guard(router, "node", &[]).with_state(app)
 }
 
 fn no_controller(kind: ProblemKind) -> Refusal {

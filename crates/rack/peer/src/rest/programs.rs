@@ -9,7 +9,7 @@ use farpool_api::{
     ClientId, ClientReport, ClientSpec, Place, ProblemKind, Segment, SegmentId, SegmentSpec,
     SegmentState, WAIT_LIMIT_MS,
 };
-use farpool_http::{Body, Name, Refusal, json};
+use farpool_http::{Asker, Body, Name, Refusal, json};
 use tokio::time::{Instant, timeout_at};
 
 use super::Shared;
@@ -29,6 +29,17 @@ fn created(is_new: bool) -> StatusCode {
     if is_new { StatusCode::CREATED } else { StatusCode::OK }
 }
 
+/// Refuses a program of a tenant that registers as another's.
+fn check_speaks_for(tenant: Option<&str>, spec: &ClientSpec) -> Result<(), LedgerError> {
+    match (tenant, spec.tenant.as_deref()) {
+        (Some(own), Some(named)) if own != named => {
+            let what = format!("tenant {named}");
+            Err(LedgerError::Foreign { tenant: own.to_owned(), what })
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Refuses a program if the node is ending.
 fn check_stays(node: &Node) -> Result<(), Refusal> {
     if node.is_ending {
@@ -39,19 +50,28 @@ fn check_stays(node: &Node) -> Result<(), Refusal> {
 
 pub(super) async fn get_client(
     State(app): Shared,
+    asker: Asker,
     Name(id): Name<ClientId>,
 ) -> Result<Response, Refusal> {
-    let client = app.core.read(|node, _| node.ledger.client(id))?;
+    let client = app.core.read(|node, _| {
+        node.ledger.check_owns(asker.tenant(), id)?;
+        node.ledger.client(id)
+    })?;
     Ok(json(StatusCode::OK, &client))
 }
 
 pub(super) async fn put_client(
     State(app): Shared,
+    asker: Asker,
     Name(id): Name<ClientId>,
-    Body(spec): Body<ClientSpec>,
+    Body(mut spec): Body<ClientSpec>,
 ) -> Result<Response, Refusal> {
+    // What its certificate says need not be said again.
+    spec.tenant = spec.tenant.or_else(|| asker.tenant().map(str::to_owned));
     let (is_new, client) = app.core.with(|node, now| {
         check_stays(node)?;
+        node.ledger.check_owns(asker.tenant(), id)?;
+        check_speaks_for(asker.tenant(), &spec)?;
         let about = format!("{} (process {})", spec.name, spec.pid);
         let is_new = node.ledger.put_client(id, spec, now)?;
         if is_new {
@@ -65,20 +85,24 @@ pub(super) async fn put_client(
 
 pub(super) async fn delete_client(
     State(app): Shared,
+    asker: Asker,
     Name(id): Name<ClientId>,
 ) -> Result<StatusCode, Refusal> {
     app.core.with(|node, _| {
+        node.ledger.check_owns(asker.tenant(), id)?;
         if node.ledger.end_client(id) {
             tracing::info!(client = %id, "a program has ended");
             node.tell("client-deleted", id, String::new());
         }
-    });
+        Ok::<_, Refusal>(())
+    })?;
     // A repeated request has no further effect.
     Ok(StatusCode::NO_CONTENT)
 }
 
 pub(super) async fn put_segment(
     State(app): Shared,
+    asker: Asker,
     Name(id): Name<SegmentId>,
     Body(spec): Body<SegmentSpec>,
 ) -> Result<Response, Refusal> {
@@ -88,6 +112,9 @@ pub(super) async fn put_segment(
     }
     let (wished, host) = app.core.with(|node, now| {
         check_stays(node)?;
+        if let Some(client) = spec.client {
+            node.ledger.check_owns(asker.tenant(), client)?;
+        }
         let wished = node.ledger.wish(id, &spec, now)?;
         if wished.is_new {
             tracing::info!(client = %wished.client, bytes = wished.bytes, "memory wanted");
@@ -121,18 +148,24 @@ pub(super) async fn put_segment(
 
 pub(super) async fn report(
     State(app): Shared,
+    asker: Asker,
     Name(id): Name<ClientId>,
     Body(report): Body<ClientReport>,
 ) -> Result<Response, Refusal> {
     let core = &app.core;
     let lease_ms = core.with(|node, now| {
+        node.ledger.check_owns(asker.tenant(), id)?;
         node.ledger.report(id, &report, now)?;
         Ok::<_, Refusal>(node.ledger.client(id)?.lease_ms)
     })?;
     // A program that waits must not seem silent meanwhile.
     let wait_ms = report.wait_ms.min(WAIT_LIMIT_MS).min(lease_ms / 2);
     wait_for_news(core, id, report.known_version, Duration::from_millis(wait_ms)).await;
-    let answer = core.read(|node, now| node.ledger.answer(id, &core.here, now))?;
+    let answer = core.read(|node, now| {
+        // Its id may be another's by now.
+        node.ledger.check_owns(asker.tenant(), id)?;
+        node.ledger.answer(id, &core.here, now)
+    })?;
     Ok(json(StatusCode::OK, &answer))
 }
 

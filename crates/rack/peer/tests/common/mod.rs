@@ -13,6 +13,7 @@ use farpool_api::{
     Client, ClientAnswer, ClientId, ClientReport, ClientSegment, ClientSegmentUse, ClientSpec,
     SegmentId, SegmentSpec, SegmentState,
 };
+use farpool_http::Protection;
 use farpool_peer::{CollaborateOptions, Collaborator, Observation, Status};
 
 /// Longest wait for anything here; reached only if something is broken.
@@ -51,9 +52,12 @@ pub(crate) fn options(name: &str, folder: &std::path::Path) -> CollaborateOption
         lease: Duration::from_secs(2),
         reclaim_deadline: Duration::from_secs(20),
         rest: "127.0.0.1:0".parse().unwrap(),
-        token: None,
-        allow_remote_rest: false,
+        protection: Protection::default(),
         allow_remote_tcp: false,
+        rack_key_file: None,
+        insecure: false,
+        borrower_percent: farpool_acms::BORROWER_PERCENT,
+        unused: Duration::from_secs(300),
         state_file: None,
         drain_timeout: Duration::from_secs(30),
     }
