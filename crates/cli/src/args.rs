@@ -6,9 +6,11 @@
 //! can never drift apart. All their fields are optional: `config.rs` fills fields that a stronger
 //! source left unset from a weaker one.
 
+mod audit;
 mod kv;
 mod kv_bench;
 mod kv_top;
+mod pki;
 mod plan;
 mod rack;
 mod sim;
@@ -17,9 +19,11 @@ mod trace;
 use std::ffi::OsString;
 use std::path::PathBuf;
 
+pub use audit::*;
 pub use kv::*;
 pub use kv_bench::*;
 pub use kv_top::*;
+pub use pki::*;
 pub use plan::*;
 pub use rack::*;
 pub use sim::*;
@@ -29,8 +33,8 @@ use clap::{Args, Parser, Subcommand};
 use serde::{Deserialize, Serialize};
 
 use crate::values::{
-    Backing, BladeAddress, Door, LocalLimit, PeakMemory, Prefetch, Size, Span, Victim, WhenFull,
-    WhenOutside, process_number,
+    Backing, BladeAddress, Door, LocalLimit, PeakMemory, Prefetch, Seal, Size, Span, Victim,
+    WhenFull, WhenOutside, process_number,
 };
 
 /// Run unmodified Linux programs with part of their memory on other machines.
@@ -74,6 +78,10 @@ pub enum Command {
     Tenant(TenantArgs),
     /// Draw the rack, or generate a topology file
     Rack(RackArgs),
+    /// Issue, renew and revoke the certificates of the rack's nodes, programs and people
+    Pki(PkiArgs),
+    /// Verify the log of what a controller was asked to change
+    Audit(AuditArgs),
     /// Print the rack's events
     Events(EventsArgs),
     /// Show the controller's tasks
@@ -148,18 +156,26 @@ pub struct RunSettings {
     #[arg(value_delimiter = ',')]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub blade: Vec<BladeAddress>,
-    /// Take far memory from the rack of this controller: http://host:port, several separated by
+    /// Take far memory from the rack of this controller: https://host:port, several separated by
     /// commas
     #[arg(long, value_name = "URL", env = "FARPOOL_RUN_POOL", hide_env_values = true)]
     #[arg(conflicts_with = "blade")]
     pub pool: Option<String>,
+    /// With --pool: folder with the program's certificate (farpool pki issue), for https://
+    #[arg(long, value_name = "DIR", env = "FARPOOL_RUN_PKI", hide_env_values = true)]
+    pub pki: Option<PathBuf>,
     /// With --pool: read the controller's token from this file
     #[arg(long, value_name = "FILE", env = "FARPOOL_RUN_TOKEN_FILE", hide_env_values = true)]
     pub token_file: Option<PathBuf>,
+    /// With --pool: ask an http:// controller beyond loopback; all is sent unencrypted
+    #[arg(long, value_name = "BOOL", env = "FARPOOL_RUN_INSECURE", hide_env_values = true)]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub insecure: Option<bool>,
     /// With --pool: name of this machine's compute brick [default: the host's name]
     #[arg(long, value_name = "NAME", env = "FARPOOL_RUN_HOST", hide_env_values = true)]
     pub host: Option<String>,
-    /// With --pool: tenant whose promise and quota the program counts towards [default: default]
+    /// With --pool: tenant whose promise and quota the program counts towards [default: that of the
+    /// certificate, or default]
     #[arg(long, value_name = "NAME", env = "FARPOOL_RUN_TENANT", hide_env_values = true)]
     pub tenant: Option<String>,
     /// With --pool: bandwidth to ask for, per second in each direction [default: 125 MB]
@@ -182,6 +198,10 @@ pub struct RunSettings {
     /// local memory [default: slow]
     #[arg(long, value_enum, env = "FARPOOL_RUN_WHEN_FULL", hide_env_values = true)]
     pub when_full: Option<WhenFull>,
+    /// How long to wait for a blade's answer before what is there is lost; other connections are
+    /// tried long before [default: 10s]
+    #[arg(long, value_name = "TIME", env = "FARPOOL_RUN_DEADLINE", hide_env_values = true)]
+    pub deadline: Option<Span>,
     /// Number of threads that serve faults in each process [default: one per core]
     #[arg(long, value_name = "N", env = "FARPOOL_RUN_PAGER_THREADS", hide_env_values = true)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
@@ -192,7 +212,12 @@ pub struct RunSettings {
     /// Write the run's statistics to this file as JSON when the program ends
     #[arg(long, value_name = "FILE", env = "FARPOOL_RUN_STATS", hide_env_values = true)]
     pub stats: Option<PathBuf>,
-    /// Allow blades beyond this machine's loopback; pages are sent unencrypted
+    /// When to seal pages, so that a blade can neither read them nor return others. remote: if a
+    /// blade is reached by TCP, or with --pool; always: also on blades of this host [default:
+    /// remote]
+    #[arg(long, value_enum, env = "FARPOOL_RUN_SEAL", hide_env_values = true)]
+    pub seal: Option<Seal>,
+    /// Allow blades beyond this machine's loopback; all but sealed pages is sent unencrypted
     #[arg(long, value_name = "BOOL", env = "FARPOOL_RUN_ALLOW_REMOTE_TCP", hide_env_values = true)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub allow_remote_tcp: Option<bool>,
@@ -289,13 +314,19 @@ pub struct AttachArgs {
     /// Use this blade: shm:///path.sock, unix:///path.sock or tcp://ip:port; may be repeated
     #[arg(long, value_name = "ADDR", value_delimiter = ',')]
     pub blade: Vec<BladeAddress>,
-    /// Take far memory from the rack of this controller: http://host:port, several separated by
+    /// Take far memory from the rack of this controller: https://host:port, several separated by
     /// commas
     #[arg(long, value_name = "URL", conflicts_with = "blade")]
     pub pool: Option<String>,
+    /// With --pool: folder with the program's certificate (farpool pki issue), for https://
+    #[arg(long, value_name = "DIR", requires = "pool")]
+    pub pki: Option<PathBuf>,
     /// With --pool: read the controller's token from this file
     #[arg(long, value_name = "FILE", requires = "pool")]
     pub token_file: Option<PathBuf>,
+    /// With --pool: ask an http:// controller beyond loopback; all is sent unencrypted
+    #[arg(long, requires = "pool")]
+    pub insecure: bool,
     /// With --pool: name of this machine's compute brick [default: the host's name]
     #[arg(long, value_name = "NAME", requires = "pool")]
     pub host: Option<String>,
@@ -315,13 +346,20 @@ pub struct AttachArgs {
     /// Prefetch policy: none, sequential or trend [default: sequential]
     #[arg(long, value_name = "NAME")]
     pub prefetch: Option<Prefetch>,
+    /// How long to wait for a blade's answer before what is there is lost [default: 10s]
+    #[arg(long, value_name = "TIME")]
+    pub deadline: Option<Span>,
     /// Write the statistics to this file as JSON at the end
     #[arg(long, value_name = "FILE")]
     pub stats: Option<PathBuf>,
     /// Record the page faults from now on in this file, as farpool trace --via fault does
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// Allow blades beyond this machine's loopback; pages are sent unencrypted
+    /// When to seal pages, so that a blade can neither read them nor return others. remote: if a
+    /// blade is reached by TCP, or with --pool; always: also on blades of this host
+    #[arg(long, value_enum, default_value = "remote")]
+    pub seal: Seal,
+    /// Allow blades beyond this machine's loopback; all but sealed pages is sent unencrypted
     #[arg(long)]
     pub allow_remote_tcp: bool,
     /// Print errors only
@@ -434,6 +472,9 @@ pub struct StatSettings {
 
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
+    /// Also check the certificate, key and authorities in this folder, such as /etc/farpool/pki
+    #[arg(long, value_name = "DIR")]
+    pub pki: Option<PathBuf>,
     /// Print JSON: one object with every check
     #[arg(long)]
     pub json: bool,

@@ -59,20 +59,21 @@ macro_rules! fill_from {
 }
 
 fill_from!(RunSettings:
-    options local, peak, pool, token_file, host, tenant, rate, spill, quota, policy, prefetch,
-        when_full, pager_threads, threshold, stats, allow_remote_tcp, no_check, door, when_outside,
-        quiet;
+    options local, peak, pool, pki, token_file, insecure, host, tenant, rate, spill, quota,
+        policy, prefetch, when_full, deadline, pager_threads, threshold, stats, seal,
+        allow_remote_tcp, no_check, door,
+        when_outside, quiet;
     lists blade);
 fill_from!(BladeSettings:
     options memory, backing, quota, lease, threads, allow_remote_tcp;
     lists listen);
 fill_from!(StatSettings: options; lists blade);
 fill_from!(ControlSettings:
-    options topology, advertise, store, token_file, allow_remote;
+    options topology, advertise, store, pki, token_file, insecure, audit;
     lists listen, switch);
 fill_from!(NodeSettings:
-    options control, donate, name, compute_brick, memory_brick, token_file, bandwidth,
-        allow_remote_tcp, drain_timeout, busy_rate;
+    options control, donate, name, compute_brick, memory_brick, pki, token_file, insecure,
+        bandwidth, allow_remote_tcp, drain_timeout, busy_rate;
     lists listen, advertise);
 
 impl Config {

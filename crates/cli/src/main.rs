@@ -100,6 +100,8 @@ fn dispatch(cli: Cli) -> anyhow::Result<u8> {
         Command::Tenant(args) => commands::rack::tenant(&args.action),
         Command::Circuit(args) => commands::rack::circuit(&args.action),
         Command::Rack(args) => commands::rack::rack(&args.action),
+        Command::Pki(args) => commands::pki::main(&args.action),
+        Command::Audit(args) => commands::audit::main(&args.action),
         Command::Events(args) => commands::rack::events(&args),
         Command::Task(args) => commands::rack::task(&args.action),
         Command::Stat(mut args) => {
@@ -150,7 +152,10 @@ fn told_once(error: &anyhow::Error) -> String {
 fn exit_of(error: &ApiError) -> u8 {
     match error {
         ApiError::Unreachable { .. } => EXIT_UNREACHABLE,
-        ApiError::BadUrl(_) => EXIT_USAGE,
+        ApiError::BadUrl(_)
+        | ApiError::NoCertificate(_)
+        | ApiError::Clear(_)
+        | ApiError::Credentials(_) => EXIT_USAGE,
         ApiError::BadAnswer { .. } => EXIT_FAILED,
         // Nothing of the caller's contradicts it: there is no room yet.
         ApiError::Problem(problem) if problem.is(ProblemKind::NoRoom) => EXIT_FAILED,

@@ -260,6 +260,10 @@ fn racks_are_drawn_and_generated_without_a_controller() {
     assert!(error.contains("line") && error.contains("rack.toml"), "{error}");
 }
 
+/// A node without a controller that other machines can reach.
+const BEYOND_LOOPBACK: [&str; 5] =
+    ["node", "--collaborate", "--allow-remote-tcp", "--listen", "tcp://192.0.2.1:7070"];
+
 #[test]
 fn mistakes_in_the_racks_commands_exit_with_2() {
     let home = home();
@@ -271,10 +275,27 @@ fn mistakes_in_the_racks_commands_exit_with_2() {
         (&["node", "--collaborate", "--control", "http://x"], "cannot be used"),
         (&["node", "--donate", "1G", "--join", "10.0.0.7:7070"], "cannot be used"),
         (&["node", "--collaborate", "--listen", "unix:///x"], "--listen tcp://"),
-        (&["node", "--control", "http://x", "--listen", "tcp://0.0.0.0:1"], "--allow-remote-tcp"),
+        (
+            &["node", "--control", "http://127.0.0.1:1", "--listen", "tcp://0.0.0.0:1"],
+            "--allow-remote-tcp",
+        ),
+        (&["node", "--control", "http://192.0.2.1:7080", "--donate", "1G"], "--insecure"),
+        (&["node", "list", "--control", "http://rack:7080"], "--insecure"),
+        (&["node", "list", "--control", "https://127.0.0.1:7080"], "--pki DIR"),
+        (&["node", "list", "--pki", "/nowhere"], "/nowhere/ca.crt"),
+        (&["run", "--local", "1G", "--pool", "http://192.0.2.1:7080", "--", "true"], "--insecure"),
+        (&["kv", "--far", "1G", "--pool", "http://192.0.2.1:7080"], "--insecure"),
+        (&[&BEYOND_LOOPBACK[..], &[]].concat(), "--rack-key-file"),
+        (&[&BEYOND_LOOPBACK[..], &["--rack-key-file", "x", "--insecure"]].concat(), "--insecure"),
+        (&["node", "--collaborate", "--borrower-share", "101"], "101"),
+        (&["node", "--collaborate", "--unused-after", "0s"], "0s"),
         (&["control", "--store", "tape:x"], "redb:PATH"),
         (&["control", "--switch", "r0"], "NAME=SOCKET"),
         (&["control", "--listen", "0.0.0.0:0"], "--token-file"),
+        (&["control", "--listen", "0.0.0.0:0"], "--pki DIR"),
+        (&["control", "--listen", "0.0.0.0:0", "--insecure"], "--token-file"),
+        (&["control", "--listen", "0.0.0.0:0", "--allow-remote"], "--token-file"),
+        (&["control", "--pki", "/nowhere"], "/nowhere/ca.crt"),
         (&["segment", "show", "7"], "UUID"),
         (&["segment", "create", "--host", "a", "--size", "1G", "--policy", "best"], "least-loaded"),
         (&["rack", "generate", "0"], "0"),
@@ -285,4 +306,21 @@ fn mistakes_in_the_racks_commands_exit_with_2() {
         assert_eq!(code, 2, "{words:?}: {error}");
         assert!(error.contains(expected), "{words:?} says {error:?}, without {expected:?}");
     }
+}
+
+#[test]
+fn a_rack_key_that_others_may_read_is_refused_by_name_with_the_remedy() {
+    use std::os::unix::fs::PermissionsExt;
+    let home = home();
+    let file = home.path().join("rack.key");
+    std::fs::write(&file, "nobody shall read this\n").expect("a file");
+    std::fs::set_permissions(&file, std::fs::Permissions::from_mode(0o644)).expect("its mode");
+    let path = file.to_str().expect("UTF-8");
+    let socket = format!("unix://{}", home.path().join("blade.sock").display());
+    let mut command = farpool(home.path());
+    command.args(["node", "--collaborate", "--listen", "tcp://127.0.0.1:0", "--listen", &socket]);
+    let (code, _, error) = ended(command.args(["--rest", "127.0.0.1:0", "--rack-key-file", path]));
+    assert_eq!(code, 1, "{error}");
+    assert!(error.contains(&format!("chmod 600 {path}")), "{error}");
+    assert!(!error.contains("nobody shall"), "{error}");
 }

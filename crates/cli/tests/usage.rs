@@ -28,7 +28,7 @@ fn help_names_every_subcommand_and_the_exit_codes() {
         "man",
         "config",
     ];
-    let rack = ["control", "node", "segment", "circuit", "rack", "events", "task"];
+    let rack = ["control", "node", "segment", "circuit", "rack", "pki", "events", "task"];
     for name in daily.into_iter().chain(rack) {
         assert!(help.contains(&format!("\n  {name} ")), "{name} is not in\n{help}");
     }

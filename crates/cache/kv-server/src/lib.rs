@@ -37,6 +37,7 @@ pub use farpool_kv_protocol::compat::Compat;
 pub use farpool_kv_tier::flash::least_bytes as least_flash_bytes;
 use farpool_kv_tier::flash::random_seed;
 pub use farpool_kv_tier::flash::{Bookkeeping, FlashError, FlashFile, FlashSettings};
+pub use farpool_seal::SealPolicy;
 pub use settings::{
     Dialect, FarSettings, FarSource, PoolOptions, REQUESTS_PER_TURN, Settings, Shared,
 };

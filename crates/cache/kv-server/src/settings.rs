@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
+use farpool_api::Access;
 use farpool_kernel::lock;
 use farpool_kv_protocol::compat::Compat;
 use farpool_policy::CacheKind;
+use farpool_seal::SealPolicy;
 use rustix::event::EventfdFlags;
 
 use crate::clients::auth::Credentials;
@@ -25,8 +27,8 @@ use farpool_kv_tier::flash::FlashSettings;
 pub struct PoolOptions {
     /// The controllers, or the door of a node that collaborates, separated by commas.
     pub controllers: String,
-    /// The bearer token that they require.
-    pub token: Option<String>,
+    /// What is shown to them.
+    pub access: Access,
     /// The compute brick that the server runs on; by default this machine's name.
     pub host: Option<String>,
     /// Bandwidth wanted for each segment, in each direction.
@@ -40,6 +42,17 @@ pub enum FarSource {
     Blades(Vec<farpool_pool::Address>),
     /// As much as the pool grants, for as long as it does.
     Pool(PoolOptions),
+}
+
+impl FarSource {
+    /// True if what is stored there may pass a network: the rack chooses among hosts.
+    pub(crate) fn is_remote(&self) -> bool {
+        let is_tcp = |it: &farpool_pool::Address| matches!(it, farpool_pool::Address::Tcp(_));
+        match self {
+            FarSource::Blades(blades) => blades.iter().any(is_tcp),
+            FarSource::Pool(_) => true,
+        }
+    }
 }
 
 /// Which of memcached's two protocols clients speak, or one client speaks.
@@ -60,6 +73,8 @@ pub struct FarSettings {
     pub bytes: u64,
     /// A blade that does not answer for this long is lost, and its items are misses.
     pub deadline: Duration,
+    /// When what lies there is sealed.
+    pub seal: SealPolicy,
     /// Permits TCP to other hosts, which is not encrypted.
     pub allow_remote_tcp: bool,
 }

@@ -275,3 +275,43 @@ fn openssl_is_served_in_the_versions_that_are_allowed() {
     assert_eq!(s_client(&ours, &root, &["-tls1_2"]), "");
     assert_eq!(s_client(&ours, &root, &["-tls1_3"]), reply);
 }
+
+/// What docs/operators/security.md says of `farpool pki`'s certificates.
+#[test]
+fn certificates_of_the_racks_authority_are_required_and_accepted() {
+    use farpool_identity::authority::{Authority, Request};
+    use farpool_identity::{Expect, Files, Role, UnixTime};
+    let (folder, now) = (tempfile::tempdir().unwrap(), UnixTime::now());
+    let mut racks = ["one", "other"].map(|name| {
+        Authority::init(&folder.path().join(name), name.parse().unwrap(), now).unwrap()
+    });
+    let mut issue = |rack: usize, role: Role| {
+        let hosts = if role.may_serve() { vec!["127.0.0.1".parse().unwrap()] } else { Vec::new() };
+        Files::in_folder(&racks[rack].issue(Request { role, hosts, days: 1 }, now).unwrap().folder)
+    };
+    let program = || Role::Program { tenant: "t".parse().unwrap(), name: None };
+    let node = issue(0, Role::Node("a".parse().unwrap()));
+    let ours = serve(TlsSettings {
+        chain: node.certificate,
+        key: node.key,
+        client_roots: Some(node.authorities),
+        client_certificates: ClientCertificates::Required,
+        only_newest: true,
+        keeps_sessions: false,
+    });
+    let own = farpool_identity::Credentials::load(issue(0, program()), now).unwrap();
+    let config = own.client(Expect::Address).unwrap();
+    assert!(is_served(&mut connect(&ours, config)));
+    // One of another rack, whose owner trusts this one's server.
+    let (files, mut roots) = (issue(1, program()), RootCertStore::empty());
+    roots.add(CertificateDer::from_pem_file(folder.path().join("one/ca.crt")).unwrap()).unwrap();
+    let builder =
+        ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));
+    let builder = builder.with_safe_default_protocol_versions().unwrap();
+    let builder = builder.with_root_certificates(roots);
+    let chain = vec![CertificateDer::from_pem_file(&files.certificate).unwrap()];
+    let key = PrivateKeyDer::from_pem_file(&files.key).unwrap();
+    let stranger = builder.clone().with_client_auth_cert(chain, key).unwrap();
+    assert!(!is_served(&mut connect(&ours, stranger)));
+    assert!(!is_served(&mut connect(&ours, builder.with_no_client_auth())));
+}

@@ -8,7 +8,7 @@ use farpool_kv_server::Compat;
 use farpool_policy::CacheKind;
 
 use super::{KvBenchArgs, KvTopArgs};
-use crate::values::{BladeAddress, FlashPart, QuotaPart, Size, Span};
+use crate::values::{BladeAddress, FlashPart, QuotaPart, Seal, Size, Span};
 
 /// What `farpool kv` does besides serving.
 #[derive(Debug, Subcommand)]
@@ -28,7 +28,7 @@ Examples:\n  \
 farpool kv --memory 4GiB\n  \
 farpool kv -l 0.0.0.0 -p 11211 -m 4096 -t 4 -c 10000\n  \
 farpool kv --memory 4GiB --far 32GiB --blade tcp://10.0.0.7:7777 --allow-remote-tcp\n  \
-farpool kv --memory 4GiB --far 32GiB --pool http://10.0.0.1:7080 --allow-remote-tcp\n  \
+farpool kv --memory 4GiB --far 32GiB --pool https://10.0.0.1:7080 --pki pki --allow-remote-tcp\n  \
 farpool kv --memory 4GiB --flash /data/kv:200GiB --threads 4\n  \
 farpool kv -s /run/farpool/kv.sock -a 770 --memory 1GiB\n\n\
 Flags of one letter are memcached's and mean what they mean there. Without -l it listens on \
@@ -51,11 +51,18 @@ pub struct KvArgs {
     #[arg(long, value_name = "ADDR", value_delimiter = ',', requires = "far")]
     pub blade: Vec<BladeAddress>,
     /// Take far memory, as it becomes available, from the rack of this controller or from
-    /// a collaborating node: http://host:port, several separated by commas. It is returned
+    /// a collaborating node: https://host:port, several separated by commas. It is returned
     /// when the rack or node reclaims it
     #[arg(long, value_name = "URL", env = "FARPOOL_KV_POOL", hide_env_values = true)]
     #[arg(conflicts_with = "blade", requires = "far")]
     pub pool: Option<String>,
+    /// With --pool: folder with the cache's certificate (farpool pki issue), for https://
+    #[arg(long, value_name = "DIR", requires = "pool")]
+    #[arg(env = "FARPOOL_KV_PKI", hide_env_values = true)]
+    pub pki: Option<PathBuf>,
+    /// With --pool: ask an http:// controller beyond loopback; all is sent unencrypted
+    #[arg(long, requires = "pool")]
+    pub insecure: bool,
     /// With --pool: read the controller's token from this file
     #[arg(long, value_name = "FILE", requires = "pool")]
     #[arg(env = "FARPOOL_KV_TOKEN_FILE", hide_env_values = true)]
@@ -69,7 +76,11 @@ pub struct KvArgs {
     /// A blade that does not answer for this long is lost
     #[arg(long, value_name = "SPAN", default_value = "500ms")]
     pub far_deadline: Span,
-    /// Allow blades over TCP beyond this host; items are sent unencrypted
+    /// When to seal what is in far memory, so that a blade can neither read it nor return anything
+    /// else. remote: if a blade is reached by TCP, or with --pool; always: also on this host
+    #[arg(long, value_enum, default_value = "remote")]
+    pub seal: Seal,
+    /// Allow blades over TCP beyond this host; all but what is sealed is sent unencrypted
     #[arg(long)]
     pub allow_remote_tcp: bool,
     /// Keep items on flash too: a file (created if missing) or block device, and how much of it to

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
-use farpool_acms::{Arbitration, Band};
+use farpool_acms::{Arbitration, BORROWER_PERCENT, Band};
 use farpool_api::{Policy, SegmentId, TaskId};
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,9 @@ use crate::values::{BladeAddress, BusyRate, Patience, Size, Span, StoreAt, Switc
 #[command(after_help = "\
 Examples:\n  \
 farpool control --topology rack.toml --store etcd://127.0.0.1:2379\n  \
-farpool control --listen 192.0.2.1:7080 --allow-remote --token-file /etc/farpool.token")]
+farpool control --listen 192.0.2.1:7080 --pki /etc/farpool/pki\n\n\
+With --pki it speaks TLS only, and the certificate of whoever asks tells what it may ask: a viewer \
+reads, an operator changes, a node and a program speak only for themselves (farpool pki --help).")]
 pub struct ControlArgs {
     #[command(subcommand)]
     pub action: Option<ControlAction>,
@@ -69,13 +71,23 @@ pub struct ControlSettings {
     /// commas [default: a redb file in /var/lib/farpool, or below the user's state folder]
     #[arg(long, value_name = "STORE", env = "FARPOOL_CONTROL_STORE", hide_env_values = true)]
     pub store: Option<StoreAt>,
-    /// File with the token that every request must present [default: no token]
+    /// Serve over TLS only, with the certificate in this folder (farpool pki issue): tls.crt,
+    /// tls.key, ca.crt and revoked.crl, read anew when they change
+    #[arg(long, value_name = "DIR", env = "FARPOOL_CONTROL_PKI", hide_env_values = true)]
+    pub pki: Option<PathBuf>,
+    /// Without --pki: file with the token that every request must present [default: no token]
     #[arg(long, value_name = "FILE", env = "FARPOOL_CONTROL_TOKEN_FILE", hide_env_values = true)]
     pub token_file: Option<PathBuf>,
-    /// Allow listening beyond loopback; requests are sent unencrypted, and a token is required
-    #[arg(long, value_name = "BOOL", env = "FARPOOL_CONTROL_ALLOW_REMOTE", hide_env_values = true)]
+    /// Listen beyond loopback without --pki: requests are sent unencrypted, and a token is required
+    #[arg(long, alias = "allow-remote", value_name = "BOOL")]
+    #[arg(env = "FARPOOL_CONTROL_INSECURE", hide_env_values = true)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
-    pub allow_remote: Option<bool>,
+    #[serde(alias = "allow-remote")]
+    pub insecure: Option<bool>,
+    /// File to which every change that is asked for, and refusals, are recorded, each line with the
+    /// hash of the one before (farpool audit verify) [default: none]
+    #[arg(long, value_name = "FILE", env = "FARPOOL_CONTROL_AUDIT", hide_env_values = true)]
+    pub audit: Option<PathBuf>,
     /// Drive circuit switch NAME of the topology through its control socket; may be repeated
     #[arg(
         long,
@@ -93,8 +105,9 @@ pub struct ControlSettings {
 #[command(after_help = "\
 Examples:\n  \
 farpool node --control http://127.0.0.1:7080 --donate 8GiB\n  \
+farpool node --control https://192.0.2.1:7080 --pki /etc/farpool/pki --donate 8GiB\n  \
 farpool node --collaborate --min 40%:50% --max 80%:90% --join 10.0.0.7:7070 --listen \
-tcp://10.0.0.8:7070 --allow-remote-tcp\n  \
+tcp://10.0.0.8:7070 --allow-remote-tcp --rack-key-file /etc/farpool/rack.key\n  \
 farpool node list\n\n\
 Memory that the server's own programs use is not lent; it is reclaimed when they need it.\n\
 The first SIGTERM or SIGINT drains the node, the second stops it at once.")]
@@ -114,14 +127,14 @@ pub struct NodeArgs {
 #[derive(Clone, Debug, Default, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct NodeSettings {
-    /// The controllers: http://host:port, several separated by commas
+    /// The controllers: https://host:port, several separated by commas
     #[arg(long, value_name = "URL", env = "FARPOOL_NODE_CONTROL", hide_env_values = true)]
     pub control: Option<String>,
     /// Maximum memory to lend; less is lent while this machine's own programs need it [default:
     /// none]
     #[arg(long, value_name = "SIZE", env = "FARPOOL_NODE_DONATE", hide_env_values = true)]
     pub donate: Option<Size>,
-    /// This node's name in the rack [default: the host's name]
+    /// This node's name in the rack [default: that of the certificate, or the host's name]
     #[arg(long, value_name = "NAME", env = "FARPOOL_NODE_NAME", hide_env_values = true)]
     pub name: Option<String>,
     /// Address its blade listens on; may be repeated [default: tcp://127.0.0.1:7070]
@@ -144,9 +157,20 @@ pub struct NodeSettings {
     /// a topology [default: the speed of its slowest link]
     #[arg(long, value_name = "SIZE", env = "FARPOOL_NODE_BANDWIDTH", hide_env_values = true)]
     pub bandwidth: Option<Size>,
+    /// Folder with this node's certificate (farpool pki issue), for https:// controllers; with
+    /// --collaborate, --rest speaks TLS only
+    #[arg(long, value_name = "DIR", env = "FARPOOL_NODE_PKI", hide_env_values = true)]
+    pub pki: Option<PathBuf>,
     /// File with the controller's token
     #[arg(long, value_name = "FILE", env = "FARPOOL_NODE_TOKEN_FILE", hide_env_values = true)]
     pub token_file: Option<PathBuf>,
+    /// Ask an http:// controller beyond loopback: all is sent unencrypted. With --collaborate:
+    /// listen beyond loopback without --rack-key-file, so that everybody there can borrow memory
+    /// and take it from others
+    #[arg(long, value_name = "BOOL", env = "FARPOOL_NODE_INSECURE", hide_env_values = true)]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[arg(conflicts_with = "rack_key_file")]
+    pub insecure: Option<bool>,
     /// Allow listening beyond loopback; pages are sent unencrypted
     #[arg(
         long,
@@ -219,10 +243,25 @@ pub struct CollaborateArgs {
         requires = "collaborate", conflicts_with_all = WITH_CONTROLLER
     )]
     pub rest: SocketAddr,
-    /// Allow --rest beyond loopback: requests then travel unencrypted, and a token is needed
+    /// Allow --rest beyond loopback without --pki: requests then travel unencrypted, and a token is
+    /// needed
     #[arg(long, alias = "allow-remote-door")]
     #[arg(requires = "collaborate", conflicts_with_all = WITH_CONTROLLER)]
     pub allow_remote_rest: bool,
+    /// File with the key that all nodes of the cluster share, 32 random bytes in base64; a second
+    /// key is accepted, too; read anew when it changes
+    #[arg(long, value_name = "FILE")]
+    #[arg(requires = "collaborate", conflicts_with_all = WITH_CONTROLLER)]
+    pub rack_key_file: Option<PathBuf>,
+    /// The most that one borrower may have of what this node lends, in percent
+    #[arg(long, value_name = "PERCENT", default_value_t = BORROWER_PERCENT)]
+    #[arg(value_parser = clap::value_parser!(u8).range(1..=100))]
+    #[arg(requires = "collaborate", conflicts_with_all = WITH_CONTROLLER)]
+    pub borrower_share: u8,
+    /// Take memory back that was lent this long and holds no data
+    #[arg(long, value_name = "TIME", default_value = "5m")]
+    #[arg(requires = "collaborate", conflicts_with_all = WITH_CONTROLLER)]
+    pub unused_after: Span,
     /// Remembers the last start, so that a clock that goes back does no harm
     #[arg(long, value_name = "FILE")]
     #[arg(requires = "collaborate", conflicts_with_all = WITH_CONTROLLER)]
@@ -232,7 +271,7 @@ pub struct CollaborateArgs {
 /// Which controller to ask, and how to print the answer.
 #[derive(Debug, Args)]
 pub struct RemoteArgs {
-    /// The controllers: http://host:port, several separated by commas
+    /// The controllers: https://host:port, several separated by commas
     #[arg(
         long,
         value_name = "URL",
@@ -240,9 +279,15 @@ pub struct RemoteArgs {
         default_value = "http://127.0.0.1:7080"
     )]
     pub control: String,
+    /// Folder with a certificate (farpool pki issue), for https:// controllers
+    #[arg(long, value_name = "DIR", env = "FARPOOL_PKI", hide_env_values = true)]
+    pub pki: Option<PathBuf>,
     /// File with the controller's token
     #[arg(long, value_name = "FILE", env = "FARPOOL_TOKEN_FILE", hide_env_values = true)]
     pub token_file: Option<PathBuf>,
+    /// Ask an http:// controller beyond loopback: all is sent unencrypted
+    #[arg(long)]
+    pub insecure: bool,
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -371,9 +416,9 @@ pub enum TenantAction {
     Set {
         /// Name of the tenant
         name: String,
-        /// Memory that it gets back from others when the rack is full
-        #[arg(long, value_name = "SIZE", default_value = "0")]
-        promise: Size,
+        /// Memory that it gets back from others when the rack is full [default: none]
+        #[arg(long, value_name = "SIZE")]
+        promise: Option<Size>,
         /// Most memory that it may have [default: no limit]
         #[arg(long, value_name = "SIZE")]
         quota: Option<Size>,

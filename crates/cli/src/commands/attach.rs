@@ -10,7 +10,7 @@ use super::run::rack;
 use super::{board_of, refuse_remote, trace};
 use crate::args::{AttachArgs, DetachArgs, RunSettings};
 use crate::config::UsageError;
-use crate::values::Size;
+use crate::values::{Size, Span};
 
 /// Attaches and stays until the process ends or is detached.
 pub fn main(args: AttachArgs) -> anyhow::Result<u8> {
@@ -70,7 +70,9 @@ fn options(args: AttachArgs) -> Result<RunOptions, UsageError> {
     let mut options = RunOptions::new("", args.local.into());
     options.rack = rack(&RunSettings {
         pool: args.pool,
+        pki: args.pki,
         token_file: args.token_file,
+        insecure: Some(args.insecure),
         host: args.host,
         rate: args.rate,
         spill: args.spill,
@@ -80,7 +82,11 @@ fn options(args: AttachArgs) -> Result<RunOptions, UsageError> {
     options.quota_bytes = args.quota.map(|Size(bytes)| bytes);
     options.stats_file = args.stats;
     options.allow_remote_tcp = args.allow_remote_tcp;
+    options.seal = args.seal.into();
     options.quiet = args.quiet;
+    if let Some(Span(deadline)) = args.deadline {
+        options.deadline = deadline;
+    }
     if let Some(policy) = args.policy {
         options.victim_policy = policy.to_string();
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use farpool_acms::Thresholds;
 use farpool_host::MemoryFiles;
+use farpool_http::Protection;
 use farpool_peer::{CollaborateOptions, Collaborator, Ending, Observation};
 use farpool_wire::Address;
 use rustix::process::geteuid;
@@ -16,8 +17,8 @@ use signal_hook::iterator::Signals;
 
 use crate::args::NodeArgs;
 use crate::commands::donor_protection;
-use crate::commands::lending::{busy_rate, drain_timeout, host_name, listen};
-use crate::commands::service::{read_token, say_ready, tell_systemd};
+use crate::commands::lending::{busy_rate, drain_timeout, listen, own_name};
+use crate::commands::service::{read_pki, read_token, say_ready, tell_systemd};
 use crate::config::UsageError;
 use crate::logging;
 
@@ -25,11 +26,12 @@ use crate::logging;
 /// memory of this node was still in use at the end.
 pub fn daemon(args: &NodeArgs) -> anyhow::Result<u8> {
     let (options, busy_rate) = (options(args)?, busy_rate(&args.settings));
+    options.check().map_err(|wrong| UsageError(wrong.to_string()))?;
     logging::start()?;
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("signals cannot be watched")?;
     let node = Collaborator::start(options, observe)?;
     donor_protection::keep(Arc::clone(node.blade()), busy_rate)?;
-    say(&node, args.json)?;
+    say(&node, args.settings.pki.is_some(), args.json)?;
     let ending = Ending::default();
     let asked = ending.clone();
     std::thread::Builder::new().name("farpool-signals".into()).spawn(move || {
@@ -55,7 +57,9 @@ fn observe() -> std::io::Result<Observation> {
 
 fn options(args: &NodeArgs) -> anyhow::Result<CollaborateOptions> {
     let NodeArgs { settings, collaborate: how, .. } = args;
-    let name = settings.name.clone().unwrap_or_else(host_name);
+    let credentials = read_pki(settings.pki.as_deref())?;
+    let own_name = || own_name(credentials.as_deref());
+    let name = settings.name.clone().unwrap_or_else(own_name);
     let listen = listen(settings)?;
     let advertise: Vec<Address> = settings.advertise.iter().map(|at| at.0.clone()).collect();
     let missing = || UsageError("no address for other nodes; give --listen tcp://IP:PORT".into());
@@ -73,9 +77,17 @@ fn options(args: &NodeArgs) -> anyhow::Result<CollaborateOptions> {
         lease: how.lease.0,
         reclaim_deadline: how.reclaim_deadline.0,
         rest: how.rest,
-        token: read_token(settings.token_file.as_deref())?,
-        allow_remote_rest: how.allow_remote_rest,
+        protection: Protection {
+            credentials,
+            token: read_token(settings.token_file.as_deref())?,
+            insecure: how.allow_remote_rest,
+            audit: None,
+        },
         allow_remote_tcp: settings.allow_remote_tcp == Some(true),
+        rack_key_file: how.rack_key_file.clone(),
+        insecure: settings.insecure == Some(true),
+        borrower_percent: how.borrower_share,
+        unused: how.unused_after.0,
         state_file: how.state_file.clone(),
         drain_timeout: drain_timeout(settings),
         name,
@@ -99,8 +111,10 @@ fn default_socket(name: &str) -> anyhow::Result<PathBuf> {
     Ok(folder.join(format!("{}.sock", name.replace('/', "-"))))
 }
 
-fn say(node: &Collaborator, json: bool) -> anyhow::Result<()> {
-    let mut listen = vec![format!("http://{}", node.rest()), format!("udp://{}", node.address())];
+fn say(node: &Collaborator, speaks_tls: bool, json: bool) -> anyhow::Result<()> {
+    let scheme = if speaks_tls { "https" } else { "http" };
+    let mut listen =
+        vec![format!("{scheme}://{}", node.rest()), format!("udp://{}", node.address())];
     listen.extend(node.blade_addresses().iter().map(ToString::to_string));
     say_ready(&match json {
         true => {

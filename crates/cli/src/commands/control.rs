@@ -3,18 +3,21 @@
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Context;
+use farpool_audit::AuditLog;
 use farpool_control::{
     ControlError, ControlOptions, NamedSwitch, StoreChoice, TopologySource, serve,
 };
+use farpool_http::Protection;
 use farpool_switch::EmulatedSwitchDriver;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::args::{ControlArgs, ControlSettings};
-use crate::commands::service::{read_token, say_ready, tell_systemd};
+use crate::commands::service::{read_pki, read_token, say_ready, tell_systemd};
 use crate::config::UsageError;
 use crate::logging;
 use crate::values::{StoreAt, SwitchAt};
@@ -32,6 +35,7 @@ const FOLDER_MODE: u32 = 0o700;
 /// Serves until SIGINT or SIGTERM. Everything acknowledged is stored; blades and clients continue.
 pub fn main(args: ControlArgs) -> anyhow::Result<u8> {
     let options = options(args.settings)?;
+    let scheme = if options.protection.credentials.is_some() { "https" } else { "http" };
     logging::start()?;
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("signals cannot be watched")?;
     let handle = signals.handle();
@@ -48,7 +52,7 @@ pub fn main(args: ControlArgs) -> anyhow::Result<u8> {
     let mut said = Ok(());
     let served = runtime.block_on(serve(
         options,
-        |addresses| said = say(addresses, args.json),
+        |addresses| said = say(scheme, addresses, args.json),
         async move { drop(ended.await) },
     ));
     handle.close();
@@ -58,8 +62,8 @@ pub fn main(args: ControlArgs) -> anyhow::Result<u8> {
     said.map(|()| 0)
 }
 
-fn say(addresses: &[SocketAddr], json: bool) -> anyhow::Result<()> {
-    let listen: Vec<String> = addresses.iter().map(|at| format!("http://{at}")).collect();
+fn say(scheme: &str, addresses: &[SocketAddr], json: bool) -> anyhow::Result<()> {
+    let listen: Vec<String> = addresses.iter().map(|at| format!("{scheme}://{at}")).collect();
     say_ready(&match json {
         true => {
             json!({ "event": "ready", "pid": std::process::id(), "listen": listen }).to_string()
@@ -71,8 +75,7 @@ fn say(addresses: &[SocketAddr], json: bool) -> anyhow::Result<()> {
 /// Turns an error that a flag can fix into a usage error that names the flag.
 fn explained(error: ControlError) -> anyhow::Error {
     let how = match &error {
-        ControlError::Remote(_) => "; give --allow-remote",
-        ControlError::NoToken(_) => " with --token-file",
+        ControlError::Unprotected(_) => "",
         ControlError::NoDriver(_) => "; name its control socket with --switch NAME=SOCKET",
         ControlError::NoSwitch(_) => "; check --switch",
         _ => return error.into(),
@@ -93,8 +96,12 @@ fn options(settings: ControlSettings) -> anyhow::Result<ControlOptions> {
         listen,
         advertise: settings.advertise,
         topology: settings.topology.map(TopologySource::Path),
-        token: read_token(settings.token_file.as_deref())?,
-        allow_remote: settings.allow_remote == Some(true),
+        protection: Protection {
+            credentials: read_pki(settings.pki.as_deref())?,
+            token: read_token(settings.token_file.as_deref())?,
+            insecure: settings.insecure == Some(true),
+            audit: settings.audit.as_deref().map(AuditLog::open).transpose()?.map(Arc::new),
+        },
         switches: settings.switch.iter().map(driver).collect(),
         ..ControlOptions::new(LISTEN_DEFAULT, store)
     })

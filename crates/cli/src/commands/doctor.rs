@@ -1,7 +1,10 @@
 //! `farpool doctor`: checks what this machine supports; each lack has a remedy in one sentence.
 //!
 //! Every check tries the feature itself and ignores the kernel's version, which is printed for
-//! information only. Exit code 0 if `farpool run` works here, 1 otherwise.
+//! information only. Exit code 0 if `farpool run` works here and the certificates of `--pki` can be
+//! used, 1 otherwise.
+
+mod pki;
 
 use std::fmt::Display;
 use std::fs::{self, File};
@@ -30,6 +33,8 @@ enum Status {
     Missing,
     /// Not present; `farpool run` works without it, slower or with fewer features.
     Absent,
+    /// Not as it has to be, though `farpool run` does not need it.
+    Wrong,
     /// For information only.
     Info,
 }
@@ -83,20 +88,28 @@ impl Check {
 #[derive(Debug, Serialize)]
 struct Report {
     can_run: bool,
+    /// Whether peers accept what is in the folder of `--pki`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pki_works: Option<bool>,
     checks: Vec<Check>,
 }
 
 /// Prints the report.
 pub fn main(args: &DoctorArgs) -> anyhow::Result<u8> {
-    let checks = examine();
+    let mut checks = examine();
     let can_run = checks.iter().all(|check| check.status != Status::Missing);
-    let report = Report { can_run, checks };
+    let pki_works = args.pki.as_deref().map(|folder| {
+        let (works, found) = pki::examine(folder);
+        checks.extend(found);
+        works
+    });
+    let report = Report { can_run, pki_works, checks };
     if args.json {
         terminal::print(&format!("{}\n", serde_json::to_string_pretty(&report)?))?;
     } else {
         terminal::print(&for_people(&report))?;
     }
-    Ok(u8::from(!can_run))
+    Ok(u8::from(!can_run || pki_works == Some(false)))
 }
 
 fn for_people(report: &Report) -> String {
@@ -108,6 +121,7 @@ fn for_people(report: &Report) -> String {
             Status::Ok => ("ok     ", Tone::Good),
             Status::Missing => ("MISSING", Tone::Bad),
             Status::Absent => ("absent ", Tone::Faint),
+            Status::Wrong => ("WRONG  ", Tone::Bad),
             Status::Info => ("info   ", Tone::Faint),
         };
         text += &format!("{}  {name:<widest$}  {found}\n", terminal::toned(mark, tone, colour));
@@ -115,8 +129,12 @@ fn for_people(report: &Report) -> String {
             text += &format!("{:9}{:<widest$}  -> {remedy}\n", "", "");
         }
     }
-    let can = if report.can_run { "can" } else { "can NOT" };
-    text + &format!("\nfarpool run {can} work here\n")
+    let can = |works| if works { "can" } else { "can NOT" };
+    text += &format!("\nfarpool run {} work here\n", can(report.can_run));
+    if let Some(works) = report.pki_works {
+        text += &format!("these certificates {} be used here\n", can(works));
+    }
+    text
 }
 
 fn examine() -> Vec<Check> {

@@ -264,7 +264,12 @@ fn far(args: &KvArgs) -> Result<Option<FarSettings>, UsageError> {
     let source = match &args.pool {
         Some(controllers) => FarSource::Pool(PoolOptions {
             controllers: controllers.clone(),
-            token: service::read_token(args.token_file.as_deref())?,
+            access: service::access(
+                controllers,
+                args.pki.as_deref(),
+                args.token_file.as_deref(),
+                args.insecure,
+            )?,
             host: args.host.clone(),
             rate_bytes_per_s: args.rate.map(|Size(bytes)| bytes),
         }),
@@ -281,6 +286,7 @@ fn far(args: &KvArgs) -> Result<Option<FarSettings>, UsageError> {
         source,
         bytes,
         deadline: args.far_deadline.0,
+        seal: args.seal.into(),
         allow_remote_tcp: args.allow_remote_tcp,
     }))
 }

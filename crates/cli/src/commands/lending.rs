@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use farpool_identity::{Credentials, Role};
 use farpool_policy::donor_protection::BUSY_BYTES_PER_S_PER_PROCESSOR;
 use farpool_wire::Address;
 
@@ -35,6 +36,10 @@ pub(super) fn drain_timeout(settings: &NodeSettings) -> Duration {
     settings.drain_timeout.map_or(DRAIN_TIMEOUT_DEFAULT, |Patience(time)| time)
 }
 
-pub(super) fn host_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
+/// Returns a node's name if none is given: that of its certificate, as which alone it may speak.
+pub(super) fn own_name(credentials: Option<&Credentials>) -> String {
+    match credentials.map(|it| it.identity().role) {
+        Some(Role::Node(name)) => name.to_string(),
+        _ => rustix::system::uname().nodename().to_string_lossy().into_owned(),
+    }
 }

@@ -3,6 +3,7 @@
 
 pub mod answer;
 pub mod attach;
+pub mod audit;
 pub mod bench;
 pub mod blade;
 pub mod blades;
@@ -22,6 +23,7 @@ pub mod kv_top;
 pub mod lending;
 pub mod limit;
 pub mod node;
+pub mod pki;
 pub mod plan;
 pub mod rack;
 pub mod run;

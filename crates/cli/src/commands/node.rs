@@ -16,8 +16,8 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::args::{NodeArgs, NodeSettings};
-use crate::commands::lending::{busy_rate, drain_timeout, host_name, listen};
-use crate::commands::service::{read_token, say_ready, tell_systemd};
+use crate::commands::lending::{busy_rate, drain_timeout, listen, own_name};
+use crate::commands::service::{access, say_ready, tell_systemd};
 use crate::commands::{collaborate, donor_protection};
 use crate::config::UsageError;
 use crate::logging;
@@ -69,9 +69,11 @@ fn obey(signals: &mut Signals, node: &NodeHandle, patience: Duration) {
 }
 
 fn options(settings: NodeSettings) -> anyhow::Result<NodeOptions> {
-    let missing = || UsageError("no controller; give --control http://host:port".into());
-    let token = read_token(settings.token_file.as_deref())?;
-    let client = Client::new(settings.control.as_deref().ok_or_else(missing)?, token.as_deref())?;
+    let missing = || UsageError("no controller; give --control https://host:port".into());
+    let (pki, token_file) = (settings.pki.as_deref(), settings.token_file.as_deref());
+    let control = settings.control.as_deref().ok_or_else(missing)?;
+    let access = access(control, pki, token_file, settings.insecure == Some(true))?;
+    let client = Client::with(control, &access)?;
     let listen = listen(&settings)?;
     let zero = || UsageError("--bandwidth 0 lends nothing; give what the link carries".into());
     let bandwidth = settings.bandwidth.map(|Size(rate)| NonZeroU64::new(rate).ok_or_else(zero));
@@ -82,7 +84,7 @@ fn options(settings: NodeSettings) -> anyhow::Result<NodeOptions> {
         ..BladeConfig::default()
     };
     Ok(NodeOptions {
-        name: settings.name.unwrap_or_else(host_name),
+        name: settings.name.unwrap_or_else(|| own_name(access.credentials.as_deref())),
         client,
         listen,
         advertise: advertise.collect(),

@@ -12,9 +12,10 @@ use farpool_units::PAGE_BYTES_U64;
 
 use crate::args::{RunArgs, RunSettings};
 use crate::commands::refuse_remote;
-use crate::commands::service::read_token;
+use crate::commands::service::access;
 use crate::config::UsageError;
-use crate::values::{Door, LocalLimit, PeakMemory, Size, WhenFull, WhenOutside};
+use crate::terminal::counter;
+use crate::values::{Door, LocalLimit, PeakMemory, Size, Span, WhenFull, WhenOutside};
 
 // `farpool sim predict` models the same rule.
 const _: () = assert!(farpool_run::PERCENT_FLOOR_BYTES == farpool_sim::pager::SHARE_FLOOR_BYTES);
@@ -78,6 +79,12 @@ fn options(args: RunArgs) -> anyhow::Result<RunOptions> {
             WhenFull::Slow => farpool_board::WhenFull::Slow,
         };
     }
+    if let Some(Span(deadline)) = settings.deadline {
+        options.deadline = deadline;
+    }
+    if let Some(seal) = settings.seal {
+        options.seal = seal.into();
+    }
     if let Some(threads) = settings.pager_threads {
         options.pager_threads = threads.into();
     }
@@ -121,7 +128,10 @@ fn peak_of(path: &Path) -> anyhow::Result<u64> {
     if begins == TRACE_BEGINS {
         let trace = TraceReader::open(path, Columns::BLOCKS)?;
         let file_bytes = trace.info().native_file_bytes.unwrap_or(0);
-        let bytes = count_pages(trace, PAGE_BYTES_U64)?.checked_mul(PAGE_BYTES_U64);
+        let shown = counter("records read");
+        let pages = count_pages(trace, PAGE_BYTES_U64, &mut |read| shown.set_position(read));
+        shown.finish_and_clear();
+        let bytes = pages?.checked_mul(PAGE_BYTES_U64);
         let all = bytes.and_then(|bytes| bytes.checked_add(file_bytes));
         return all.with_context(|| {
             format!("{}: more file memory than there can be: {file_bytes} bytes", path.display())
@@ -145,8 +155,13 @@ const SPILL_DIRECTORY: &str = "/var/tmp";
 pub fn rack(settings: &RunSettings) -> Result<Option<RackOptions>, UsageError> {
     let Some(controllers) = settings.pool.clone() else { return Ok(None) };
     Ok(Some(RackOptions {
+        access: access(
+            &controllers,
+            settings.pki.as_deref(),
+            settings.token_file.as_deref(),
+            settings.insecure == Some(true),
+        )?,
         controllers,
-        token: read_token(settings.token_file.as_deref())?,
         host: settings.host.clone(),
         tenant: settings.tenant.clone(),
         rate_bytes_per_s: settings.rate.map(|Size(bytes)| bytes),

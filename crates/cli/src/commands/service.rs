@@ -1,9 +1,13 @@
-//! Shared by the services of this binary: the ready line, systemd, tokens.
+//! Shared by the services of this binary and those who ask them: the ready line, systemd, tokens,
+//! certificates.
 
 use std::io::{Write, stdout};
 use std::path::Path;
+use std::sync::Arc;
 
 use anyhow::Context;
+use farpool_api::Access;
+use farpool_identity::{Credentials, Files, UnixTime};
 
 use crate::config::UsageError;
 use crate::notify::notify;
@@ -37,4 +41,29 @@ pub fn read_token(path: Option<&Path>) -> Result<Option<String>, UsageError> {
         return Err(wrong("must hold one word of visible ASCII characters".into()));
     }
     Ok(Some(token.to_owned()))
+}
+
+/// Returns the credentials in a folder that `farpool pki issue` has filled.
+pub fn read_pki(folder: Option<&Path>) -> Result<Option<Arc<Credentials>>, UsageError> {
+    let Some(folder) = folder else { return Ok(None) };
+    let wrong = |error: &dyn std::fmt::Display| {
+        let folder = folder.display();
+        UsageError(format!("--pki {folder}: {error}; farpool doctor --pki {folder} says more"))
+    };
+    // The files are read again, perhaps after a change of the working folder.
+    let absolute = std::path::absolute(folder).map_err(|error| wrong(&error))?;
+    let read = Credentials::load(Files::in_folder(&absolute), UnixTime::now());
+    read.map(Some).map_err(|error| wrong(&error))
+}
+
+/// Returns what a client shows to controllers; with it all of them may be asked.
+pub fn access(
+    controllers: &str,
+    pki: Option<&Path>,
+    token_file: Option<&Path>,
+    insecure: bool,
+) -> Result<Access, UsageError> {
+    let access = Access { token: read_token(token_file)?, credentials: read_pki(pki)?, insecure };
+    access.addresses(controllers).map_err(|error| UsageError(error.to_string()))?;
+    Ok(access)
 }

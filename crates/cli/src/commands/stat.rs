@@ -63,7 +63,9 @@ fn ask(address: &Address) -> BladeAnswer {
         // The user named the address, and only counters are sent.
         allow_remote_tcp: true,
         asks: None,
+        time: farpool_fabric::Time::KERNEL,
         descriptors: Arc::new(DescriptorSet::default()),
+        met: farpool_fabric::Met::default(),
     };
     let mut control = Control::connect(Arc::new(session), 0).map_err(|error| error.to_string())?;
     let mut all = Vec::new();

@@ -2,6 +2,7 @@
 
 use std::io::BufRead;
 
+use crate::transport::explained_io;
 use crate::{Event, Problem, ProblemKind};
 
 /// Why an operation failed.
@@ -30,8 +31,23 @@ pub enum ApiError {
         reason: String,
     },
     /// An invalid address.
-    #[error("\"{0}\" is not a controller's address; give http://host:port, several with commas")]
+    #[error("\"{0}\" is not a controller's address; give https://host:port, several with commas")]
     BadUrl(String),
+    /// An address that only a client with a certificate may ask.
+    #[error(
+        "{0} asks for a certificate; give the folder with yours: --pki DIR (farpool pki issue)"
+    )]
+    NoCertificate(String),
+    /// An address beyond loopback in the clear.
+    #[error(
+        "{0} is beyond this machine, and http:// is not encrypted: whoever is on the way could \
+         read and change what is asked; give https:// and --pki DIR, or --insecure if that is \
+         what you want"
+    )]
+    Clear(String),
+    /// The certificate cannot be used.
+    #[error("the certificate cannot be used: {0}")]
+    Credentials(String),
 }
 
 impl ApiError {
@@ -69,7 +85,7 @@ impl Iterator for EventStream {
             let unreachable = |reason| ApiError::Unreachable { url: self.url.clone(), reason };
             match self.lines.read_line(&mut line) {
                 Ok(0) => return None,
-                Err(error) => return Some(Err(unreachable(error.to_string()))),
+                Err(error) => return Some(Err(unreachable(explained_io(&error)))),
                 Ok(_) => {}
             }
             // Each event is one line of data, which repeats its id and kind.

@@ -12,8 +12,12 @@ use std::time::Duration;
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use ureq::unversioned::resolver::DefaultResolver;
+use ureq::unversioned::transport::{Connector, TcpConnector};
 
+use crate::access::Access;
 use crate::answers::{ApiError, EventStream};
+use crate::transport::{Kept, TlsConnector, explained, explained_io};
 use crate::{
     CircuitList, ClientAnswer, ClientId, ClientReport, ClientSpec, ClientView, Health, MoveRequest,
     Node, NodeAnswer, NodeList, NodeReport, NodeSpec, Problem, ProblemKind, Segment, SegmentId,
@@ -36,6 +40,8 @@ pub struct Client {
     agent: ureq::Agent,
     urls: Arc<[String]>,
     authorization: Option<Arc<str>>,
+    /// What it shows to controllers at https://.
+    kept: Option<Arc<Kept>>,
     /// Index of the address that answered last.
     current: Arc<AtomicUsize>,
 }
@@ -82,34 +88,37 @@ impl<'a> Call<'a> {
 type Response = ureq::http::Response<ureq::Body>;
 
 impl Client {
-    /// Creates a client of the controllers at `base_url`: one address such as
-    /// `http://10.0.0.1:7080`, or several separated by commas.
+    /// Creates a client of the controllers at `base_url`, with at most a token: see
+    /// [`Self::with`].
     ///
     /// # Errors
-    /// An address is not an `http://` URL.
+    /// See [`Self::with`].
     pub fn new(base_url: &str, token: Option<&str>) -> Result<Self, ApiError> {
-        let urls = base_url.split(',').map(str::trim).filter(|url| !url.is_empty());
-        let urls: Vec<String> = urls.map(|url| url.trim_end_matches('/').to_owned()).collect();
-        let is_url = |url: &String| {
-            let host = url.strip_prefix("http://").unwrap_or_default();
-            !host.is_empty() && url.parse::<ureq::http::Uri>().is_ok()
-        };
-        if let Some(bad) = urls.iter().find(|url| !is_url(url)) {
-            return Err(ApiError::BadUrl(bad.clone()));
-        }
-        if urls.is_empty() {
-            return Err(ApiError::BadUrl(base_url.to_owned()));
-        }
+        Self::with(base_url, &Access { token: token.map(str::to_owned), ..Access::default() })
+    }
+
+    /// Creates a client of the controllers at `base_url`: one address such as
+    /// `https://10.0.0.1:7080`, or several separated by commas.
+    ///
+    /// # Errors
+    /// See [`Access::addresses`]; or the certificate cannot be used.
+    pub fn with(base_url: &str, access: &Access) -> Result<Self, ApiError> {
+        let urls = access.addresses(base_url)?;
         let config = ureq::Agent::config_builder()
             .http_status_as_error(false)
             .timeout_connect(Some(CONNECT_TIMEOUT))
             .max_redirects(0)
             .proxy(None)
             .build();
+        let kept = access.credentials.clone().map(Kept::new).transpose();
+        let kept = kept.map_err(|why| ApiError::Credentials(why.to_string()))?;
+        let connector = ().chain(TcpConnector::default()).chain(TlsConnector(kept.clone()));
+        let authorization = access.token.as_ref().map(|token| format!("Bearer {token}").into());
         Ok(Self {
-            agent: config.into(),
+            agent: ureq::Agent::with_parts(config, connector, DefaultResolver::default()),
             urls: urls.into(),
-            authorization: token.map(|token| format!("Bearer {token}").into()),
+            authorization,
+            kept,
             current: Arc::new(AtomicUsize::new(0)),
         })
     }
@@ -500,7 +509,11 @@ impl Client {
             reason: error.to_string(),
         })?;
         let request = self.agent.configure_request(request).timeout_global(timeout).build();
-        let response = self.agent.run(request).map_err(|error| unreachable(error.to_string()))?;
+        let why = |error| match &self.kept {
+            Some(kept) => kept.explained(&error),
+            None => explained(&error),
+        };
+        let response = self.agent.run(request).map_err(|error| unreachable(why(error)))?;
         if response.status().is_success() {
             return Ok(response);
         }
@@ -522,7 +535,7 @@ fn read(response: Response) -> Result<Vec<u8>, String> {
     reader
         .take(ANSWER_LIMIT_BYTES + 1)
         .read_to_end(&mut bytes)
-        .map_err(|error| error.to_string())?;
+        .map_err(|error| explained_io(&error))?;
     if bytes.len() as u64 > ANSWER_LIMIT_BYTES {
         return Err(format!("the answer is above {ANSWER_LIMIT_BYTES} bytes"));
     }
@@ -549,11 +562,12 @@ mod tests {
 
     #[test]
     fn addresses_are_checked() {
-        for bad in ["", ",", "10.0.0.1:7080", "http://", "https://a", "http://a,b"] {
+        for bad in ["", ",", "10.0.0.1:7080", "http://", "http://127.0.0.1,b"] {
             assert!(matches!(Client::new(bad, None), Err(ApiError::BadUrl(_))), "{bad}");
         }
-        let client = Client::new("http://a:1/, http://b:2", Some("secret")).unwrap();
-        assert_eq!(client.urls(), ["http://a:1", "http://b:2"]);
+        let near = "http://127.0.0.1:1/, http://localhost:2";
+        let client = Client::new(near, Some("secret")).unwrap();
+        assert_eq!(client.urls(), ["http://127.0.0.1:1", "http://localhost:2"]);
         assert!(!format!("{client:?}").contains("secret"));
     }
 

@@ -11,6 +11,7 @@
 
 #![warn(missing_docs)]
 
+mod access;
 mod answers;
 mod client;
 mod ids;
@@ -20,7 +21,9 @@ mod rack;
 mod segments;
 pub mod tenant;
 mod tenants;
+mod transport;
 
+pub use access::Access;
 pub use answers::{ApiError, EventStream};
 pub use client::{Client, REQUEST_HEADER, SegmentFilter};
 pub use ids::{ClientId, IdError, Key, SegmentId, TaskId};

@@ -48,8 +48,9 @@ pub struct ClientSpec {
     #[cfg_attr(feature = "schema", schema(minimum = 1000, maximum = 3600000))]
     #[serde(default = "default_lease_ms")]
     pub lease_ms: u64,
-    /// The tenant whose promise and quota it counts towards; `default` if left out. A name only:
-    /// whoever may ask the controller may give any.
+    /// The tenant whose promise and quota it counts towards; that of the certificate, or `default`,
+    /// if left out. With certificates a program gives its own only; without them whoever may ask
+    /// the controller may give any.
     #[cfg_attr(feature = "schema", schema(pattern = "^[A-Za-z0-9._-]{1,64}$"))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tenant: Option<String>,

@@ -1,4 +1,5 @@
-//! Serves a router over TCP, so that connections that send nothing cost others nothing.
+//! Serves a router over TCP, or over TLS above it, so that connections that send nothing cost
+//! others nothing.
 //!
 //! Invariants:
 //! - A connection is *waiting* unless a whole request of it is being answered. A head that does not
@@ -9,6 +10,7 @@
 //! - At most as many connections are open as descriptors allow, over all listeners. If all of them
 //!   are being answered, a further one is closed at once, before its token is looked at, and a line
 //!   in the log says so.
+//! - A handshake counts as waiting, and has the time of a head.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -23,11 +25,14 @@ use axum::response::Response;
 use hyper::body::{Frame, Incoming, SizeHint};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustix::io::Errno;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tower_service::Service;
 
+use crate::audit::From;
 use crate::bare::Worded;
 use crate::connections::{Exchange, Seat};
+use crate::tls::{Admitted, Tls};
 
 pub use crate::connections::{Connections, HEAD_TIMEOUT, Limits, WAITING_LIMIT};
 
@@ -90,11 +95,17 @@ impl HttpBody for Kept {
 /// The pause after an error that is likely to come again at once.
 const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
 
-/// Serves a router on a listener, without end. Listeners of one server share its connections.
-pub async fn serve(listener: TcpListener, router: Router, connections: Arc<Connections>) {
+/// Serves a router on a listener, without end. Listeners of one server share its connections. With
+/// `tls` nothing is served in the clear, and [`Tls::watch`] has to run, too.
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    connections: Arc<Connections>,
+    tls: Option<Arc<Tls>>,
+) {
     loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
+        let (stream, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
             Err(error) => {
                 match Errno::from_io_error(&error) {
                     Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOBUFS) => {
@@ -116,21 +127,59 @@ pub async fn serve(listener: TcpListener, router: Router, connections: Arc<Conne
         };
         // Answers are small and clients wait for them. A socket that refuses this works, too.
         let _ = stream.set_nodelay(true);
-        tokio::spawn(attend(stream, router.clone(), seat));
+        tokio::spawn(attend(stream, From(peer), router.clone(), seat, tls.clone()));
     }
 }
 
-/// Answers the requests of one connection until it ends or has to go.
-async fn attend(stream: TcpStream, router: Router, seat: Arc<Seat>) {
-    let asked = Arc::clone(&seat);
-    let service = hyper::service::service_fn(move |request: Request<Incoming>| {
-        let exchange = asked.exchange();
+/// Serves one connection until it ends or has to go.
+async fn attend(
+    stream: TcpStream,
+    from: From,
+    router: Router,
+    seat: Arc<Seat>,
+    tls: Option<Arc<Tls>>,
+) {
+    let Some(tls) = tls else {
+        let told = move |request: &mut Request| {
+            request.extensions_mut().insert(from);
+            router.clone()
+        };
+        return answer(stream, &seat, told).await;
+    };
+    let admitted = tokio::select! {
+        admitted = tls.admit(stream) => admitted,
+        () = tokio::time::sleep(seat.connections().head_timeout()) => None,
+        () = seat.closed() => None,
+    };
+    let Some(admitted) = admitted else { return };
+    let identity = admitted.identity();
+    let Admitted { stream, live } = admitted;
+    let named = move |request: &mut Request| {
+        request.extensions_mut().insert(identity.clone());
+        request.extensions_mut().insert(from);
+        router.clone()
+    };
+    tokio::select! {
+        () = answer(stream, &seat, named) => {}
+        () = tls.ended(&live) => {}
+    }
+}
+
+/// Answers the requests of one connection until it ends or has to go. `router` gets each request
+/// before the router that it returns does.
+async fn answer(
+    stream: impl AsyncRead + AsyncWrite + Unpin,
+    seat: &Arc<Seat>,
+    router: impl Fn(&mut Request) -> Router,
+) {
+    let service = hyper::service::service_fn(|request: Request<Incoming>| {
+        let exchange = seat.exchange();
         if request.body().is_end_stream() {
             exchange.answer();
         }
         let received = |body| Body::new(Received { body, exchange: Arc::clone(&exchange) });
-        let request = request.map(received);
-        let mut router = router.clone();
+        let mut request = request.map(received);
+        let mut router = router(&mut request);
         async move {
             // A router is always ready.
             let Ok(response) = router.call(request).await;

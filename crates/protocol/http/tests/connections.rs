@@ -53,7 +53,7 @@ impl Server {
         let listen = |_| {
             let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
             let address = listener.local_addr().unwrap();
-            runtime.spawn(serve(listener, router.clone(), Arc::clone(&all)));
+            runtime.spawn(serve(listener, router.clone(), Arc::clone(&all), None));
             address
         };
         let addresses = (0..listeners).map(listen).collect();

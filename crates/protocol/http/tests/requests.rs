@@ -42,7 +42,7 @@ impl Server {
         let router = bearer::guard(router, token, "summer");
         let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
-        runtime.spawn(serve(listener, router, Connections::new(Limits::raised())));
+        runtime.spawn(serve(listener, router, Connections::new(Limits::raised()), None));
         Self { url, _runtime: runtime }
     }
 
@@ -158,7 +158,7 @@ fn limited(limits: Limits) -> (std::net::SocketAddr, Server) {
         .route("/healthz", get(|| async { json(StatusCode::OK, &true) }));
     let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
     let address = listener.local_addr().unwrap();
-    runtime.spawn(serve(listener, router, Connections::new(limits)));
+    runtime.spawn(serve(listener, router, Connections::new(limits), None));
     (address, Server { url: format!("http://{address}"), _runtime: runtime })
 }
 

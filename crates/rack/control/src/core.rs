@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use farpool_api::{Event, Problem, ProblemKind};
+use farpool_http::Asker;
 use farpool_kernel::{fill_random, lock, unix_ms};
 use farpool_units::at_most;
 use tokio::sync::watch;
@@ -126,9 +127,22 @@ impl Core {
         command: Command,
         look: impl FnOnce(&State, &Applied, u64) -> Result<T, Problem>,
     ) -> Result<T, Problem> {
+        self.apply_of(&Asker::default(), command, look).await
+    }
+
+    /// Carries out a command like [`Self::apply`], unless `asker` speaks for others with it.
+    pub(crate) async fn apply_of<T>(
+        &self,
+        asker: &Asker,
+        command: Command,
+        look: impl FnOnce(&State, &Applied, u64) -> Result<T, Problem>,
+    ) -> Result<T, Problem> {
         self.check_leads()?;
         let (seen, queued) = {
             let mut guarded = self.lock();
+            if let Some(tenant) = asker.tenant() {
+                guarded.state.check_owns(tenant, &command).inspect_err(say_refused)?;
+            }
             let now_ms = self.now_ms();
             let applied = guarded.apply(command, now_ms, self)?;
             (look(&guarded.state, &applied, now_ms), guarded.queued)
@@ -247,6 +261,11 @@ impl Core {
         let queued = self.lock().queued;
         (self.committer.state().borrow().durable, queued)
     }
+}
+
+/// Logs that somebody spoke for others.
+pub(crate) fn say_refused(problem: &Problem) {
+    tracing::warn!("refused: {}", problem.detail);
 }
 
 impl Guarded {

@@ -6,7 +6,7 @@
 //! * `core`: the state under its lock, durable before it is published.
 //! * `history`: the events that are remembered, also over a restart.
 //! * `lead`: which controller leads, the reconciler's ticks, the switches.
-//! * `rest`, `metrics`: the HTTP interface.
+//! * `rest`, `metrics`: the HTTP interface; `model::owners`: a program speaks for its tenant only.
 //!
 //! Nothing on the data path asks the controller: clients and blades continue while it is down.
 
@@ -24,8 +24,8 @@ use std::path::PathBuf;
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
-use farpool_http::bearer::is_token;
 use farpool_http::serve::{Connections, Limits};
+use farpool_http::{Protection, Unprotected};
 use farpool_placement::{Graph, SwitchKind};
 use farpool_switch::SwitchDriver;
 use tokio::net::TcpListener;
@@ -65,10 +65,8 @@ pub struct ControlOptions {
     pub topology: Option<TopologySource>,
     /// Where intent is kept.
     pub store: StoreChoice,
-    /// Token that every request must present.
-    pub token: Option<String>,
-    /// Permits listening beyond loopback, where others can read the traffic; needs a token, too.
-    pub allow_remote: bool,
+    /// Who may ask, and how they prove who they are.
+    pub protection: Protection,
     /// Longest time a report or a wait for a state is held open; `farpool_api::WAIT_LIMIT_MS`
     /// unless changed, which clients expect to be an upper bound.
     pub wait_limit: Duration,
@@ -87,8 +85,7 @@ impl ControlOptions {
             advertise: None,
             topology: None,
             store,
-            token: None,
-            allow_remote: false,
+            protection: Protection::default(),
             wait_limit: Duration::from_millis(farpool_api::WAIT_LIMIT_MS),
             switches: Vec::new(),
             connections: None,
@@ -109,18 +106,9 @@ pub enum ControlError {
     /// No address to listen on is given.
     #[error("no address to listen on was given")]
     NoListen,
-    /// An address is beyond loopback, which is not permitted: others could read the traffic.
-    #[error(
-        "{0} is reachable from other machines, and whoever sits on the path could read the token; \
-         allow remote listening if that is what you want"
-    )]
-    Remote(SocketAddr),
-    /// An address is beyond loopback without a token: everybody could use the rack.
-    #[error("{0} is reachable from other machines; set a token")]
-    NoToken(SocketAddr),
-    /// The token is empty, which protects nothing, or has characters that do not fit a header.
-    #[error("the token must be 1 or more visible ASCII characters")]
-    BadToken,
+    /// It would not be protected as it should be.
+    #[error(transparent)]
+    Unprotected(#[from] Unprotected),
     /// The address is in use, or not this machine's.
     #[error("cannot listen on {address}")]
     Listen {
@@ -161,18 +149,6 @@ pub enum ControlError {
     /// The system refused a socket, a thread or the like.
     #[error("the controller cannot run")]
     Io(#[from] std::io::Error),
-}
-
-fn check_token(options: &ControlOptions) -> Result<(), ControlError> {
-    if options.token.as_deref().is_some_and(|token| !is_token(token)) {
-        return Err(ControlError::BadToken);
-    }
-    let remote = options.listen.iter().find(|address| !address.ip().is_loopback());
-    match remote {
-        Some(address) if options.token.is_none() => Err(ControlError::NoToken(*address)),
-        Some(address) if !options.allow_remote => Err(ControlError::Remote(*address)),
-        _ => Ok(()),
-    }
 }
 
 fn read_topology(source: Option<&TopologySource>) -> Result<Option<Graph>, ControlError> {
@@ -216,7 +192,7 @@ pub async fn serve(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), ControlError> {
     let Some(first) = options.listen.first() else { return Err(ControlError::NoListen) };
-    check_token(&options)?;
+    let tls = options.protection.check(&options.listen)?;
     let graph = read_topology(options.topology.as_ref())?;
     check_switches(graph.as_ref(), &options.switches)?;
     let mut listeners = Vec::new();
@@ -230,19 +206,23 @@ pub async fn serve(
     }
     let own = addresses.first().unwrap_or(first);
     let names: Vec<String> = options.advertise.iter().cloned().collect();
-    let advertise = options.advertise.unwrap_or_else(|| format!("http://{own}"));
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let advertise = options.advertise.unwrap_or_else(|| format!("{scheme}://{own}"));
     let app = Arc::new(rest::App {
         role: RwLock::new(rest::Role::Standby { leader: None }),
         wait_limit: options.wait_limit,
         document: openapi().to_string(),
     });
     let mut lead = lead::start(&app, graph, options.store, advertise, options.switches)?;
-    let service = rest::service(Arc::clone(&app), options.token.as_deref(), &names);
+    let service = rest::service(Arc::clone(&app), &options.protection, &names);
     let limits = options.connections.map_or_else(Limits::raised, Limits::of);
     let all = Connections::new(limits);
-    let serve = |listener| farpool_http::serve::serve(listener, service.clone(), Arc::clone(&all));
-    let servers: Vec<_> =
+    let serve = |listener| {
+        farpool_http::serve::serve(listener, service.clone(), Arc::clone(&all), tls.clone())
+    };
+    let mut servers: Vec<_> =
         listeners.into_iter().map(|listener| tokio::spawn(serve(listener))).collect();
+    servers.extend(tls.as_ref().map(|tls| tokio::spawn(Arc::clone(tls).watch())));
     on_ready(&addresses);
     let failed = tokio::select! {
         () = shutdown => None,

@@ -106,7 +106,7 @@ fn a_strangers_page_changes_and_reads_nothing() {
     assert_eq!(ask(&server, "GET /v1/nodes", &["Host: rack:7080"], "").status, 200);
     assert_eq!(ask(&server, "POST /v1/nodes/n0/drain", &["Farpool-Request: 1"], "").status, 202);
     // With a token, the token is the proof, and names do not matter.
-    let server = Server::fresh(|options| options.token = Some("secret".into()));
+    let server = Server::fresh(|options| options.protection.token = Some("secret".into()));
     let token = "Authorization: Bearer secret";
     assert_eq!(ask(&server, "GET /v1/nodes", &["Host: other", token], "").status, 200);
     ask(&server, "GET /v1/nodes", &[evil[0], token], "").is_problem(403);

@@ -11,6 +11,7 @@ use farpool_api::{
     SegmentId, SegmentSpec, SegmentState, TaskState,
 };
 use farpool_control::{ControlError, ControlOptions, StoreChoice, serve};
+use farpool_http::Unprotected;
 
 fn refused<T: std::fmt::Debug>(result: Result<T, ApiError>, kind: ProblemKind) {
     let error = result.unwrap_err();
@@ -348,7 +349,7 @@ fn malformed_requests_get_problems() {
 
 #[test]
 fn a_token_is_asked_for() {
-    let server = Server::fresh(|options| options.token = Some("secret".into()));
+    let server = Server::fresh(|options| options.protection.token = Some("secret".into()));
     let with = |token| Client::new(&server.url, token).unwrap();
     refused(with(None).nodes(), ProblemKind::Unauthorized);
     refused(with(Some("secre")).nodes(), ProblemKind::Unauthorized);
@@ -360,17 +361,21 @@ fn a_token_is_asked_for() {
 fn nobody_listens_to_the_world_by_accident() {
     let folder = tempfile::tempdir().unwrap();
     let everywhere = SocketAddr::from(([0, 0, 0, 0], 0));
-    let attempt = |token: Option<&str>, allow_remote| {
+    let attempt = |token: Option<&str>, insecure| {
         let store = StoreChoice::Redb(folder.path().join("store"));
         let mut options = ControlOptions::new(everywhere, store);
-        options.token = token.map(str::to_owned);
-        options.allow_remote = allow_remote;
+        options.protection.token = token.map(str::to_owned);
+        options.protection.insecure = insecure;
         let served = serve(options, |_| {}, async {});
         tokio::runtime::Runtime::new().unwrap().block_on(served)
     };
-    assert!(matches!(attempt(None, true), Err(ControlError::NoToken(_))));
-    assert!(matches!(attempt(Some("secret"), false), Err(ControlError::Remote(_))));
-    assert!(matches!(attempt(Some(""), true), Err(ControlError::BadToken)));
+    let refused = |token: Option<&str>, insecure| match attempt(token, insecure) {
+        Err(ControlError::Unprotected(why)) => why,
+        other => panic!("{other:?}"),
+    };
+    assert!(matches!(refused(None, true), Unprotected::NoToken(_)));
+    assert!(matches!(refused(Some("secret"), false), Unprotected::Clear(_)));
+    assert!(matches!(refused(Some(""), true), Unprotected::BadToken));
     attempt(Some("secret"), true).unwrap();
 }
 

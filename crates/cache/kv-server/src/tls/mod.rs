@@ -8,13 +8,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
+use farpool_identity::pem::{certificates, private_key, provider, resume_nothing, roots};
 use farpool_kernel::lock;
-use rustls::crypto::ring;
-use rustls::pki_types::pem::{self, PemObject};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::danger::ClientCertVerifier;
-use rustls::server::{NoServerSessionStorage, ServerConfig, WebPkiClientVerifier};
-use rustls::{RootCertStore, ServerConnection, SupportedProtocolVersion, version};
+use rustls::server::{ServerConfig, WebPkiClientVerifier};
+use rustls::{ServerConnection, SupportedProtocolVersion, version};
 
 /// Whether clients have to show a certificate; memcached's `ssl_verify_mode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -90,31 +88,23 @@ impl Tls {
     }
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let read = |error: pem::Error| error.to_string();
-    let found = CertificateDer::pem_file_iter(path).map_err(read)?;
-    let found = found.collect::<Result<Vec<_>, _>>().map_err(read)?;
-    if found.is_empty() { Err("no certificate in PEM form".into()) } else { Ok(found) }
-}
-
 fn load(settings: &TlsSettings) -> Result<Arc<ServerConfig>, TlsError> {
     let shown = |path: &Path| path.display().to_string();
     let chain = certificates(&settings.chain)
         .map_err(|reason| TlsError::Chain { path: shown(&settings.chain), reason })?;
-    let key = PrivateKeyDer::from_pem_file(&settings.key)
-        .map_err(|error| TlsError::Key { path: shown(&settings.key), reason: error.to_string() })?;
+    let key = private_key(&settings.key)
+        .map_err(|reason| TlsError::Key { path: shown(&settings.key), reason })?;
     let versions: &[&SupportedProtocolVersion] =
         if settings.only_newest { &[&version::TLS13] } else { &[&version::TLS13, &version::TLS12] };
-    let provider = Arc::new(ring::default_provider());
-    let builder = ServerConfig::builder_with_provider(provider).with_protocol_versions(versions)?;
+    let builder =
+        ServerConfig::builder_with_provider(provider()).with_protocol_versions(versions)?;
     let builder = match verifier(settings)? {
         Some(verifier) => builder.with_client_cert_verifier(verifier),
         None => builder.with_no_client_auth(),
     };
     let mut config = builder.with_single_cert(chain, key)?;
     if !settings.keeps_sessions {
-        config.session_storage = Arc::new(NoServerSessionStorage {});
-        config.send_tls13_tickets = 0;
+        resume_nothing(&mut config);
     }
     Ok(Arc::new(config))
 }
@@ -126,12 +116,8 @@ fn verifier(settings: &TlsSettings) -> Result<Option<Arc<dyn ClientCertVerifier>
     }
     let path = settings.client_roots.clone().unwrap_or_default();
     let failed = |reason| TlsError::Roots { path: path.display().to_string(), reason };
-    let mut roots = RootCertStore::empty();
-    for root in certificates(&path).map_err(failed)? {
-        roots.add(root).map_err(|error| failed(error.to_string()))?;
-    }
-    let provider = Arc::new(ring::default_provider());
-    let builder = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
+    let roots = Arc::new(roots(&path).map_err(failed)?);
+    let builder = WebPkiClientVerifier::builder_with_provider(roots, provider());
     let builder = match settings.client_certificates {
         ClientCertificates::Required => builder,
         _ => builder.allow_unauthenticated(),

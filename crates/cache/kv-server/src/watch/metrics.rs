@@ -47,7 +47,7 @@ pub(crate) fn serve(listener: TcpListener, shared: Arc<Shared>) -> std::io::Resu
             match tokio::net::TcpListener::from_std(listener) {
                 Ok(listener) => {
                     let connections = Connections::new(Limits::of(CONNECTIONS_MAX));
-                    http::serve(listener, router, connections).await;
+                    http::serve(listener, router, connections, None).await;
                 }
                 Err(error) => tracing::error!(%error, "metrics cannot be served"),
             }

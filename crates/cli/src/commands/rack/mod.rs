@@ -22,14 +22,15 @@ use farpool_units::plain;
 use serde::Serialize;
 
 use crate::args::{CircuitAction, RemoteArgs};
-use crate::commands::service::read_token;
+use crate::commands::service::access;
 use crate::terminal::{self, table};
 use crate::values::Size;
 
 /// Returns the controller named by the flags.
 fn client(remote: &RemoteArgs) -> anyhow::Result<Client> {
-    let token = read_token(remote.token_file.as_deref())?;
-    Ok(Client::new(&remote.control, token.as_deref())?)
+    let (pki, token_file) = (remote.pki.as_deref(), remote.token_file.as_deref());
+    let access = access(&remote.control, pki, token_file, remote.insecure)?;
+    Ok(Client::with(&remote.control, &access)?)
 }
 
 /// Prints the controller's answer as JSON, or as formatted by `text`.

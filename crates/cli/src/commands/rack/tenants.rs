@@ -20,7 +20,7 @@ pub fn main(action: &TenantAction) -> anyhow::Result<u8> {
         }
         TenantAction::Set { name, promise, quota, priority, remote } => {
             let spec = TenantSpec {
-                promised_bytes: promise.0,
+                promised_bytes: promise.map_or(0, |Size(bytes)| bytes),
                 quota_bytes: quota.map(|Size(bytes)| bytes),
                 priority: *priority,
             };

@@ -17,6 +17,7 @@ pub mod graph;
 mod load;
 mod moves;
 mod nodes;
+mod owners;
 pub mod record;
 mod resize;
 mod segments;

@@ -4,7 +4,8 @@
 //! ([`SegmentRecord::superpages`]), those that it gives back included until they are free for
 //! others. Quotas are rounded down to whole superpages, promises up.
 //!
-//! A tenant is a name that a client gives; nothing proves it.
+//! A tenant is a name that a client gives. With certificates it is that of the client's own
+//! (`owners`); else nothing proves it.
 
 use std::collections::BTreeMap;
 

@@ -1,8 +1,8 @@
 //! The OpenAPI document, with what the types alone do not say.
 
 use serde_json::{Value, json};
-use utoipa::openapi::RefOr;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::openapi::{RefOr, SecurityRequirement};
 
 /// The names of nodes, bricks and failure domains.
 const NAME: &str = "^[A-Za-z0-9._-]{1,64}$";
@@ -24,10 +24,16 @@ pub fn openapi() -> Value {
     let components = document.components.get_or_insert_default();
     let scheme = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
     components.security_schemes.insert("token".to_owned(), RefOr::T(SecurityScheme::Http(scheme)));
-    // A controller on loopback may run without a token.
-    let none = utoipa::openapi::SecurityRequirement::default();
-    let token = utoipa::openapi::SecurityRequirement::new("token", Vec::<String>::new());
-    document.security = Some(vec![none, token]);
+    let certificate = SecurityScheme::MutualTls {
+        description: Some("a certificate of the rack, whose role decides what may be asked".into()),
+        deprecated: None,
+        extensions: None,
+    };
+    components.security_schemes.insert("certificate".to_owned(), RefOr::T(certificate));
+    // A controller on loopback may run without a token and without certificates.
+    let none = SecurityRequirement::default();
+    let of = |name: &str| SecurityRequirement::new(name, Vec::<String>::new());
+    document.security = Some(vec![none, of("token"), of("certificate")]);
     let mut document = serde_json::to_value(&document).expect("the document is plain data");
     complete(&mut document["components"]["schemas"]);
     let paths = document["paths"].as_object_mut().into_iter().flatten();

@@ -1,4 +1,4 @@
-//! REST: routes, the token, and the OpenAPI document.
+//! REST: routes, who may ask them, and the OpenAPI document.
 
 mod answers;
 mod conditions;
@@ -19,7 +19,7 @@ use axum::http::Method;
 use axum::middleware::{Next, from_fn};
 use axum::response::{IntoResponse, Response};
 use farpool_api::{Problem, ProblemKind};
-use farpool_http::{PROBLEM_TYPE, Refusal, bearer, origin};
+use farpool_http::{PROBLEM_TYPE, Protection, Refusal};
 use farpool_kernel::{read_lock, write_lock};
 use utoipa::openapi::{ContentBuilder, RefOr, Response as ResponseDoc};
 use utoipa::{IntoResponses, OpenApi};
@@ -177,9 +177,10 @@ async fn check_query(request: Request, next: Next) -> Response {
     }
 }
 
-/// Returns the routes. If there is a token, they answer only requests that present it, and
-/// `/healthz`. `names` are hosts by which this controller is known besides its addresses.
-pub(crate) fn service(app: Arc<App>, token: Option<&str>, names: &[String]) -> Router {
+/// Returns the routes, protected. With a token they answer only requests that present it, and
+/// `/healthz`; with certificates, what the role of each may ask. `names` are hosts by which this
+/// controller is known besides its addresses.
+pub(crate) fn service(app: Arc<App>, protection: &Protection, names: &[String]) -> Router {
     let (router, _) = router().split_for_parts();
     let router = router
         .fallback(|| async { Refusal::new(ProblemKind::NotFound, "there is no such path") })
@@ -187,6 +188,5 @@ pub(crate) fn service(app: Arc<App>, token: Option<&str>, names: &[String]) -> R
             Refusal::new(ProblemKind::MethodNotAllowed, "the path does not have this method")
         });
     let router = router.layer(from_fn(check_query));
-    let router = bearer::guard(router, token, "controller");
-    origin::guard(router, token.is_some(), names).with_state(app)
+    protection.guard(router, "controller", names).with_state(app)
 }

@@ -7,15 +7,27 @@ use farpool_api::{
     ClientAnswer, ClientId, ClientReport, ClientSpec, ClientView, MoveRequest, Problem,
     ProblemKind, Segment, SegmentId, SegmentList, SegmentSpec, SegmentState, Task,
 };
-use farpool_http::{Asked, Body, Name, Refusal, json};
+use farpool_http::{Asked, Asker, Body, Name, Refusal, json};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
 use super::answers::{accepted, created, task_of};
 use super::conditions::conditions;
 use super::{Problems, Shared};
-use crate::core::Core;
-use crate::model::{ASK_AGAIN_MS, Command, Condition, Outcome};
+use crate::core::{Core, say_refused};
+use crate::model::{ASK_AGAIN_MS, Command, Condition, Outcome, State as Model};
+
+/// Refuses if a client is not the asker's.
+fn may_see_client(state: &Model, asker: &Asker, id: ClientId) -> Result<(), Problem> {
+    let checked = asker.tenant().map(|tenant| state.check_owns_client(tenant, id));
+    checked.unwrap_or(Ok(())).inspect_err(say_refused)
+}
+
+/// Refuses if a segment is not the asker's.
+fn may_see_segment(state: &Model, asker: &Asker, id: SegmentId) -> Result<(), Problem> {
+    let checked = asker.tenant().map(|tenant| state.check_owns_segment(tenant, id));
+    checked.unwrap_or(Ok(())).inspect_err(say_refused)
+}
 
 fn tagged(status: StatusCode, segment: &Segment) -> Response {
     let tag = [(header::ETAG, format!("\"{}\"", segment.revision))];
@@ -46,9 +58,11 @@ pub(super) struct IfNoneMatch {
     responses((status = 200, description = "The client", body = ClientView), Problems))]
 pub(super) async fn get_client(
     State(app): Shared,
+    asker: Asker,
     Name(id): Name<ClientId>,
 ) -> Result<Response, Refusal> {
-    let client = app.core()?.read(|state, _| state.client(id)).await??;
+    let look = |state: &Model, _| may_see_client(state, &asker, id).and_then(|()| state.client(id));
+    let client = app.core()?.read(look).await??;
     Ok(json(StatusCode::OK, &client))
 }
 
@@ -59,12 +73,16 @@ pub(super) async fn get_client(
         (status = 201, description = "It is new", body = ClientView), Problems))]
 pub(super) async fn put_client(
     State(app): Shared,
+    asker: Asker,
     Name(id): Name<ClientId>,
-    Body(spec): Body<ClientSpec>,
+    Body(mut spec): Body<ClientSpec>,
 ) -> Result<Response, Refusal> {
     let core = app.core()?;
+    // What its certificate says need not be said again.
+    spec.tenant = spec.tenant.or_else(|| asker.tenant().map(str::to_owned));
     let command = Command::PutClient { id, spec };
-    let look = core.apply(command, |state, applied, _| Ok((applied.outcome, state.client(id)?)));
+    let look = core
+        .apply_of(&asker, command, |state, applied, _| Ok((applied.outcome, state.client(id)?)));
     let (outcome, client) = look.await?;
     Ok(json(created(outcome), &client))
 }
@@ -75,9 +93,10 @@ pub(super) async fn put_client(
     responses((status = 204, description = "It is ended"), Problems))]
 pub(super) async fn delete_client(
     State(app): Shared,
+    asker: Asker,
     Name(id): Name<ClientId>,
 ) -> Result<StatusCode, Refusal> {
-    app.core()?.apply(Command::DeleteClient { id }, |_, _, _| Ok(())).await?;
+    app.core()?.apply_of(&asker, Command::DeleteClient { id }, |_, _, _| Ok(())).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -87,6 +106,7 @@ pub(super) async fn delete_client(
     responses((status = 200, description = "Its segments", body = ClientAnswer), Problems))]
 pub(super) async fn report(
     State(app): Shared,
+    asker: Asker,
     Name(id): Name<ClientId>,
     Body(report): Body<ClientReport>,
 ) -> Result<Response, Refusal> {
@@ -94,11 +114,14 @@ pub(super) async fn report(
     let known = report.known_version;
     let wait = app.wait(report.wait_ms);
     let command = Command::ClientReport { id, report };
-    let mut answer =
-        core.apply(command, |state, _, now_ms| state.client_answer(id, now_ms)).await?;
+    let look = |state: &Model, now_ms| {
+        may_see_client(state, &asker, id).and_then(|()| state.client_answer(id, now_ms))
+    };
+    let mut answer = core.apply_of(&asker, command, |state, _, now_ms| look(state, now_ms)).await?;
     if answer.version == known && !wait.is_zero() {
         core.wait(wait, |state| state.client_version(id) != Some(known)).await?;
-        answer = core.read(|state, now_ms| state.client_answer(id, now_ms)).await??;
+        // Its id may be another's by now.
+        answer = core.read(look).await??;
     }
     Ok(json(StatusCode::OK, &answer))
 }
@@ -148,20 +171,24 @@ pub(super) struct WaitQuery {
         (status = 304, description = "It is as one of the tags in If-None-Match"), Problems))]
 pub(super) async fn get(
     State(app): Shared,
+    asker: Asker,
     Name(id): Name<SegmentId>,
     Asked(query): Asked<WaitQuery>,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
     let condition = conditions(&headers)?;
     let core = app.core()?;
+    let look = |state: &Model, now_ms| {
+        may_see_segment(state, &asker, id).and_then(|()| state.segment(id, now_ms))
+    };
     if let Some(wanted) = query.wait_state {
+        core.read(look).await??;
         let wait = app.wait(query.wait_ms.unwrap_or(0));
-        let arrived = |state: &crate::model::State| {
-            state.segment(id, 0).map_or(true, |segment| segment.state == wanted)
-        };
+        let arrived =
+            |state: &Model| state.segment(id, 0).map_or(true, |segment| segment.state == wanted);
         core.wait(wait, arrived).await?;
     }
-    let segment = core.read(|state, now_ms| state.segment(id, now_ms)).await??;
+    let segment = core.read(look).await??;
     let only = |condition: Condition| condition.admits(Some(segment.revision));
     if !only(Condition { if_none_match: None, ..condition.clone() }) {
         let detail = format!("segment {id} is at revision {}", segment.revision);
@@ -182,6 +209,7 @@ pub(super) async fn get(
         (status = 201, description = "It is granted and stored", body = Segment), Problems))]
 pub(super) async fn put(
     State(app): Shared,
+    asker: Asker,
     Name(id): Name<SegmentId>,
     headers: HeaderMap,
     Body(spec): Body<SegmentSpec>,
@@ -189,23 +217,30 @@ pub(super) async fn put(
     let core = app.core()?;
     let wish = spec.clone();
     let command = Command::PutSegment { id, spec, condition: conditions(&headers)? };
-    let look = core
-        .apply(command, |state, applied, now_ms| Ok((applied.outcome, state.segment(id, now_ms)?)));
+    let look = core.apply_of(&asker, command, |state, applied, now_ms| {
+        Ok((applied.outcome, state.segment(id, now_ms)?))
+    });
     let (outcome, segment) = match look.await {
         Ok(done) => done,
-        Err(refusal) => return Err(make_room(&core, refusal, id, wish).await.into()),
+        Err(refusal) => return Err(make_room(&core, &asker, refusal, id, wish).await.into()),
     };
     Ok(tagged(created(outcome), &segment))
 }
 
 /// Has others give memory up for a segment that found no room, if memory is what is short and they
 /// have more than they were promised. Returns the refusal, which then says that asking again helps.
-async fn make_room(core: &Core, mut refusal: Problem, id: SegmentId, spec: SegmentSpec) -> Problem {
+async fn make_room(
+    core: &Core,
+    asker: &Asker,
+    mut refusal: Problem,
+    id: SegmentId,
+    spec: SegmentSpec,
+) -> Problem {
     if !refusal.is(ProblemKind::NoRoom) || refusal.limit.is_some() {
         return refusal;
     }
     let command = Command::MakeRoom { id, spec };
-    let made = core.apply(command, |_, applied, _| Ok(applied.outcome)).await;
+    let made = core.apply_of(asker, command, |_, applied, _| Ok(applied.outcome)).await;
     if made == Ok(Outcome::Created) {
         refusal.detail.push_str("; others give up memory for it");
         refusal.retry_after_ms = Some(ASK_AGAIN_MS);
@@ -221,12 +256,15 @@ async fn make_room(core: &Core, mut refusal: Problem, id: SegmentId, spec: Segme
         (status = 204, description = "It is gone"), Problems))]
 pub(super) async fn delete(
     State(app): Shared,
+    asker: Asker,
     Name(id): Name<SegmentId>,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
     let command = Command::DeleteSegment { id, condition: conditions(&headers)? };
     let core = app.core()?;
-    let left = core.apply(command, |state, _, now_ms| Ok(state.segment(id, now_ms).ok())).await?;
+    let look =
+        core.apply_of(&asker, command, |state, _, now_ms| Ok(state.segment(id, now_ms).ok()));
+    let left = look.await?;
     Ok(match left {
         Some(segment) => tagged(StatusCode::ACCEPTED, &segment),
         None => StatusCode::NO_CONTENT.into_response(),

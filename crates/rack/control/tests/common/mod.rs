@@ -3,6 +3,8 @@
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub(crate) mod pki;
+
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -37,6 +39,7 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start(options: ControlOptions) -> Self {
+        let scheme = if options.protection.credentials.is_some() { "https" } else { "http" };
         let (ready, address) = channel();
         let (end, ended) = tokio::sync::oneshot::channel::<()>();
         let thread = std::thread::spawn(move || {
@@ -49,7 +52,7 @@ impl Server {
         let Ok(address) = address.recv() else {
             panic!("the controller did not start: {:?}", thread.join().unwrap());
         };
-        let url = format!("http://{address}");
+        let url = format!("{scheme}://{address}");
         Self { url, end: Some(end), thread: Some(thread), folder: None }
     }
 

@@ -44,7 +44,7 @@ impl Controller {
         token: Option<&str>,
     ) -> Result<Self, ControlError> {
         let mut options = ControlOptions::new(listen, StoreChoice::Redb(folder.join("store")));
-        options.token = token.map(str::to_owned);
+        options.protection.token = token.map(str::to_owned);
         let (ready, address) = channel();
         let (end, ended) = tokio::sync::oneshot::channel::<()>();
         let thread = std::thread::spawn(move || {
