@@ -199,15 +199,22 @@ pub fn load_pages(
 }
 
 /// Counts the distinct pages of a trace, holding a table of them (96 bytes for each at most, see
-/// [`Densifier::memory_bytes`]) and one batch of references.
+/// [`Densifier::memory_bytes`]) and one batch of references. `progress` is told the references read so
+/// far.
 ///
 /// # Errors
 /// The trace is damaged, has blocks larger than the pages, or more pages than have numbers.
-pub fn count_pages(reader: TraceReader, page_bytes: u64) -> Result<u64, TraceError> {
+pub fn count_pages(
+    reader: TraceReader,
+    page_bytes: u64,
+    progress: &mut dyn FnMut(u64),
+) -> Result<u64, TraceError> {
     let mut reader = reader.with_columns(Columns::BLOCKS);
     let shift = page_shift(reader.path(), reader.info().block_bytes, page_bytes)?;
-    let mut numbers = Vec::new();
+    let (mut numbers, mut read) = (Vec::new(), 0);
     let densifier = number_pages(&mut reader, shift, &mut numbers, |numbers, _| {
+        read += numbers.len() as u64;
+        progress(read);
         numbers.clear();
         Ok::<_, TraceError>(())
     })?;

@@ -62,7 +62,7 @@ proptest! {
     fn no_bytes_end_an_import_otherwise_than_by_name(
         bytes in proptest::collection::vec(any::<u8>(), 0..400),
         beginning in prop::sample::select(vec!["", "block,time\n", "address\n", " L \
-            1000,8\n", "\0\0\0\x02"]),
+            1000,8\n", "\0\0\0\x02", "key,size\n", "1,9\n"]),
         is_text in any::<bool>(),
     ) {
         let noise = if is_text {
@@ -71,6 +71,9 @@ proptest! {
             bytes
         };
         let bytes = [beginning.as_bytes(), &noise].concat();
+        for format in [exercise::objects(), exercise::sized_addresses()] {
+            exercise::import_any(&bytes, &format);
+        }
         for format in every_format() {
             exercise::import_any(&bytes, &format);
             for name in ["t.bin", "t.zst"] {

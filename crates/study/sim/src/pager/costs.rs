@@ -60,11 +60,11 @@ const NAMES: [&str; COUNT] = [
 pub struct Probe {
     /// Its name.
     pub name: String,
-    /// Its time with all its memory local.
+    /// The whole time of its process with all its memory local.
     pub local_ns: u64,
-    /// Its time with part of it far.
+    /// The same with part of it far, and `farpool run` around it.
     pub far_ns: u64,
-    /// The pager's events in that time.
+    /// The pager's events in that time, all of them.
     pub events: Events,
 }
 
@@ -116,19 +116,20 @@ impl Costs {
         }
     }
 
-    /// Fits the costs of events to the probes; [`Costs::start_ps`] is left at 0. Probes that far
-    /// memory did not slow down are ignored.
+    /// Fits the costs of events to the probes, whose far times hold one start of `start_ps` each.
+    /// Probes that far memory did not slow down by more than that are ignored.
     #[must_use]
-    pub fn fit(probes: &[Probe]) -> Self {
+    pub fn fit(probes: &[Probe], start_ps: u64) -> Self {
+        let start_ns = start_ps / 1000;
         let rows: Vec<[f64; COUNT]> = probes
             .iter()
-            .filter(|probe| probe.far_ns > probe.local_ns)
-            .map(|probe| {
-                let added_ns = (probe.far_ns - probe.local_ns) as f64;
-                columns(&probe.events).map(|count| count as f64 / added_ns)
+            .filter_map(|probe| {
+                let added_ns = probe.far_ns.checked_sub(probe.local_ns + start_ns)?;
+                (added_ns > 0)
+                    .then(|| columns(&probe.events).map(|count| count as f64 / added_ns as f64))
             })
             .collect();
-        Self::from_columns(descend(&rows).map(whole_ps))
+        Self { start_ps, ..Self::from_columns(descend(&rows).map(whole_ps)) }
     }
 }
 
@@ -190,14 +191,14 @@ mod tests {
             ..Events::default()
         };
         let local_ns = 1_000_000;
-        let far_ns = local_ns + costs.events_ps(&events) / 1000;
+        let far_ns = local_ns + costs.added_ps(&events) / 1000;
         Probe { name: String::new(), local_ns, far_ns, events }
     }
 
     #[test]
     fn costs_are_found_again_where_the_probes_tell_them_apart() {
         let costs = Costs {
-            start_ps: 0,
+            start_ps: 9_000_000_000,
             zero_fill_ps: 3_000_000,
             zero_page_ps: 250_000,
             victim_hit_ps: 2_000_000,
@@ -208,7 +209,7 @@ mod tests {
             clean_drop_ps: 300_000,
         };
         let probes: Vec<Probe> = (0..40).map(|number| probe(number, &costs)).collect();
-        let found = Costs::fit(&probes);
+        let found = Costs::fit(&probes, costs.start_ps);
         for ((name, found_ps), (_, cost_ps)) in found.named().zip(costs.named()) {
             let off = found_ps.abs_diff(cost_ps);
             assert!(off * 10 <= cost_ps, "{name}: {found_ps} for {cost_ps}");
@@ -223,7 +224,7 @@ mod tests {
             far_ns: 9,
             events: Events { demand_fetches: 5, ..Events::default() },
         };
-        let found = Costs::fit(&[free]);
+        let found = Costs::fit(&[free], 0);
         let usual: Vec<u64> = USUAL_NS.into_iter().map(whole_ps).collect();
         assert_eq!(found.columns().to_vec(), usual);
     }

@@ -99,7 +99,7 @@ impl Fit {
 /// Returns the error of a probe's explained far time, as a share of the measured one.
 #[allow(clippy::cast_precision_loss)] // of nanoseconds, for a percentage
 pub(super) fn error(costs: &Costs, probe: &Probe) -> f64 {
-    let explained_ns = probe.local_ns as f64 + costs.events_ps(&probe.events) as f64 / 1e3;
+    let explained_ns = probe.local_ns as f64 + costs.added_ps(&probe.events) as f64 / 1e3;
     explained_ns / probe.far_ns.max(1) as f64 - 1.0
 }
 

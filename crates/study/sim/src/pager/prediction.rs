@@ -273,7 +273,7 @@ pub fn costs_page(measured: &MeasuredCosts, provenance: Provenance) -> Page {
     );
     for probe in &measured.probes {
         let explained_ns =
-            number(probe.local_ns) + number(measured.costs.events_ps(&probe.events)) / 1e3;
+            number(probe.local_ns) + number(measured.costs.added_ps(&probe.events)) / 1e3;
         probes.row([
             probe.name.clone().into(),
             ms(number(probe.local_ns)).into(),
