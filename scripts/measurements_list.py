@@ -153,6 +153,11 @@ SECTIONS = (
             Step(("cargo bench -p farpool-pool --bench donor_cost -- 30",)),
         ),
     ),
+    Section(
+        "network-faults",
+        20,
+        (Step(("cargo bench -p farpool-bench --bench network_faults -- 100",)),),
+    ),
     Section("controller", 10, controller()),
     Section(
         "nodes",

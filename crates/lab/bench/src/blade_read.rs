@@ -51,7 +51,9 @@ fn session(address: &str, quota_bytes: u64) -> Result<Arc<Session>, BenchError> 
         deadline: DEADLINE,
         allow_remote_tcp: false,
         asks: None,
+        time: farpool_fabric::Time::KERNEL,
         descriptors: Arc::new(DescriptorSet::default()),
+        met: farpool_fabric::Met::default(),
     }))
 }
 

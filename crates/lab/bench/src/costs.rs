@@ -17,7 +17,7 @@ use farpool_trace::capture;
 use farpool_units::at_most;
 
 use crate::machine::Machine;
-use crate::stage::{self, Door, check_interrupted, progress, run_to_end, watch_signals};
+use crate::stage::{self, Door, check_interrupted, progress, run_undisturbed, watch_signals};
 use crate::workload::WorkloadReport;
 use crate::{BenchError, WorkloadName};
 
@@ -49,7 +49,9 @@ const START_ROUNDS: u32 = 10;
 const START_LOCAL: &str = "64MiB";
 
 /// Name, workload, its arguments, and local memory in percent.
-const PROBES: [(&str, WorkloadName, &[&str], u64); 14] = [
+type ProbeWords = (&'static str, WorkloadName, &'static [&'static str], u64);
+
+const PROBES: [ProbeWords; 14] = [
     ("fill 50 %", WorkloadName::Faults, &["--passes", "0"], 50),
     ("fill 20 %", WorkloadName::Faults, &["--passes", "0"], 20),
     ("first touches 60 %", WorkloadName::Touch, &[], 60),
@@ -82,8 +84,8 @@ pub fn measure_costs(options: &CostsOptions) -> Result<MeasuredCosts, BenchError
         .map_err(BenchError::os(format!("make the folder {}", folder.display())))?;
     let stats = folder.join("stats.json");
     let before = Busy::now();
-    let measured =
-        measure_probes(options, &stats).and_then(|it| Ok((it, measure_start_ps(options)?)));
+    let measured = measure_start_ps(options)
+        .and_then(|start_ps| Ok((measure_probes(options, start_ps, &stats)?, start_ps)));
     let load = before.and_then(|before| Some(before.others_until(&Busy::now()?)));
     let file_bytes = file_bytes(options);
     // The folder holds only the statistics of a run.
@@ -94,7 +96,7 @@ pub fn measure_costs(options: &CostsOptions) -> Result<MeasuredCosts, BenchError
     let mut fixed_bytes: Vec<u64> = runs.iter().map(|run| run.fixed_bytes).collect();
     fixed_bytes.sort_unstable();
     let usual_bytes = fixed_bytes.get(fixed_bytes.len() / 2).copied().unwrap_or(0);
-    let costs = Costs { start_ps, ..Costs::fit(&probes) };
+    let costs = Costs::fit(&probes, start_ps);
     Ok(MeasuredCosts {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         machine: Machine::here().to_string(),
@@ -106,6 +108,41 @@ pub fn measure_costs(options: &CostsOptions) -> Result<MeasuredCosts, BenchError
         costs,
         probes,
     })
+}
+
+/// The probe that tells how dear far memory is at another time than that of the calibration.
+const REFERENCE: ProbeWords = PROBES[11];
+
+/// Runs [`REFERENCE`] again, as often as asked for, between runs of something else.
+pub(crate) struct Reference<'a> {
+    options: &'a CostsOptions,
+    runs: Runs,
+    then: Option<&'a Probe>,
+}
+
+impl<'a> Reference<'a> {
+    pub(crate) fn new(options: &'a CostsOptions, calibrated: &'a MeasuredCosts) -> Self {
+        let runs = Runs::of(REFERENCE, options);
+        let then = calibrated.probes.iter().find(|probe| probe.name == runs.name);
+        Self { options, runs, then }
+    }
+
+    /// Runs it once more in both places.
+    ///
+    /// # Errors
+    /// As [`measure_costs`].
+    pub(crate) fn measure(&mut self, stats: &Path) -> Result<(), BenchError> {
+        measure_probe(self.options, &mut self.runs, stats)
+    }
+
+    /// Returns what far memory adds to the probe now, as a multiple of what it added when the costs
+    /// were measured. None if it was not among the probes then, or nothing was added.
+    #[allow(clippy::cast_precision_loss)] // of nanoseconds, for a ratio
+    pub(crate) fn drift(&self) -> Option<f64> {
+        let added_ns = |probe: &Probe| probe.far_ns.checked_sub(probe.local_ns);
+        let then_ns = added_ns(self.then?).filter(|added_ns| *added_ns > 0)?;
+        Some(added_ns(&self.runs.median())? as f64 / then_ns as f64)
+    }
 }
 
 /// All runs of one probe.
@@ -120,6 +157,21 @@ struct Runs {
 }
 
 impl Runs {
+    fn of((name, workload, arguments, percent): ProbeWords, options: &CostsOptions) -> Self {
+        let mut words: Vec<OsString> = vec![options.farpool.clone().into()];
+        words.extend(["workload", workload.as_str(), "--bytes"].map(OsString::from));
+        words.push(options.bytes.to_string().into());
+        words.extend(arguments.iter().map(OsString::from));
+        Self {
+            name,
+            words,
+            limit_bytes: options.bytes * percent / 100,
+            local_ns: Vec::new(),
+            far: Vec::new(),
+            fixed_bytes: 0,
+        }
+    }
+
     /// The median time in each place, with the events of that run: a load that comes and goes moves
     /// it less than any single run, and neither place is favoured.
     fn median(&self) -> Probe {
@@ -185,24 +237,12 @@ impl Busy {
 /// Runs all probes in turn, round by round, so that a load meets all of them alike; more rounds
 /// while
 /// the costs do not fit.
-fn measure_probes(options: &CostsOptions, stats: &Path) -> Result<Vec<Runs>, BenchError> {
-    let mut runs: Vec<Runs> = PROBES
-        .into_iter()
-        .map(|(name, workload, arguments, percent)| {
-            let mut words: Vec<OsString> = vec![options.farpool.clone().into()];
-            words.extend(["workload", workload.as_str(), "--bytes"].map(OsString::from));
-            words.push(options.bytes.to_string().into());
-            words.extend(arguments.iter().map(OsString::from));
-            Runs {
-                name,
-                words,
-                limit_bytes: options.bytes * percent / 100,
-                local_ns: Vec::new(),
-                far: Vec::new(),
-                fixed_bytes: 0,
-            }
-        })
-        .collect();
+fn measure_probes(
+    options: &CostsOptions,
+    start_ps: u64,
+    stats: &Path,
+) -> Result<Vec<Runs>, BenchError> {
+    let mut runs: Vec<Runs> = PROBES.into_iter().map(|probe| Runs::of(probe, options)).collect();
     for extra in 0..=EXTRA_TIMES {
         let rounds = if extra == 0 { options.rounds } else { options.rounds * 2 };
         for round in 0..rounds {
@@ -213,7 +253,7 @@ fn measure_probes(options: &CostsOptions, stats: &Path) -> Result<Vec<Runs>, Ben
             }
         }
         let probes: Vec<Probe> = runs.iter().map(Runs::median).collect();
-        if Fit::of(&Costs::fit(&probes), &probes).is_none_or(|fit| fit.is_good()) {
+        if Fit::of(&Costs::fit(&probes, start_ps), &probes).is_none_or(|fit| fit.is_good()) {
             break;
         }
     }
@@ -248,7 +288,7 @@ fn measure_start_ps(options: &CostsOptions) -> Result<u64, BenchError> {
         }
         far.args(["--", "true"]);
         for (command, took) in [&mut Command::new("true"), &mut far].into_iter().zip(&mut took) {
-            took.push(run_to_end("true", command, b"", PATIENCE)?.took);
+            took.push(run_undisturbed("true", command, b"", PATIENCE)?.took);
         }
     }
     let [native, far] = took.map(|mut took| {
@@ -264,37 +304,31 @@ fn measure_probe(options: &CostsOptions, run: &mut Runs, stats: &Path) -> Result
     check_interrupted()?;
     let name = run.name;
     let mut local = Command::new(&run.words[0]);
-    let local = report(name, local.args(&run.words[1..]))?;
+    let (local_ns, local) = report(name, local.args(&run.words[1..]))?;
     let mut far = Command::new(&options.farpool);
     far.args(["run", "--quiet", "--door", options.door.as_str()]);
     far.args(["--local", &run.limit_bytes.to_string(), "--stats"]).arg(stats);
     for blade in &options.blades {
         far.args(["--blade", blade]);
     }
-    let far = report(name, far.arg("--").args(&run.words))?;
+    let (far_ns, far) = report(name, far.arg("--").args(&run.words))?;
     if far.checksum != local.checksum {
         let detail = format!("{name}: {} far, {} local", far.checksum, local.checksum);
         return Err(BenchError::WrongData { workload: "probe", detail });
     }
-    run.local_ns.push(nanoseconds(&local));
-    run.far.push((nanoseconds(&far), read_events(stats)?));
+    run.local_ns.push(local_ns);
+    run.far.push((far_ns, read_events(stats)?));
     run.fixed_bytes = read_stats(stats)?["fixed_bytes"].as_u64().unwrap_or(0);
     Ok(())
 }
 
-fn report(name: &str, command: &mut Command) -> Result<WorkloadReport, BenchError> {
-    let finished = run_to_end(name, command.stderr(Stdio::null()), b"", PATIENCE)?;
-    serde_json::from_slice(&finished.stdout).map_err(|source| BenchError::Results {
-        path: format!("the output of probe {name}"),
-        source,
-    })
-}
-
-/// Returns the time of filling and working, in which the events were counted, except those at the
-/// process's start and end.
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Seconds, not negative.
-fn nanoseconds(report: &WorkloadReport) -> u64 {
-    ((report.seconds + report.fill_seconds) * 1e9) as u64
+/// Returns the whole time of a probe's process, in which its events were counted, and its report.
+fn report(name: &str, command: &mut Command) -> Result<(u64, WorkloadReport), BenchError> {
+    let finished = run_undisturbed(name, command.stderr(Stdio::null()), b"", PATIENCE)?;
+    let report = serde_json::from_slice(&finished.stdout).map_err(|source| {
+        BenchError::Results { path: format!("the output of probe {name}"), source }
+    })?;
+    Ok((at_most(finished.took.as_nanos()), report))
 }
 
 /// Reads the events that the pager counted from a file of `farpool run --stats`.

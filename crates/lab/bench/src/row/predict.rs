@@ -4,6 +4,9 @@
 //! probes that have nothing to do with it; then it is run under `farpool run` at the same limits.
 //! Two rows each: how far the predicted time is from the measured one, and by what factor the
 //! fetched pages are. Programs have one working thread: the costs are those of one thread.
+//!
+//! A machine is not equally fast all the time: one of the probes is run again between the runs, and
+//! what far memory adds is compared at the speed of then.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -17,7 +20,7 @@ use farpool_units::PAGE_BYTES_U64;
 
 use super::{Experiment, Lab, MIB};
 use crate::BenchError;
-use crate::costs::{CostsOptions, measure_costs, read_events};
+use crate::costs::{CostsOptions, Reference, measure_costs, read_events};
 use crate::program::{Sqlite, python_program};
 use crate::report::{Bar, Row, Unit};
 use crate::stage::{Place, Running, lacking, progress};
@@ -44,7 +47,7 @@ const FETCHES_BAR: Bar = Bar::AtMost(1.5);
 /// Below this many fetched pages, predicted and measured, a factor says nothing: they take a few
 /// milliseconds.
 const FETCHES_LEAST: u64 = 1_000;
-/// The fastest of this many runs counts, for the costs and for the program's own time, too.
+/// The median of this many runs counts, for the costs, too.
 const RUNS: u32 = 3;
 const PROBE_BYTES: u64 = 256 * MIB;
 /// Memory limit for a page trace. Records take 16 bytes each; no program here comes near it.
@@ -113,26 +116,37 @@ pub(super) fn run(lab: &Lab, experiment: &Experiment) -> Result<Vec<Row>, BenchE
         seed: 1,
         native_ps,
     };
+    let options = costs_options(lab);
     let mut rows = Vec::new();
     for local in &question.local {
         let prediction = predict(&question, &trace, costs, *local);
         progress(&format!("{name}: {local} local"));
-        let (took, events) = measured(lab, &program, prediction.local_bytes)?;
-        rows.push(time_row(name, native_ps, &prediction, took));
+        let mut reference = Reference::new(&options, costs);
+        let (took, events) = measured(lab, &program, prediction.local_bytes, &mut reference)?;
+        let drift = reference.drift().unwrap_or(1.0);
+        rows.push(time_row(name, native_ps, &prediction, drift, took));
         rows.push(fetches_row(name, &prediction, &events));
     }
     Ok(rows)
 }
 
-fn time_row(name: &str, native_ps: u64, prediction: &Prediction, measured: Duration) -> Row {
+fn time_row(
+    name: &str,
+    native_ps: u64,
+    prediction: &Prediction,
+    drift: f64,
+    measured: Duration,
+) -> Row {
     let seconds = |ps: u64| ps as f64 / 1e12;
     let band = prediction.time_band_ps.map_or_else(String::new, |(low, high)| {
         format!(" ({:.2} to {:.2})", seconds(low), seconds(high))
     });
     let predicted_s = seconds(native_ps + prediction.added_ps);
-    let off_percent = (predicted_s / measured.as_secs_f64() - 1.0) * 100.0;
+    let now_s = seconds(native_ps) + seconds(prediction.added_ps) * drift;
+    let off_percent = (now_s / measured.as_secs_f64() - 1.0) * 100.0;
     Row::judged(row_name(name, prediction), off_percent.abs(), Unit::Percent, BAR).note(format!(
-        "predicted {predicted_s:.2} s{band}, measured {:.2} s, by itself {:.2} s",
+        "predicted {predicted_s:.2} s{band}, {now_s:.2} s with far memory {drift:.2} times as dear \
+         as then; measured {:.2} s, by itself {:.2} s",
         measured.as_secs_f64(),
         seconds(native_ps),
     ))
@@ -157,14 +171,18 @@ fn costs(lab: &Lab) -> Result<&MeasuredCosts, BenchError> {
     if let Some(costs) = lab.costs.get() {
         return Ok(costs);
     }
-    let costs = measure_costs(&CostsOptions {
+    let costs = measure_costs(&costs_options(lab))?;
+    Ok(lab.costs.get_or_init(|| costs))
+}
+
+fn costs_options(lab: &Lab) -> CostsOptions {
+    CostsOptions {
         farpool: lab.stage.farpool.clone(),
         blades: Vec::new(),
         door: lab.stage.door,
         bytes: lab.bytes(PROBE_BYTES),
         rounds: RUNS,
-    })?;
-    Ok(lab.costs.get_or_init(|| costs))
+    }
 }
 
 fn program(lab: &Lab, name: &str) -> Result<Vec<OsString>, BenchError> {
@@ -248,19 +266,22 @@ fn capture(lab: &Lab, program: &[OsString]) -> Result<References, BenchError> {
     load(reader, options, &mut |_| {}).map_err(|error| broken(&error))
 }
 
-/// Returns the fastest of several runs at this limit: its time and its events.
+/// Returns the median of several runs at this limit, its time and its events; `reference` is run
+/// between them.
 fn measured(
     lab: &Lab,
     program: &[OsString],
     limit_bytes: u64,
+    reference: &mut Reference,
 ) -> Result<(Duration, Events), BenchError> {
     let need_bytes = limit_bytes * 100 / u64::from(SHARES[SHARES.len() - 1]);
-    let mut fastest = (Duration::MAX, Events::default());
+    let stats = lab.stage.stats_file();
+    let mut runs = Vec::new();
     for _ in 0..RUNS {
-        let finished = lab.stage.run(Place::Shm(limit_bytes), program, b"", need_bytes)?;
-        if finished.took < fastest.0 {
-            fastest = (finished.took, read_events(&lab.stage.stats_file())?);
-        }
+        reference.measure(&stats)?;
+        let finished = lab.stage.run_undisturbed(Place::Shm(limit_bytes), program, need_bytes)?;
+        runs.push((finished.took, read_events(&stats)?));
     }
-    Ok(fastest)
+    runs.sort_unstable_by_key(|(took, _)| *took);
+    Ok(runs.swap_remove((runs.len() - 1) / 2))
 }

@@ -15,8 +15,8 @@ mod tree;
 pub(crate) use memory::Peak;
 pub(crate) use place::Blade;
 pub use place::{Door, Launch, Place, Stage};
-pub(crate) use process::run_to_end;
 pub use process::{Running, check_interrupted, progress, progress_done, watch_signals};
+pub(crate) use process::{run_to_end, run_undisturbed};
 pub use tree::is_servant;
 
 use crate::BenchError;

@@ -1,7 +1,7 @@
 //! Where a program's memory is while it runs, and the command that puts it there.
 
 use super::lacking;
-use super::process::{Finished, Running, run_to_end};
+use super::process::{Finished, RunToEnd, Running, run_to_end, run_undisturbed};
 use super::swap::Swap;
 use crate::BenchError;
 use farpool_hosts::Cgroup;
@@ -191,11 +191,32 @@ impl Stage {
         input: &[u8],
         need_bytes: u64,
     ) -> Result<Finished, BenchError> {
+        self.run_by(run_to_end, place, program, input, need_bytes)
+    }
+
+    /// The same, without samples of its memory.
+    pub(crate) fn run_undisturbed(
+        &self,
+        place: Place,
+        program: &[OsString],
+        need_bytes: u64,
+    ) -> Result<Finished, BenchError> {
+        self.run_by(run_undisturbed, place, program, b"", need_bytes)
+    }
+
+    fn run_by(
+        &self,
+        run: RunToEnd,
+        place: Place,
+        program: &[OsString],
+        input: &[u8],
+        need_bytes: u64,
+    ) -> Result<Finished, BenchError> {
         let mut launch = self.launch(place, program, need_bytes)?;
         let name =
             program.first().map_or(String::new(), |name| name.to_string_lossy().into_owned());
         let name = format!("{name} ({place})");
-        let finished = run_to_end(&name, &mut launch.command, input, self.patience);
+        let finished = run(&name, &mut launch.command, input, self.patience);
         finished.map_err(|error| launch.explained(error))
     }
 

@@ -271,6 +271,9 @@ pub(crate) struct Finished {
     pub peak_bytes: u64,
 }
 
+/// [`run_to_end`] or [`run_undisturbed`].
+pub(crate) type RunToEnd = fn(&str, &mut Command, &[u8], Duration) -> Result<Finished, BenchError>;
+
 /// Runs a program to its end, with `input` on its stdin, and samples its memory meanwhile.
 pub(crate) fn run_to_end(
     name: &str,
@@ -278,9 +281,30 @@ pub(crate) fn run_to_end(
     input: &[u8],
     patience: Duration,
 ) -> Result<Finished, BenchError> {
+    run(name, command, input, patience, Some(Peak::watch))
+}
+
+/// The same without samples of its memory, which cost a program with far memory much of its time:
+/// [`Finished::peak_bytes`] is 0.
+pub(crate) fn run_undisturbed(
+    name: &str,
+    command: &mut Command,
+    input: &[u8],
+    patience: Duration,
+) -> Result<Finished, BenchError> {
+    run(name, command, input, patience, None)
+}
+
+fn run(
+    name: &str,
+    command: &mut Command,
+    input: &[u8],
+    patience: Duration,
+    watch: Option<fn(u32) -> Peak>,
+) -> Result<Finished, BenchError> {
     let start = Instant::now();
     let mut running = Running::start(name, command.stdin(Stdio::piped()).stdout(Stdio::piped()))?;
-    let peak = Peak::watch(running.id());
+    let peak = watch.map(|watch| watch(running.id()));
     let (stdin, stdout) = (running.stdin(), running.stdout());
     let (waited, stdout) = std::thread::scope(|scope| {
         // A program that does not read all of its input ends with a broken pipe here: its own exit
@@ -297,7 +321,7 @@ pub(crate) fn run_to_end(
         }
         (waited, output.join().unwrap_or_default())
     });
-    Ok(Finished { took: waited?, stdout, peak_bytes: peak.stop() })
+    Ok(Finished { took: waited?, stdout, peak_bytes: peak.map_or(0, Peak::stop) })
 }
 
 /// Creates a file that no other process sees and that is gone when closed.

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use farpool_hosts::{Host, Hosts};
 use serde_json::Value;
 
@@ -22,6 +24,9 @@ const PORT: u16 = 7070;
 const REST_PORT: u16 = 7081;
 /// How long an answer may take: it is on the same host.
 const REST_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The file with the key of the nodes, in the demo's folder.
+const RACK_KEY_FILE: &str = "rack.key";
 
 /// How the daemons are started and asked.
 #[derive(Debug)]
@@ -39,11 +44,18 @@ impl Collaboration {
         help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains("--collaborate"))
     }
 
-    /// Makes an organiser for these hosts. The blades' sockets are in `folder`.
-    pub fn new(farpool: &Path, folder: &Path, hosts: &Hosts) -> Collaboration {
+    /// Makes an organiser for these hosts. The blades' sockets are in `folder`, and so is a new key
+    /// of the nodes.
+    pub fn new(farpool: &Path, folder: &Path, hosts: &Hosts) -> Result<Collaboration, Error> {
+        let mut key = [0; 32];
+        let file = folder.join(RACK_KEY_FILE);
+        farpool_kernel::fill_random(&mut key)
+            .map_err(std::io::Error::from)
+            .and_then(|()| farpool_kernel::write_secret(&file, STANDARD.encode(key).as_bytes()))
+            .map_err(|error| Error::at("making", &file, error))?;
         let hosts = hosts.iter().map(|host| (host.name().to_owned(), host.address()));
         let (farpool, folder) = (farpool.to_owned(), folder.to_owned());
-        Collaboration { farpool, folder, hosts: hosts.collect() }
+        Ok(Collaboration { farpool, folder, hosts: hosts.collect() })
     }
 
     /// Returns the name of the host behind a blade's address. A node calls its own blade by its own
@@ -95,6 +107,7 @@ impl Organiser for Collaboration {
         command.args(["node", "--collaborate", "--name", host.name(), "--allow-remote-tcp"]);
         command.args(["--listen", &listen, "--listen", &socket, "--drain-timeout", "30s"]);
         command.args(["--min", "40%:50%", "--max", "80%:90%"]);
+        command.arg("--rack-key-file").arg(self.folder.join(RACK_KEY_FILE));
         // The hosts share this machine's processors.
         command.args(["--busy-rate", "unlimited"]);
         // Any two other hosts suffice.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use farpool_api::{Client, NodeState, SegmentFilter, SegmentState};
+use farpool_api::{Access, Client, NodeState, SegmentFilter, SegmentState};
 use farpool_hosts::{Host, Hosts};
 
 use super::organiser::{Drain, NodeStatus, Organiser, Placement, Status};
@@ -33,7 +33,8 @@ impl Controller {
         let token_file = folder.join("token");
         std::fs::write(&token_file, &token).during("writing the token")?;
         let listen = format!("{}:{PORT}", hosts[HOST].address());
-        let client = Client::new(&format!("http://{listen}"), Some(&token)).map_err(said)?;
+        let access = Access { token: Some(token), insecure: true, ..Access::default() };
+        let client = Client::with(&format!("http://{listen}"), &access).map_err(said)?;
         let store = folder.join("control.redb");
         Ok(Controller { farpool: farpool.to_owned(), store, token_file, listen, client })
     }
@@ -63,7 +64,7 @@ impl Organiser for Controller {
 
     fn controller(&self, hosts: &Hosts) -> Option<Command> {
         let mut command = hosts[HOST].command(&self.farpool);
-        command.args(["control", "--allow-remote", "--listen", &self.listen]);
+        command.args(["control", "--insecure", "--listen", &self.listen]);
         command.arg("--store").arg(format!("redb:{}", self.store.display()));
         command.arg("--token-file").arg(&self.token_file);
         Some(command)
@@ -74,7 +75,7 @@ impl Organiser for Controller {
         let mut command = host.command(&self.farpool);
         command.args(["node", "--control", &self.url(), "--name", host.name()]);
         command.args(["--donate", &donate_bytes.to_string(), "--listen", &listen]);
-        command.args(["--allow-remote-tcp", "--drain-timeout", "1s"]);
+        command.args(["--insecure", "--allow-remote-tcp", "--drain-timeout", "1s"]);
         // The hosts share this machine's processors.
         command.args(["--busy-rate", "unlimited"]);
         command.arg("--token-file").arg(&self.token_file);
@@ -83,7 +84,8 @@ impl Organiser for Controller {
 
     fn run(&self, host: &Host) -> Command {
         let mut command = host.command(&self.farpool);
-        command.args(["run", "--pool", &self.url(), "--host", host.name(), "--allow-remote-tcp"]);
+        command.args(["run", "--pool", &self.url(), "--host", host.name()]);
+        command.args(["--insecure", "--allow-remote-tcp"]);
         command.arg("--token-file").arg(&self.token_file);
         command
     }

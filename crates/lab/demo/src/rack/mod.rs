@@ -115,7 +115,7 @@ impl Variant {
     ) -> Result<Arc<dyn Organiser>, Error> {
         Ok(match self {
             Variant::Controller => Arc::new(controller::Controller::new(farpool, folder, hosts)?),
-            Variant::Collaboration => Arc::new(Collaboration::new(farpool, folder, hosts)),
+            Variant::Collaboration => Arc::new(Collaboration::new(farpool, folder, hosts)?),
         })
     }
 }
