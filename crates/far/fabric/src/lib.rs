@@ -10,6 +10,7 @@
 //! nothing once warm.
 
 mod asked;
+mod attention;
 mod control;
 mod descriptor;
 mod dial;
@@ -37,4 +38,3 @@ pub use link::{Link, LinkPage, PageDone, PageFault};
 pub use session::{Ask, ConnectError, Met, Session};
 pub use shm::ShmLink;
 pub use stream::StreamLink;
-pub use sys::peer_user;

@@ -6,7 +6,8 @@
 //! writing whole pages may be repeated, and the connection's generation keeps the first copy from
 //! taking effect late. That goes on until it works, the address is not served any more, the lease
 //! has run out, for then the blade keeps nothing of this client any more, or a request is older
-//! than the deadline: then the link is lost for good and every request ends with an error.
+//! than the deadline: then the link is lost for good and every request ends with an error. After a
+//! time in which the link was not driven, the deadline waits (see [`crate::attention`]).
 //!
 //! A connection on which nothing moves, though nothing has closed it, is not waited for until the
 //! deadline: after a pause (see [`crate::stall`]) another one is made beside it, which takes over
@@ -21,6 +22,7 @@ use farpool_wire::Opcode;
 use rustix::event::PollFlags;
 use rustix::io::Errno;
 
+use crate::attention::Attention;
 use crate::descriptor::Descriptor;
 use crate::dial::{Dial, Dialer, Greeting};
 use crate::flight::{Flight, REQUEST_LIMIT_PAGES};
@@ -49,6 +51,7 @@ pub struct StreamLink {
     /// Another connection on its way, while this one is silent.
     second: Option<Dial>,
     watch: StallWatch,
+    attention: Attention,
     /// The bytes received when the session was last told of any.
     heard_bytes: u64,
     /// Since when there is no connection though one is wanted.
@@ -115,6 +118,7 @@ impl StreamLink {
             reconnects: 0,
             second: None,
             watch: StallWatch::new(),
+            attention: Attention::default(),
             heard_bytes: 0,
             unconnected: None,
             failure: None,
@@ -288,15 +292,15 @@ impl StreamLink {
         };
     }
 
-    /// Why the blade is lost by now, if it is.
-    fn end(&self, now: Instant) -> Option<(String, PageFault)> {
+    /// Why the blade is lost by now, if it is. `is_fair` unless this side has not listened.
+    fn end(&self, now: Instant, is_fair: bool) -> Option<(String, PageFault)> {
         let Session { deadline, met, .. } = &*self.dialer.session;
         let oldest = self.flight.oldest()?;
         let lapsed = self.unconnected.and_then(|since| met.lapse(since, now, self.failure));
         if let Some(reason) = lapsed {
             return Some((reason, PageFault::Lost));
         }
-        if now.saturating_duration_since(oldest) < *deadline {
+        if !is_fair || now.saturating_duration_since(oldest) < *deadline {
             return None;
         }
         let within = format!("no answer within {} ms", deadline.as_millis());
@@ -345,7 +349,9 @@ impl StreamLink {
     fn submit(&mut self, opcode: Opcode, pages: &[LinkPage]) {
         if !self.flight.is_busy() {
             // No connection was wanted until now.
-            self.unconnected = self.unconnected.map(|_| self.time.now());
+            let now = self.time.now();
+            self.unconnected = self.unconnected.map(|_| now);
+            self.attention.begin(now);
         }
         self.flight.submit(opcode, pages);
         if let State::Up(socket) = &self.state {
@@ -462,8 +468,10 @@ impl Link for StreamLink {
         if self.receiver.received_bytes() != self.heard_bytes {
             self.heard_bytes = self.receiver.received_bytes();
             self.dialer.session.met.heard(now);
+            self.attention.answered();
         }
-        if let Some((reason, fault)) = self.end(now) {
+        let is_fair = self.attention.look(now);
+        if let Some((reason, fault)) = self.end(now, is_fair) {
             self.state = State::Lost(reason);
             self.second = None;
             self.flight.fail_all(fault);

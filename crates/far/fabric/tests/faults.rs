@@ -201,6 +201,26 @@ fn a_dead_flow_is_replaced_soon_though_its_greeting_was_slow() {
     assert!(begun.elapsed() < 4 * slow, "{:?}", begun.elapsed());
 }
 
+/// A process that is stopped, or gets no processor, has not listened.
+#[test]
+fn a_blade_is_not_given_up_for_a_time_in_which_this_side_stood_still() {
+    let deadline = Duration::from_millis(300);
+    for blade in blades() {
+        let mut link = link(&blade, deadline);
+        assert_read_well(&mut link, 7, 3);
+        blade.script(&[Fault::Silent]);
+        let mut buffers = Buffers::new(1);
+        let page = buffers.page(3, 0);
+        // SAFETY: the buffer lives until its completion has arrived.
+        unsafe { link.read(&[page]) };
+        // Nobody drives the link meanwhile.
+        std::thread::sleep(deadline * 3);
+        assert_eq!(finish(&mut link), [PageDone { token: 0, result: Ok(()) }]);
+        assert_eq!(buffers.bytes(0)[..], fresh_page(3)[..]);
+        assert_eq!(link.loss(), None);
+    }
+}
+
 /// A port that refuses for a while, as when a proxy is restarted: the blade has kept everything.
 #[test]
 fn a_network_that_refuses_for_a_while_does_not_cost_the_blade() {
