@@ -270,7 +270,7 @@ pub struct BladeSettings {
     /// file:PATH [default: auto: memfd with a unix socket, else anonymous]
     #[arg(long, value_name = "KIND", env = "FARPOOL_BLADE_BACKING", hide_env_values = true)]
     pub backing: Option<Backing>,
-    /// Maximum memory of one client [default: all of --memory]
+    /// Maximum memory of one client [default: all of --memory; an eighth for one of another host]
     #[arg(long, value_name = "SIZE", env = "FARPOOL_BLADE_QUOTA", hide_env_values = true)]
     pub quota: Option<Size>,
     /// How long the memory of a lost client is kept [default: 10s]

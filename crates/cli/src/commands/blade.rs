@@ -50,6 +50,7 @@ fn config(settings: &BladeSettings) -> Result<BladeConfig, UsageError> {
     }
     if let Some(Size(bytes)) = settings.quota {
         config.quota_limit_bytes = bytes;
+        config.quota_stranger_bytes = Some(bytes);
     }
     if let Some(Span(lease)) = settings.lease {
         config.lease = lease;

@@ -18,9 +18,10 @@ use crate::config::BladeConfig;
 use crate::donor_protection::DonorProtection;
 use crate::gate::Gates;
 use crate::memory::{SegmentMemory, Store, is_full};
+use crate::sources::Sources;
 use crate::table::{
-    Access, ClientNumber, Connected, GrantId, GrantPass, Limits, Permit, Refused, Run, Scrub,
-    ScrubPart, SegmentView, Table, superpages_of,
+    Access, ClientNumber, Connected, GrantId, GrantPass, Limits, Origin, Permit, Refused, Run,
+    Scrub, ScrubPart, SegmentView, Table, superpages_of,
 };
 use farpool_kernel::{fill_random, lock, read_lock, write_lock};
 use farpool_units::{SUPERPAGE_BYTES, at_most, exactly};
@@ -54,6 +55,7 @@ pub struct Blade {
     gates: Gates,
     pub(crate) counters: Counters,
     pub(crate) donor_protection: DonorProtection,
+    pub(crate) sources: Arc<Sources>,
 }
 
 /// What a blade counts, without a lock.
@@ -64,7 +66,6 @@ pub(crate) struct Counters {
     pub(crate) requests: AtomicU64,
     pub(crate) requests_refused: AtomicU64,
     pub(crate) bad_frames: AtomicU64,
-    pub(crate) connections: AtomicU32,
     superpages_scrubbed: AtomicU64,
     grants_revoked: AtomicU64,
 }
@@ -117,12 +118,14 @@ impl Blade {
             capacity_superpages,
             quota_default_superpages: superpages_of(config.quota_default_bytes),
             quota_limit_superpages: superpages_of(config.quota_limit_bytes),
+            quota_stranger_superpages: superpages_of(config.quota_stranger_bytes()),
             lease: config.lease,
             clients: config.clients_limit,
             segments: config.segments_limit,
             require_grants: config.require_grants,
         };
         let capacity_bytes = u64::from(capacity_superpages) * SUPERPAGE_BYTES;
+        let sources = Arc::new(Sources::new(config.connections_limit));
         Ok(Blade {
             id: u64::from_le_bytes(random()?),
             store: Store::open(&config.backing, capacity_bytes)?,
@@ -135,6 +138,7 @@ impl Blade {
             gates: Gates::default(),
             counters: Counters::default(),
             donor_protection: DonorProtection::default(),
+            sources,
         })
     }
 
@@ -166,8 +170,8 @@ impl Blade {
         write_lock(&self.table)
     }
 
-    pub(crate) fn connect(&self, hello: &Hello<'_>) -> Result<Connected, Refused> {
-        self.write().connect(hello)
+    pub(crate) fn connect(&self, hello: &Hello<'_>, origin: Origin) -> Result<Connected, Refused> {
+        self.write().connect(hello, origin)
     }
 
     pub(crate) fn admit_monitor(&self, grant: Option<Grant>) -> Result<Option<GrantPass>, Refused> {
@@ -441,7 +445,7 @@ impl Blade {
             leases_expired: sizes.leases_expired.into(),
             superpages_scrubbed: count(&self.counters.superpages_scrubbed),
             clients: at_most::<u32, _>(sizes.clients).into(),
-            connections: self.counters.connections.load(Ordering::Relaxed).into(),
+            connections: at_most::<u32, _>(self.sources.count()).into(),
             segments: at_most::<u32, _>(sizes.segments).into(),
             superpages_held: self.scrubs.held_superpages.load(Ordering::Relaxed).into(),
         };

@@ -72,6 +72,9 @@ pub struct BladeConfig {
     pub quota_default_bytes: u64,
     /// Most a client may have, whatever it asks for; rounded up to superpages.
     pub quota_limit_bytes: u64,
+    /// The same for a client of another host that shows no grant; by default an eighth of the
+    /// memory, so that none takes all of it.
+    pub quota_stranger_bytes: Option<u64>,
     /// How long a client's memory is kept after its last connection closed.
     pub lease: Duration,
     /// Threads that serve connections; 0 for one per processor.
@@ -91,15 +94,21 @@ pub struct BladeConfig {
     pub clients_limit: usize,
     /// Most segments of all clients (each takes a descriptor); further ones are refused.
     pub segments_limit: usize,
-    /// Most connections; further ones are closed at once.
+    /// How long a connection may be there without a hello; it is closed then.
+    pub hello_limit: Duration,
+    /// Most connections, half of them of one host or user; further ones are closed at once.
     pub connections_limit: usize,
     /// The time that leases and rates are of.
     pub time: Time,
 }
 
+/// Clients of other hosts without a grant that share a blade's memory, unless it is configured.
+const STRANGERS_DEFAULT: u64 = 8;
 /// Long enough for a client to reconnect after a short network failure, short enough that a crashed
 /// program's memory is not needed meanwhile.
 const LEASE_DEFAULT: Duration = Duration::from_secs(10);
+/// A client sends its hello at once; a host without memory or processors to spare takes seconds.
+const HELLO_LIMIT_DEFAULT: Duration = Duration::from_secs(10);
 /// 1 MiB: a swap-sized write in one request, and 0.2 ms of a connection's time.
 const PAGES_PER_REQUEST_DEFAULT: u16 = 256;
 /// Covers bandwidth x delay of 100 Gbit/s x 300 us with 32 KiB requests (115), twice.
@@ -112,6 +121,7 @@ impl Default for BladeConfig {
             backing: BackingKind::Automatic,
             quota_default_bytes: u64::MAX,
             quota_limit_bytes: u64::MAX,
+            quota_stranger_bytes: None,
             lease: LEASE_DEFAULT,
             threads: 0,
             allow_remote_tcp: false,
@@ -121,9 +131,16 @@ impl Default for BladeConfig {
             require_grants: false,
             clients_limit: 4096,
             segments_limit: 65536,
+            hello_limit: HELLO_LIMIT_DEFAULT,
             connections_limit: 16384,
             time: Time::KERNEL,
         }
+    }
+}
+
+impl BladeConfig {
+    pub(crate) fn quota_stranger_bytes(&self) -> u64 {
+        self.quota_stranger_bytes.unwrap_or(self.memory_bytes / STRANGERS_DEFAULT)
     }
 }
 

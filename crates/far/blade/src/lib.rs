@@ -18,6 +18,7 @@ mod donor_protection;
 mod gate;
 mod memory;
 mod server;
+mod sources;
 mod sys;
 pub mod table;
 

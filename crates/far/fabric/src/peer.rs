@@ -8,10 +8,9 @@
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 
+use farpool_kernel::peer_user;
 use rustix::fs::Mode;
 use rustix::io::Errno;
-
-use crate::sys;
 
 /// A user whose blade this user did not mean to use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,7 +23,7 @@ pub(crate) struct Stranger {
 
 /// The user that listens at the other end of a connected unix socket, if it is a stranger.
 pub(crate) fn stranger(socket: BorrowedFd<'_>, path: &Path) -> Result<Option<Stranger>, Errno> {
-    let owner = sys::peer_user(socket)?;
+    let owner = peer_user(socket)?;
     let user = rustix::process::geteuid().as_raw();
     let is_known = owner == 0 || owner == user || keeper_of(path) == Some(owner);
     Ok((!is_known).then_some(Stranger { owner, user }))

@@ -1,11 +1,11 @@
 //! The system calls of this crate: vectored reads and writes on lent memory, sockets.
 //!
-//! All go straight to the kernel (rustix without libc, or `syscall`), so that nothing interposed by
-//! the program gets in between, and nothing here allocates after a [`Vector`] has grown to its
+//! All go straight to the kernel (rustix without libc), so that nothing interposed by the program
+//! gets in between, and nothing here allocates after a [`Vector`] has grown to its
 //! working size.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::Duration;
 
@@ -301,36 +301,6 @@ pub(crate) fn connected(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
     }
     rustix::net::sockopt::socket_error(socket)??;
     Ok(true)
-}
-
-/// The user that began to listen at the other end of a connected unix socket. rustix also requires
-/// its process, which has no number in another process-id namespace.
-///
-/// # Errors
-/// It is not a connected unix socket.
-pub fn peer_user(socket: BorrowedFd<'_>) -> Result<u32, Errno> {
-    const BYTES: libc::socklen_t = 12;
-    const _: () = assert!(size_of::<libc::ucred>() == BYTES as usize);
-    let (mut peer, mut bytes) = (libc::ucred { pid: 0, uid: 0, gid: 0 }, BYTES);
-    // SAFETY: the kernel writes at most `bytes` bytes to `peer`, which has that size, and their
-    // number to `bytes`.
-    let done = unsafe {
-        libc::syscall(
-            libc::SYS_getsockopt,
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            &raw mut peer,
-            &raw mut bytes,
-        )
-    };
-    if done == 0 { Ok(peer.uid) } else { Err(errno()) }
-}
-
-/// The error of the last call through the C library.
-fn errno() -> Errno {
-    let error = std::io::Error::last_os_error();
-    Errno::from_io_error(&error).unwrap_or(Errno::IO)
 }
 
 /// A timer that becomes readable.

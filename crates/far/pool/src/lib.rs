@@ -25,7 +25,6 @@ mod types;
 pub use error::{BladeIndex, PageError, PoolError};
 pub use farpool_fabric::{
     Address, AddressError, Ask, ClientId, ClientLimits, Grant, GrantKey, Meters, RateLimit,
-    peer_user,
 };
 pub use farpool_kernel::Time;
 pub use lane::Lane;

@@ -13,6 +13,7 @@ mod listen;
 mod lock;
 mod log_rate;
 mod memory;
+mod peer;
 mod random;
 mod time;
 
@@ -26,6 +27,7 @@ pub use listen::listen_unix;
 pub use lock::{lock, read_lock, write_lock};
 pub use log_rate::LogRate;
 pub use memory::{MappedMemory, memfd_of};
+pub use peer::peer_user;
 pub use random::fill_random;
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, sched_setaffinity};

@@ -24,7 +24,12 @@ fn started(network: &Network, blade: &Blade, seconds: u32) -> Running {
 
 fn blade(network: &Network) -> Blade {
     let command = network.blade_side(&binaries::program("farpool"));
-    Blade::start_command(command, "512MiB", &format!("tcp://{BLADE_IP}:0"), &["--allow-remote-tcp"])
+    Blade::start_command(
+        command,
+        "512MiB",
+        &format!("tcp://{BLADE_IP}:0"),
+        &["--allow-remote-tcp", "--quota", "512MiB"],
+    )
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn circuit(a: u32, b: u32) -> Circuit {
 fn blade(host: &Host) -> Blade {
     let command = host.command(binaries::program("farpool"));
     let tcp = format!("tcp://{}:0", host.address());
-    Blade::start_command(command, "512MiB", &tcp, &["--allow-remote-tcp"])
+    Blade::start_command(command, "512MiB", &tcp, &["--allow-remote-tcp", "--quota", "512MiB"])
 }
 
 /// A program with 64 MiB, of which 16 MiB may be local.

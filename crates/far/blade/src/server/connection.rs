@@ -18,9 +18,10 @@ use super::input::Input;
 use super::output::Output;
 use super::pace::Pace;
 use super::requests::{self, Greeting, Scratch, Session};
-use super::shared::Shared;
+use super::shared::{Arrival, Shared};
 use crate::gate::{Gate, Ticket, Writing};
 use crate::memory::Keep;
+use crate::sources::{Presence, Source};
 use crate::sys::{Iovecs, Slice};
 use crate::table::{Access, Refused};
 use farpool_kernel::lock;
@@ -30,9 +31,10 @@ use farpool_wire::{
     SegmentId, WireError, split_head,
 };
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 use thiserror::Error;
 
 /// Receive calls in one go before other connections have their turn.
@@ -47,6 +49,9 @@ pub(super) enum Close {
     /// The peer sent something other than a frame.
     #[error(transparent)]
     Bad(#[from] WireError),
+    /// It has not said whose it is.
+    #[error("{source_of} sent no hello on it within {} s", .limit.as_secs_f64())]
+    Silent { source_of: Source, limit: Duration },
     /// It said goodbye, or a newer connection took its place.
     #[error("the connection was ended")]
     Ended,
@@ -76,7 +81,9 @@ pub(super) struct Connection {
 #[derive(Debug)]
 struct Talk {
     gate: Arc<Gate>,
-    is_unix: bool,
+    presence: Presence,
+    /// When it arrived.
+    arrived: Duration,
     session: Session,
     /// Slot and generation of its hello.
     slot: Option<(u32, u32)>,
@@ -125,10 +132,12 @@ struct Write {
 }
 
 impl Connection {
-    pub(super) fn new(socket: OwnedFd, is_unix: bool) -> Self {
+    pub(super) fn new(arrival: Arrival, now: Duration) -> Self {
+        let Arrival { socket, presence } = arrival;
         let talk = Talk {
             gate: Arc::new(Gate::new(socket)),
-            is_unix,
+            presence,
+            arrived: now,
             session: Session::Fresh,
             slot: None,
             ticket: None,
@@ -164,6 +173,16 @@ impl Connection {
     /// True if it takes further requests.
     pub(super) fn wants_to_receive(&self) -> bool {
         !self.talk.output.is_full() && !self.talk.is_ending && self.wakes_ns().is_none()
+    }
+
+    /// When it is closed unless it has greeted by then; `None` once it has.
+    pub(super) fn greets_until(&self, limit: Duration) -> Option<Duration> {
+        self.talk.presence.is_silent().then(|| self.talk.arrived.saturating_add(limit))
+    }
+
+    /// Where it comes from.
+    pub(super) fn source(&self) -> Source {
+        self.talk.presence.source()
     }
 
     /// When it is to work again, if it is held to its rate now.
@@ -263,10 +282,14 @@ impl Connection {
 }
 
 impl Talk {
+    fn is_unix(&self) -> bool {
+        self.presence.source().is_unix()
+    }
+
     /// True if the rates of the connection's grant, if any, and of the blade let the request pass
     /// now.
     fn may_pass(&mut self, request: &Request<'_>, shared: &Shared) -> bool {
-        let donor_protection = (!self.is_unix).then_some(&shared.blade.donor_protection);
+        let donor_protection = (!self.is_unix()).then_some(&shared.blade.donor_protection);
         let traffic = self.session.traffic();
         self.pace.may_pass(request, traffic, donor_protection, || shared.now_ns())
     }
@@ -293,7 +316,9 @@ impl Talk {
                 self.begin_write(header, segment, extents, shared, tools)
             }
             Request::Hello(hello) => self.greet(header, &hello, shared),
-            Request::ShmMap { .. } if !self.is_unix => Err(Refused::new(ErrorCode::Unsupported, 0)),
+            Request::ShmMap { .. } if !self.is_unix() => {
+                Err(Refused::new(ErrorCode::Unsupported, 0))
+            }
             _ => self.control(header, request, shared, tools),
         };
         if let Err(refused) = outcome {
@@ -390,7 +415,8 @@ impl Talk {
             return Err(Refused::new(ErrorCode::HelloExpected, 0));
         }
         self.is_ending = true; // unless all goes well
-        let Greeting { session, ok } = requests::greet(&shared.blade, hello)?;
+        let Greeting { session, ok } =
+            requests::greet(&shared.blade, hello, self.presence.source().origin())?;
         if let Ok((client, _)) = session.client() {
             let taken = shared.take_slot(client, hello.slot, hello.generation, &self.gate);
             if let Err(refused) = taken {
@@ -410,6 +436,7 @@ impl Talk {
         }
         self.is_ending = false;
         self.session = session;
+        self.presence.greeted();
         self.answer(header, &Response::HelloOk(ok), shared)
     }
 

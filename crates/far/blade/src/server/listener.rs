@@ -1,16 +1,17 @@
 //! Sockets that a blade listens on.
 
 use super::ServeError;
-use farpool_kernel::listen_unix;
+use crate::sources::Source;
+use farpool_kernel::{listen_unix, peer_user};
 use farpool_wire::Address;
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, ipproto,
-    listen, socket_with, sockopt,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, acceptfrom_with, bind, connect,
+    ipproto, listen, socket_with, sockopt,
 };
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -74,14 +75,20 @@ impl Listener {
         self.file.is_some()
     }
 
-    /// The next connection, ready for use; `None` if there is none.
-    pub(super) fn accept(&self) -> io::Result<Option<OwnedFd>> {
-        match accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-            Ok(socket) => {
-                if !self.is_unix() {
-                    set_up_tcp(&socket)?;
-                }
-                Ok(Some(socket))
+    /// The next connection, ready for use, and where it comes from; `None` if there is none.
+    pub(super) fn accept(&self) -> io::Result<Option<(OwnedFd, Source)>> {
+        match acceptfrom_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok((socket, peer)) => {
+                let from = match peer {
+                    _ if self.is_unix() => Source::User(peer_user(socket.as_fd())?),
+                    Some(peer) => {
+                        set_up_tcp(&socket)?;
+                        Source::host(SocketAddr::try_from(peer)?.ip())
+                    }
+                    // The kernel names the peer of every TCP connection.
+                    None => return Err(io::ErrorKind::AddrNotAvailable.into()),
+                };
+                Ok(Some((socket, from)))
             }
             // A peer that gave up before the accept is no error.
             Err(Errno::WOULDBLOCK | Errno::INTR | Errno::CONNABORTED) => Ok(None),

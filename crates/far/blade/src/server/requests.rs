@@ -3,7 +3,7 @@
 use crate::blade::Blade;
 use crate::blade::Visible;
 use crate::table::{
-    Access, ClientCounters, ClientNumber, Connected, GrantPass, GrantTraffic, Refused, Run,
+    Access, ClientCounters, ClientNumber, Connected, GrantPass, GrantTraffic, Origin, Refused, Run,
 };
 use farpool_units::at_most;
 use farpool_wire::{
@@ -98,11 +98,12 @@ impl Session {
 }
 
 /// Makes the session that `hello` asks for.
-pub(super) fn greet(blade: &Blade, hello: &Hello<'_>) -> Result<Greeting, Refused> {
+pub(super) fn greet(blade: &Blade, hello: &Hello<'_>, origin: Origin) -> Result<Greeting, Refused> {
     let (session, quota_bytes) = match hello.purpose {
         Purpose::Monitor => (Session::Monitor { grant: blade.admit_monitor(hello.grant)? }, 0),
         purpose => {
-            let Connected { number, quota_bytes, counters, grant } = blade.connect(hello)?;
+            let Connected { number, quota_bytes, counters, grant } =
+                blade.connect(hello, origin)?;
             let is_keeper = purpose == Purpose::Keeper;
             (Session::Client { number, counters, is_keeper, grant }, quota_bytes)
         }

@@ -2,6 +2,7 @@
 
 use crate::blade::Blade;
 use crate::gate::Gate;
+use crate::sources::Presence;
 use crate::table::{ClientNumber, Refused};
 use farpool_kernel::{LogRate, lock};
 use farpool_units::at_most;
@@ -44,7 +45,7 @@ pub(super) struct Mailbox {
 #[derive(Debug)]
 pub(super) struct Arrival {
     pub(super) socket: OwnedFd,
-    pub(super) is_unix: bool,
+    pub(super) presence: Presence,
 }
 
 impl Shared {

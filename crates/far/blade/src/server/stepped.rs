@@ -6,7 +6,9 @@ use super::shared::{Arrival, Shared};
 use super::worker::Worker;
 use super::{ServeError, Server};
 use crate::config::BladeConfig;
+use crate::sources::Source;
 use std::io;
+use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -31,11 +33,13 @@ impl SteppedServer {
         Ok(SteppedServer { shared, worker })
     }
 
-    /// Takes a connected stream socket as one that came over TCP.
+    /// Takes a connected stream socket as one that came over TCP from this host, or closes it if
+    /// there are too many.
     pub fn arrive(&self, socket: OwnedFd) {
-        let counters = &self.shared.blade.counters;
-        counters.connections.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        self.shared.mailbox(0).deliver(Arrival { socket, is_unix: false });
+        let from = Source::host(Ipv4Addr::LOCALHOST.into());
+        if let Ok(presence) = self.shared.blade.sources.arrive(from) {
+            self.shared.mailbox(0).deliver(Arrival { socket, presence });
+        }
     }
 
     /// Does all that can be done without waiting: answers, closes what is broken, ends leases,

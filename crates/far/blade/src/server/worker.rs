@@ -10,6 +10,7 @@ use super::connection::{Close, Connection, Tools};
 use super::follow::{Follow, Move};
 use super::listener::Listener;
 use super::shared::{Arrival, Shared};
+use crate::sources::Source;
 use farpool_units::exactly;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
@@ -22,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-/// How often leases are checked; a lease may last this much longer.
+/// How often leases and silent connections are checked; they may last this much longer.
 const TICK: Duration = Duration::from_millis(250);
 /// Events taken from the kernel at once.
 const EVENTS_LIMIT: usize = 128;
@@ -49,6 +50,8 @@ pub(super) struct Worker {
     cpus: Option<CpuSet>,
     next_thread: usize,
     last_tick: Duration,
+    /// Connections without a hello may be among ours.
+    has_silent: bool,
     /// Closed for a moment when descriptors run out, so that a waiting peer can be turned away.
     spare: Option<OwnedFd>,
 }
@@ -88,6 +91,7 @@ impl Worker {
             cpus: rustix::thread::sched_getaffinity(None).ok(),
             next_thread: 0,
             last_tick: Duration::ZERO,
+            has_silent: false,
             spare: spare_descriptor(),
         })
     }
@@ -149,7 +153,8 @@ impl Worker {
     /// Time until the next tick or until a paused connection may go on. The kernel rounds up to
     /// whole milliseconds; a bucket's burst covers that.
     fn timeout(&self) -> Option<Timespec> {
-        let tick_ns = (self.thread == 0).then_some(u64::from(TICK.subsec_nanos()));
+        let tick_ns =
+            (self.thread == 0 || self.has_silent).then_some(u64::from(TICK.subsec_nanos()));
         let paused_ns = self.paused.peek().map(|Reverse((wakes_ns, _))| {
             // No longer than the tick, which keeps the number within a second.
             let left_ns = wakes_ns.saturating_sub(self.shared.now_ns());
@@ -221,10 +226,35 @@ impl Worker {
 
     fn tick(&mut self) {
         let now = self.shared.now();
-        if self.thread == 0 && now.saturating_sub(self.last_tick) >= TICK {
-            self.last_tick = now;
+        if now.saturating_sub(self.last_tick) < TICK {
+            return;
+        }
+        self.last_tick = now;
+        self.close_silent(now);
+        if self.thread == 0 {
             self.shared.blade.tick(now);
             self.shared.tell_hidden_lines(now);
+        }
+    }
+
+    /// Closes the connections that have been without a hello for too long.
+    fn close_silent(&mut self, now: Duration) {
+        if !std::mem::take(&mut self.has_silent) {
+            return;
+        }
+        let limit = self.shared.blade.config().hello_limit;
+        for index in 0..self.connections.len() {
+            let Some(Some(Watched { connection, .. })) = self.connections.get(index) else {
+                continue;
+            };
+            match connection.greets_until(limit) {
+                None => {}
+                Some(until) if now < until => self.has_silent = true,
+                Some(_) => {
+                    let source_of = connection.source();
+                    self.close(index, Some(Close::Silent { source_of, limit }));
+                }
+            }
         }
     }
 
@@ -235,9 +265,9 @@ impl Worker {
             };
             match listener.accept() {
                 Ok(None) => return,
-                Ok(Some(socket)) => {
-                    let arrival = Arrival { socket, is_unix: listener.is_unix() };
-                    self.hand_on(arrival);
+                Ok(Some(arrived)) => {
+                    let (socket, from) = arrived;
+                    self.hand_on(socket, from);
                 }
                 Err(error) => {
                     if self.shared.lost_log.may_write(self.shared.now()) {
@@ -265,22 +295,24 @@ impl Worker {
         }
     }
 
-    fn hand_on(&mut self, arrival: Arrival) {
-        let limit = self.shared.blade.config().connections_limit;
-        let count = &self.shared.blade.counters.connections;
-        if exactly::<usize, _>(count.load(Ordering::Relaxed)) >= limit {
-            if self.shared.turned_away_log.may_write(self.shared.now()) {
-                tracing::warn!(limit, "a connection was turned away: there are as many as allowed");
+    fn hand_on(&mut self, socket: OwnedFd, from: Source) {
+        match self.shared.blade.sources.arrive(from) {
+            Ok(presence) => {
+                self.next_thread = (self.next_thread + 1) % self.shared.threads();
+                let arrival = Arrival { socket, presence };
+                self.shared.mailbox(self.next_thread).deliver(arrival);
             }
-            return;
+            Err(reason) => {
+                if self.shared.turned_away_log.may_write(self.shared.now()) {
+                    tracing::warn!(%reason, "a connection was turned away");
+                }
+            }
         }
-        count.fetch_add(1, Ordering::Relaxed);
-        self.next_thread = (self.next_thread + 1) % self.shared.threads();
-        self.shared.mailbox(self.next_thread).deliver(arrival);
     }
 
     fn add(&mut self, arrival: Arrival) {
-        let connection = Connection::new(arrival.socket, arrival.is_unix);
+        let connection = Connection::new(arrival, self.shared.now());
+        self.has_silent = true;
         let index = self.free.pop().unwrap_or_else(|| {
             self.connections.push(None);
             self.connections.len() - 1
@@ -321,10 +353,13 @@ impl Worker {
             if self.shared.bad_frames_log.may_write(self.shared.now()) {
                 tracing::warn!(%error, "a connection was closed for what it sent");
             }
+        } else if let Some(reason @ Close::Silent { .. }) = &reason {
+            if self.shared.lost_log.may_write(self.shared.now()) {
+                tracing::warn!(%reason, "a connection was closed");
+            }
         } else if let Some(reason) = &reason {
             tracing::debug!(%reason, "a connection was closed");
         }
-        counters.connections.fetch_sub(1, Ordering::Relaxed);
         watched.connection.close(&self.shared);
         self.free.push(index);
     }

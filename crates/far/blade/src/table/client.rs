@@ -2,7 +2,7 @@
 
 use super::{GrantId, GrantPass, Limits, Refused, Scrub, Table, count_u32};
 use farpool_units::SUPERPAGE_BYTES;
-use farpool_wire::{ClientId, ErrorCode, Hello, SegmentId};
+use farpool_wire::{ClientId, ErrorCode, Hello, Purpose, SegmentId};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,11 +39,37 @@ impl ClientCounters {
     }
 }
 
+/// The user that may do everything on this host.
+pub(super) const ROOT: u32 = 0;
+
+/// Where a client's connection comes from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Origin {
+    /// A user of this host, over a unix socket.
+    User(u32),
+    /// This host, over TCP.
+    Loopback,
+    /// Another host.
+    Network,
+}
+
+impl Origin {
+    fn user(self) -> Option<u32> {
+        match self {
+            Origin::User(user) => Some(user),
+            Origin::Loopback | Origin::Network => None,
+        }
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct Client {
     id: ClientId,
     name: String,
     pid: u32,
+    /// The user of this host that uses it, once one came over a unix socket. A keeper does not
+    /// count: it may be root's, and the program another user's.
+    user: Option<u32>,
     /// The grant that it is under, for all its life.
     pub(super) grant: Option<GrantId>,
     pub(super) quota_superpages: u32,
@@ -94,13 +120,15 @@ pub struct Connected {
 }
 
 impl Client {
-    fn new(hello: &Hello<'_>, grant: Option<GrantId>, limits: &Limits) -> Self {
+    fn new(hello: &Hello<'_>, origin: Origin, grant: Option<GrantId>, limits: &Limits) -> Self {
+        let is_stranger = origin == Origin::Network && grant.is_none();
         Client {
             id: hello.client,
             name: hello.name.to_owned(),
             pid: hello.pid,
+            user: None,
             grant,
-            quota_superpages: limits.quota_superpages(hello.quota_wanted_bytes),
+            quota_superpages: limits.quota_superpages(hello.quota_wanted_bytes, is_stranger),
             used_superpages: 0,
             segments: BTreeSet::new(),
             connections: 0,
@@ -108,25 +136,36 @@ impl Client {
             counters: Arc::default(),
         }
     }
+
+    fn may_be_used_by(&self, user: Option<u32>) -> bool {
+        self.user.is_none() || user == self.user || user == Some(ROOT)
+    }
 }
 
 impl<M: Clone> Table<M> {
-    /// Adds a connection of the client; a new client is created.
+    /// Adds a connection of the client; a new client is created. Once a user of this host uses a
+    /// client, only that user and root may, whoever else has learned its id.
     ///
     /// # Errors
     /// The blade has as many clients as allowed, or the client needs a grant, shows one that is
-    /// unknown or stale, or is under another one.
-    pub fn connect(&mut self, hello: &Hello<'_>) -> Result<Connected, Refused> {
+    /// unknown or stale, or is under another one, or is another user's.
+    pub fn connect(&mut self, hello: &Hello<'_>, origin: Origin) -> Result<Connected, Refused> {
         let grant = self.grants.admit(hello.grant, self.limits.require_grants)?;
         let grant_id = grant.as_ref().map(|pass| pass.id);
         let number = match self.numbers.get(&hello.client) {
             Some(number) => *number,
-            None => self.add_client(hello, grant_id)?,
+            None => self.add_client(hello, origin, grant_id)?,
         };
         let client =
             self.clients.get_mut(&number).ok_or(Refused::new(ErrorCode::NotPermitted, 0))?;
         if client.grant != grant_id {
             return Err(Refused::new(ErrorCode::NotGranted, 0));
+        }
+        if !client.may_be_used_by(origin.user()) {
+            return Err(Refused::new(ErrorCode::NotPermitted, 0));
+        }
+        if client.user.is_none() && hello.purpose != Purpose::Keeper {
+            client.user = origin.user();
         }
         client.connections += 1;
         client.lease_end = None;
@@ -147,6 +186,7 @@ impl<M: Clone> Table<M> {
     fn add_client(
         &mut self,
         hello: &Hello<'_>,
+        origin: Origin,
         grant: Option<GrantId>,
     ) -> Result<ClientNumber, Refused> {
         if self.clients.len() >= self.limits.clients {
@@ -154,7 +194,7 @@ impl<M: Clone> Table<M> {
         }
         let number = ClientNumber(self.next_client);
         self.next_client += 1;
-        let before = self.clients.insert(number, Client::new(hello, grant, &self.limits));
+        let before = self.clients.insert(number, Client::new(hello, origin, grant, &self.limits));
         assert!(before.is_none(), "client {} began twice", number.0);
         if let Some(grant) = grant {
             self.grants.add_client(grant, number);

@@ -15,6 +15,7 @@ fn table() -> Table<u32> {
         capacity_superpages: CAPACITY,
         quota_default_superpages: CAPACITY,
         quota_limit_superpages: CAPACITY,
+        quota_stranger_superpages: 1,
         lease: Duration::from_millis(100),
         clients: 100,
         segments: 100,
@@ -181,7 +182,7 @@ impl Pair {
 
     fn connect(&mut self, who: u8, shown: Option<(u8, u64)>) {
         let expected = self.expect_connect(who, shown);
-        let connected = self.table.connect(&hello(who, shown));
+        let connected = self.table.connect(&hello(who, shown), Origin::User(0));
         assert_eq!(connected.as_ref().map(drop).map_err(|refused| *refused), expected);
         let (Ok(connected), Some((grant, epoch))) = (connected, shown) else {
             return;
@@ -354,7 +355,7 @@ fn who_is_on_the_way_in_while_a_grant_changes_is_found_out() {
     let mut table = table();
     let now = Duration::ZERO;
     table.set_grant(&spec(0, 1, 4), now).unwrap();
-    let pass = table.connect(&hello(1, Some((0, 1)))).unwrap().grant.unwrap();
+    let pass = table.connect(&hello(1, Some((0, 1))), Origin::User(0)).unwrap().grant.unwrap();
     assert_eq!(pass.traffic.read.limit(), None, "no limit was given");
     let limited = GrantSpec { read_bytes_per_s: 5 << 20, ..spec(0, 1, 4) };
     table.set_grant(&limited, now).unwrap();

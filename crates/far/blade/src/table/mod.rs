@@ -26,7 +26,7 @@ mod segment;
 mod tests;
 
 pub use access::{Access, Permit, Run, WriteGuard};
-pub use client::{ClientCounters, ClientNumber, ClientView, Connected};
+pub use client::{ClientCounters, ClientNumber, ClientView, Connected, Origin};
 
 pub use grant::{
     ENDED_LIMIT, GRANTS_LIMIT, GrantError, GrantId, GrantPass, GrantSpec, GrantStat, GrantTraffic,
@@ -66,6 +66,8 @@ pub struct Limits {
     pub quota_default_superpages: u32,
     /// Most a client may have.
     pub quota_limit_superpages: u32,
+    /// Most a client of another host may have that shows no grant.
+    pub quota_stranger_superpages: u32,
     /// How long a client is kept without a connection.
     pub lease: Duration,
     /// Most clients.
@@ -214,12 +216,16 @@ impl<M: Clone> Table<M> {
 
 impl Limits {
     /// The quota of a client that asks for `wanted_bytes` (0: the default).
-    fn quota_superpages(&self, wanted_bytes: u64) -> u32 {
+    fn quota_superpages(&self, wanted_bytes: u64, is_stranger: bool) -> u32 {
         let wanted = match wanted_bytes {
             0 => self.quota_default_superpages,
             bytes => superpages_of(bytes),
         };
-        wanted.min(self.quota_limit_superpages).min(self.capacity_superpages)
+        let limit = match is_stranger {
+            true => self.quota_limit_superpages.min(self.quota_stranger_superpages),
+            false => self.quota_limit_superpages,
+        };
+        wanted.min(limit).min(self.capacity_superpages)
     }
 }
 

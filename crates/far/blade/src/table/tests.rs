@@ -1,8 +1,9 @@
 //! The table against a plain model that recomputes everything from scratch.
 
+use super::client::ROOT;
 use super::*;
 use farpool_units::PAGES_PER_SUPERPAGE;
-use farpool_wire::{Extent, Hello, PageNumber, SuperpageNumber};
+use farpool_wire::{Extent, Hello, PageNumber, Purpose, SuperpageNumber};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -17,6 +18,7 @@ fn limits() -> Limits {
         capacity_superpages: CAPACITY,
         quota_default_superpages: QUOTA,
         quota_limit_superpages: QUOTA,
+        quota_stranger_superpages: 1,
         lease: LEASE,
         clients: 3,
         segments: SEGMENTS,
@@ -287,7 +289,8 @@ impl Pair {
         let refused = |refused: Refused| refused.code;
         match *step {
             Step::Connect(who) => {
-                let connected = self.table.connect(&hello(who)).map_err(refused)?;
+                let connected =
+                    self.table.connect(&hello(who), Origin::User(0)).map_err(refused)?;
                 let client = self.clients.entry(who).or_default();
                 client.number = connected.number.0;
                 client.connections += 1;
@@ -513,16 +516,57 @@ proptest! {
 #[test]
 fn a_lease_runs_only_without_connections_and_to_its_very_end() {
     let mut table: Table<u32> = Table::new(limits());
-    let client = table.connect(&hello(1)).unwrap().number;
+    let client = table.connect(&hello(1), Origin::User(0)).unwrap().number;
     table.create_segment(client, 4, SegmentToken(1), |superpages| superpages).unwrap();
     assert!(table.expire(Duration::from_secs(3600)).is_empty(), "connected for ever");
     let closed = Duration::from_secs(4000);
     table.disconnect(client, closed);
     assert!(table.expire(closed + LEASE - Duration::from_nanos(1)).is_empty());
-    assert_eq!(table.connect(&hello(1)).unwrap().number, client, "back in time");
+    assert_eq!(table.connect(&hello(1), Origin::User(0)).unwrap().number, client, "back in time");
     assert!(table.expire(closed + LEASE * 10).is_empty());
     table.disconnect(client, closed + LEASE * 10);
     assert_eq!(table.expire(closed + LEASE * 11).len(), 1);
     assert_eq!(table.sizes().leases_expired, 1);
-    assert_ne!(table.connect(&hello(1)).unwrap().number, client, "a new client of the old id");
+    assert_ne!(
+        table.connect(&hello(1), Origin::User(0)).unwrap().number,
+        client,
+        "a new client of the old id"
+    );
+}
+
+#[test]
+fn a_stranger_has_its_share_and_who_is_of_this_host_has_more() {
+    let limits = Limits { quota_stranger_superpages: 2, ..limits() };
+    let mut table: Table<u32> = Table::new(limits);
+    let mut quota_of = |who, wanted: u32, origin| {
+        let quota_wanted_bytes = u64::from(wanted) * SUPERPAGE_BYTES;
+        let hello = Hello { quota_wanted_bytes, ..hello(who) };
+        table.connect(&hello, origin).unwrap().quota_bytes / SUPERPAGE_BYTES
+    };
+    assert_eq!(quota_of(1, 0, Origin::Network), 2);
+    assert_eq!(quota_of(2, 5, Origin::Loopback), 5);
+    assert_eq!(quota_of(3, 0, Origin::User(7)), u64::from(QUOTA));
+    assert_eq!(quota_of(1, 9, Origin::Loopback), 2, "it is what it was when it began");
+}
+
+#[test]
+fn a_client_is_its_users_once_one_uses_it() {
+    let mut table: Table<u32> = Table::new(limits());
+    let keeper = Hello { purpose: Purpose::Keeper, ..hello(1) };
+    let mut connect = |hello: &Hello<'_>, origin| {
+        table.connect(hello, origin).map(drop).map_err(|refused| refused.code)
+    };
+    let refused = Err(ErrorCode::NotPermitted);
+    assert_eq!(connect(&keeper, Origin::User(ROOT)), Ok(()), "a keeper does not make it root's");
+    assert_eq!(connect(&hello(1), Origin::User(7)), Ok(()));
+    for origin in [Origin::User(8), Origin::Loopback, Origin::Network] {
+        assert_eq!(connect(&hello(1), origin), refused, "{origin:?}");
+        assert_eq!(connect(&keeper, origin), refused, "{origin:?}");
+    }
+    assert_eq!(connect(&hello(1), Origin::User(7)), Ok(()));
+    assert_eq!(connect(&hello(1), Origin::User(ROOT)), Ok(()));
+    assert_eq!(connect(&keeper, Origin::User(ROOT)), Ok(()));
+    // One over TCP is bound to nobody: it is not known who asks.
+    assert_eq!(connect(&hello(2), Origin::Network), Ok(()));
+    assert_eq!(connect(&hello(2), Origin::Loopback), Ok(()));
 }

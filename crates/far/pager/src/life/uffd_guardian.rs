@@ -21,7 +21,7 @@ pub(crate) fn give_duplicate(board: &Path, uffd: &Uffd, pid: u32) -> Result<(), 
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(&path)?)?;
     // The holder of the userfaultfd can put pages into this program.
-    let keeper = farpool_pool::peer_user(socket.as_fd())?;
+    let keeper = farpool_kernel::peer_user(socket.as_fd())?;
     if keeper != 0 && keeper != rustix::process::geteuid().as_raw() {
         return Err(std::io::Error::other(format!(
             "{} is served by user {}, neither this user nor root, and does not get this program's \
