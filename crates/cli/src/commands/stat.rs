@@ -7,7 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use farpool_board::quantile_ns;
-use farpool_fabric::{Address, ClientId, Control, DescriptorSet, Session};
+use farpool_fabric::{Address, ClientId, Control, DescriptorSet, Session, Spare};
 use farpool_run::{ProcessStatistics, RunStatistics, read_statistics, runs};
 use farpool_wire::{BladeTotals, ClientUsage, Purpose, Request, Response};
 use serde_json::{Value, json};
@@ -61,6 +61,7 @@ fn ask(address: &Address) -> BladeAnswer {
         quota_bytes: 0,
         deadline: BLADE_DEADLINE,
         // The user named the address, and only counters are sent.
+        spare: Spare::default(),
         allow_remote_tcp: true,
         asks: None,
         time: farpool_fabric::Time::KERNEL,

@@ -20,6 +20,7 @@ use crate::descriptor::Descriptor;
 use crate::dial::Dialer;
 use crate::receive::Break;
 use crate::session::{ConnectError, Session};
+use crate::spare::SILENCE_LIMIT;
 use crate::sys;
 
 /// Time for an answer on the first connection; every further one gets twice as long. A blade
@@ -144,22 +145,26 @@ impl Control {
 
     /// Gets one verified answer into `received`. True if the request was sent more than once.
     fn exchange(&mut self, request: &Request<'_>) -> Result<bool, ConnectError> {
-        let time = self.dialer.session.time;
-        let until = time.now() + self.dialer.session.deadline;
+        let Session { time, deadline, .. } = *self.dialer.session;
+        let begun = time.now();
+        let until = begun + deadline;
         let (mut attempts, mut patience) = (0u32, STALL_TIME);
         loop {
             let socket = match self.socket.take() {
                 Some(socket) => socket,
-                None => self.reconnect(until)?,
+                None => self.reconnect(begun, until)?,
             };
             attempts += 1;
-            match self.attempt(&socket, request, until.min(time.now() + patience)) {
+            let spared = self.spared_from(begun).unwrap_or(until);
+            match self.attempt(&socket, request, until.min(spared).min(time.now() + patience)) {
                 Ok(()) => {
                     self.dialer.session.met.heard(time.now());
                     self.socket = Some(socket);
                     return Ok(attempts > 1);
                 }
-                Err(end) if time.now() >= until => return Err(self.gave_up(end)),
+                Err(end) if time.now() >= until || self.is_spared(begun) => {
+                    return Err(self.gave_up(end));
+                }
                 Err(_) => {
                     patience = patience.saturating_mul(2).min(self.dialer.session.deadline);
                     time.pause(sys::CONNECT_PAUSE * u32::from(attempts > 1));
@@ -168,14 +173,27 @@ impl Control {
         }
     }
 
+    /// When a blade that can be spared is given up, for a request of that time; see
+    /// [`crate::spare`].
+    fn spared_from(&self, begun: Instant) -> Option<Instant> {
+        self.dialer.session.spare.is_set().then(|| begun + SILENCE_LIMIT)
+    }
+
+    /// True if the blade is given up by now, since it can be spared.
+    fn is_spared(&self, begun: Instant) -> bool {
+        let Session { time, spare, .. } = &*self.dialer.session;
+        self.spared_from(begun).is_some_and(|end| time.now() >= end) && spare.take()
+    }
+
     /// Makes the connection again, until then or until the lease has run out.
-    fn reconnect(&mut self, until: Instant) -> Result<Descriptor, ConnectError> {
+    fn reconnect(&mut self, begun: Instant, until: Instant) -> Result<Descriptor, ConnectError> {
         let session = Arc::clone(&self.dialer.session);
         let (time, met) = (session.time, &session.met);
         let since = *self.unconnected.get_or_insert_with(|| time.now());
         loop {
             // Another connection may hold the lease meanwhile.
             let end = met.lease_end(since).map_or(until, |end| end.min(until));
+            let end = self.spared_from(begun).map_or(end, |spared| end.min(spared));
             let error = match self.dialer.connect(end) {
                 Ok((socket, _)) => {
                     self.unconnected = None;
@@ -185,7 +203,7 @@ impl Control {
                 Err(error) => error,
             };
             let now = time.now();
-            if !self.dialer.may_pass(error) || now >= until {
+            if !self.dialer.may_pass(error) || now >= until || self.is_spared(begun) {
                 return Err(self.dialer.explain(error));
             }
             if let Some(reason) = met.lapse(since, now, Some(error)) {

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use farpool_kernel::Time;
 use farpool_wire::{
-    Address, HEADER_BYTES, Hello, HelloOk, NAME_LIMIT_BYTES, Opcode, Request, RequestId, Response,
-    WireError, split_head,
+    Address, ErrorCode, HEADER_BYTES, Hello, HelloOk, NAME_LIMIT_BYTES, Opcode, Request, RequestId,
+    Response, WireError, split_head,
 };
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -125,13 +125,13 @@ impl Dialer {
 
     /// True if another attempt may succeed. Of a blade that was met, more may pass: the network may
     /// refuse for a while to reach it (a proxy, a virtual address or a route that is set up anew),
-    /// and another version or no frame at all is damage. On this host, a socket that refuses
+    /// and another version, in its answer or read from our hello, or no frame at all is damage. On this host, a socket that refuses
     /// belongs to a process that has ended.
     pub(crate) fn may_pass(&self, error: DialError) -> bool {
         let is_network = matches!(self.session.address, Address::Tcp(_));
         let passes_once_met = match error {
             DialError::Gone(_) | DialError::Forbidden(_) => is_network,
-            DialError::Wire(_) => true,
+            DialError::Wire(_) | DialError::Refused(ErrorCode::VersionMismatch) => true,
             _ => false,
         };
         error.may_pass() || (passes_once_met && self.session.met.is_set())

@@ -93,6 +93,9 @@ pub trait Link: Send + std::fmt::Debug {
     /// True if the descriptor is also to be polled for room to send.
     fn is_sending(&self) -> bool;
 
+    /// Ends the link: its requests fail.
+    fn give_up(&mut self, reason: &str);
+
     /// Why the link ended, once it has: every request then fails.
     fn loss(&self) -> Option<&str>;
 }

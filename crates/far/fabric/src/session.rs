@@ -13,6 +13,7 @@ use rustix::io::Errno;
 use crate::descriptor::DescriptorSet;
 use crate::limits::ClientLimits;
 use crate::opening::DialError;
+use crate::spare::Spare;
 
 /// One client's use of one blade: what all its connections have in common.
 #[derive(Clone, Debug)]
@@ -37,6 +38,8 @@ pub struct Session {
     /// A request older than this means that the blade is lost. So does a connection that cannot be
     /// made again before the blade's lease has run out.
     pub deadline: Duration,
+    /// Whether the blade may be given up before that.
+    pub spare: Spare,
     /// Permits TCP to other hosts, which is not encrypted.
     pub allow_remote_tcp: bool,
     /// Opens the connections in this process's stead, if set.

@@ -104,6 +104,10 @@ impl Link for ShmLink {
         false
     }
 
+    fn give_up(&mut self, _reason: &str) {
+        // Nothing is ever under way.
+    }
+
     fn loss(&self) -> Option<&str> {
         None
     }

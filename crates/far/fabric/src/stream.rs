@@ -30,6 +30,7 @@ use crate::link::{Link, LinkPage, PageDone, PageFault};
 use crate::opening::DialError;
 use crate::receive::{Break, Receiver};
 use crate::session::{ConnectError, Session};
+use crate::spare::{REFUSED_LIMIT, SILENCE_LIMIT};
 use crate::stall::StallWatch;
 use crate::sys::{self, Patience, Vector};
 
@@ -310,6 +311,25 @@ impl StreamLink {
         })
     }
 
+    /// Why a blade that can be spared is given up by now, if it is; see [`crate::spare`].
+    fn spared(&self, now: Instant) -> Option<String> {
+        let spare = &self.dialer.session.spare;
+        let waited = now.saturating_duration_since(self.flight.oldest()?);
+        let refused = match self.failure {
+            Some(DialError::Gone(_) | DialError::Forbidden(_)) => self.unconnected,
+            _ => None,
+        };
+        let refused = refused.map(|since| now.saturating_duration_since(since));
+        let reason = match refused {
+            Some(time) if time >= REFUSED_LIMIT => self.failure.map(|it| it.to_string()),
+            _ if waited >= SILENCE_LIMIT => {
+                Some(format!("no answer within {} ms", SILENCE_LIMIT.as_millis()))
+            }
+            _ => None,
+        };
+        reason.filter(|_| spare.take()).map(|it| format!("{it}; it is spared, there are copies"))
+    }
+
     /// Waits for answers, or until a request that the limits hold back may be sent.
     fn pause_within_limits(&self, resumes_ns: u64) {
         let left = Duration::from_nanos(resumes_ns.saturating_sub(monotonic_ns()));
@@ -344,6 +364,12 @@ impl StreamLink {
             }
             State::Lost(_) => Ok(()),
         };
+    }
+
+    fn lose(&mut self, reason: String, fault: PageFault) {
+        self.state = State::Lost(reason);
+        self.second = None;
+        self.flight.fail_all(fault);
     }
 
     fn submit(&mut self, opcode: Opcode, pages: &[LinkPage]) {
@@ -471,10 +497,10 @@ impl Link for StreamLink {
             self.attention.answered();
         }
         let is_fair = self.attention.look(now);
-        if let Some((reason, fault)) = self.end(now, is_fair) {
-            self.state = State::Lost(reason);
-            self.second = None;
-            self.flight.fail_all(fault);
+        let end = self.end(now, is_fair);
+        let spared = || Some((self.spared(now)?, PageFault::Lost));
+        if let Some((reason, fault)) = end.or_else(|| spared().filter(|_| is_fair)) {
+            self.lose(reason, fault);
             self.poll(done);
         } else {
             self.watch_for_stall(now);
@@ -515,6 +541,12 @@ impl Link for StreamLink {
         // A second connection's descriptor, which has room, would end every wait at once.
         let is_stuck = self.output.bytes() > 0 && self.second.is_none();
         matches!(self.state, State::Up(_)) && is_stuck
+    }
+
+    fn give_up(&mut self, reason: &str) {
+        if !matches!(self.state, State::Lost(_)) {
+            self.lose(reason.to_owned(), PageFault::Lost);
+        }
     }
 
     fn loss(&self) -> Option<&str> {

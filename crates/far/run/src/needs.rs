@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_board::Board;
-use farpool_fabric::{Address, ClientId, Control, DescriptorSet, Session};
+use farpool_fabric::{Address, ClientId, Control, DescriptorSet, Session, Spare};
 use farpool_kernel::fill_random;
 use farpool_uffd::{OpenError, Uffd, features};
 use farpool_wire::{Purpose, Request};
@@ -179,6 +179,7 @@ fn check_blade(options: &RunOptions, address: &str) -> Result<(), RunError> {
         purpose: Purpose::Client,
         quota_bytes: 0,
         deadline: BLADE_WAIT.min(options.deadline),
+        spare: Spare::default(),
         allow_remote_tcp: options.allow_remote_tcp,
         asks: None,
         time: farpool_fabric::Time::KERNEL,

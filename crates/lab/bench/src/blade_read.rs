@@ -7,7 +7,9 @@ use crate::BenchError;
 use crate::stage::lacking;
 use crate::sys::{self, Mapping};
 use crate::workload::{Shuffle, mix};
-use farpool_fabric::{Control, DescriptorSet, Link, LinkPage, PageDone, Session, StreamLink};
+use farpool_fabric::{
+    Control, DescriptorSet, Link, LinkPage, PageDone, Session, Spare, StreamLink,
+};
 use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES, exactly};
 use farpool_wire::{ClientId, PageNumber, Purpose, Request, Response, SegmentId, SuperpageNumber};
 use std::io::Read;
@@ -49,6 +51,7 @@ fn session(address: &str, quota_bytes: u64) -> Result<Arc<Session>, BenchError> 
         purpose: Purpose::Client,
         quota_bytes,
         deadline: DEADLINE,
+        spare: Spare::default(),
         allow_remote_tcp: false,
         asks: None,
         time: farpool_fabric::Time::KERNEL,

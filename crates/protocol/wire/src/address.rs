@@ -4,7 +4,7 @@
 //! uses far memory.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use thiserror::Error;
@@ -62,6 +62,25 @@ impl Address {
             Address::Tcp(address) => address.ip().is_loopback(),
         }
     }
+
+    /// Returns what the blade fails with.
+    pub fn failure_domain(&self) -> FailureDomain {
+        match self {
+            Address::Tcp(at) if !at.ip().to_canonical().is_loopback() => {
+                FailureDomain::Host(at.ip().to_canonical())
+            }
+            local => FailureDomain::Blade(local.clone()),
+        }
+    }
+}
+
+/// What fails together.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum FailureDomain {
+    /// A blade of this host: if the host fails, the client does, too.
+    Blade(Address),
+    /// Another host with all its blades.
+    Host(IpAddr),
 }
 
 impl FromStr for Address {
@@ -106,6 +125,16 @@ impl fmt::Display for Address {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn blades_of_one_other_host_fail_together_and_those_of_this_one_do_not() {
+        let domain = |text: &str| text.parse::<Address>().expect("valid").failure_domain();
+        assert_eq!(domain("tcp://192.0.2.1:1"), domain("tcp://192.0.2.1:2"));
+        assert_ne!(domain("tcp://192.0.2.1:1"), domain("tcp://192.0.2.2:1"));
+        assert_eq!(domain("tcp://[::ffff:192.0.2.1]:1"), domain("tcp://192.0.2.1:2"));
+        assert_ne!(domain("tcp://127.0.0.1:1"), domain("tcp://127.0.0.1:2"));
+        assert_ne!(domain("unix:///a"), domain("unix:///b"));
+    }
 
     #[test]
     fn addresses_print_as_they_were_written() {

@@ -34,7 +34,7 @@ mod request;
 mod response;
 mod stat;
 
-pub use address::{Address, AddressError, SOCKET_PATH_LIMIT_BYTES};
+pub use address::{Address, AddressError, FailureDomain, SOCKET_PATH_LIMIT_BYTES};
 pub use checksum::PagesChecksum;
 pub use error::{ErrorCode, WireError};
 pub use header::{Head, Header, Kind, Opcode, split_head};

@@ -9,7 +9,7 @@ use std::time::Duration;
 use common::{MIB, Node, Program, wait_for};
 use farpool_api::{ClientSegment, SegmentState};
 use farpool_fabric::{
-    Address, ClientId, ConnectError, Control, DescriptorSet, Grant, GrantKey, Session,
+    Address, ClientId, ConnectError, Control, DescriptorSet, Grant, GrantKey, Session, Spare,
 };
 use farpool_peer::{Ending, Farewell};
 
@@ -26,6 +26,7 @@ fn is_open(segment: &ClientSegment, attempt: u128) -> bool {
         purpose: farpool_wire::Purpose::Client,
         quota_bytes: u64::MAX,
         deadline: Duration::from_secs(5),
+        spare: Spare::default(),
         allow_remote_tcp: false,
         asks: None,
         time: farpool_fabric::Time::KERNEL,

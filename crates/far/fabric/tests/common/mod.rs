@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use farpool_fabric::{Address, ClientId, DescriptorSet, Link, LinkPage, PageDone, Session};
+use farpool_fabric::{Address, ClientId, DescriptorSet, Link, LinkPage, PageDone, Session, Spare};
 use farpool_units::PAGE_BYTES;
 use farpool_wire::{
     ErrorCode, Extent, Header, HelloOk, Opcode, PageNumber, PagesChecksum, Purpose, Request,
@@ -205,6 +205,7 @@ impl FakeBlade {
             purpose: Purpose::Client,
             quota_bytes: 1 << 30,
             deadline,
+            spare: Spare::default(),
             allow_remote_tcp: false,
             asks: None,
             time: farpool_fabric::Time::KERNEL,
