@@ -32,6 +32,7 @@ fn share(number: u64, blade: &Serving) -> Share {
         quota_bytes: ZONES * ZONE_BYTES,
         deadline: PATIENCE,
         allow_remote_tcp: false,
+        copies: 1,
         seals_pages: true,
         asks: None,
         time: farpool_pool::Time::KERNEL,

@@ -138,6 +138,7 @@ fn read_at_pace(
         quota_bytes: u64::from(SUPERPAGES) * 16 * MIB,
         deadline: Duration::from_secs(10),
         allow_remote_tcp: false,
+        copies: 1,
         seals_pages: false,
         asks: None,
         time: farpool_pool::Time::KERNEL,

@@ -86,6 +86,7 @@ impl World {
             quota_bytes: memory_bytes,
             deadline: Duration::from_secs(5),
             allow_remote_tcp: false,
+            copies: 1,
             seals_pages: false,
             asks: None,
             time: farpool_pool::Time::KERNEL,

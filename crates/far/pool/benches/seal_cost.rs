@@ -49,6 +49,7 @@ impl Side {
             quota_bytes: 1 << 30,
             deadline: Duration::from_secs(5),
             allow_remote_tcp: false,
+            copies: 1,
             seals_pages,
             asks: None,
             time: farpool_pool::Time::KERNEL,

@@ -4,16 +4,17 @@
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::time::Duration;
 
-use farpool_fabric::{Answer, CallError, Control, Descriptor};
+use farpool_fabric::{Answer, CallError, ConnectError, Control, Descriptor};
 use farpool_units::exactly;
 use farpool_wire::{
     Address, ErrorCode, Request, Response, SPAN_LIMIT_SUPERPAGES, SegmentId, SegmentState,
     SegmentToken, SuperpageNumber,
 };
 
+use crate::copies::ALL_SEGMENTS;
 use crate::types::BladeToken;
 use crate::types::PARTS_PER_BLADE;
-use crate::{MAX_SEGMENTS, PoolError, SegmentHandle};
+use crate::{PoolError, SegmentHandle};
 
 /// Number given for "no descriptor".
 const NO_FILE: RawFd = -1;
@@ -24,7 +25,7 @@ pub(crate) struct Account {
     control: Control,
     pub(crate) address: Address,
     /// By [`PartKey`].
-    parts: [Option<Part>; MAX_SEGMENTS * PARTS_PER_BLADE],
+    parts: Box<[Option<Part>]>,
     /// Replaced descriptors, which a lane may still be using.
     retired: Vec<SharedFile>,
     /// Superpages that this pool got from it, to spread evenly.
@@ -73,7 +74,7 @@ impl PartKey {
     pub(crate) fn of(segment: SegmentHandle, which: u8) -> Self {
         let which = usize::from(which);
         assert!(which < PARTS_PER_BLADE, "part {which} of a segment on one blade");
-        PartKey(segment.index() + MAX_SEGMENTS * which)
+        PartKey(segment.index() + ALL_SEGMENTS * which)
     }
 
     pub(crate) fn all(segment: SegmentHandle) -> impl Iterator<Item = PartKey> {
@@ -98,7 +99,7 @@ impl Account {
         Account {
             control,
             address,
-            parts: [const { None }; MAX_SEGMENTS * PARTS_PER_BLADE],
+            parts: (0..ALL_SEGMENTS * PARTS_PER_BLADE).map(|_| None).collect(),
             retired: Vec::new(),
             allocated_superpages: 0,
             is_full: false,
@@ -111,8 +112,12 @@ impl Account {
         self.control.hello().capacity_bytes
     }
 
+    /// Why it takes no more requests, without its address.
     pub(crate) fn loss(&self) -> Option<String> {
-        self.control.loss().map(ToString::to_string)
+        self.control.loss().map(|loss| match loss {
+            ConnectError::Lost { reason, .. } => reason.clone(),
+            other => other.to_string(),
+        })
     }
 
     /// The part's number on the blade and the descriptor of its memory.

@@ -158,16 +158,22 @@ impl Pool {
             if let Ok(false) = account.keep_alive(moved) {
                 match account.address {
                     Address::Shm(_) => self.lose_control(blade, LAPSED_BUT_HELD),
-                    _ => self.shared.blades[blade].lose(LAPSED),
+                    _ => self.shared.lose(blade, LAPSED),
                 }
             }
             self.note_loss(blade, account);
         }
     }
 
+    /// Notes that a blade takes no more requests. If everything on it has other copies, these are
+    /// used from now on.
     pub(crate) fn note_loss(&self, blade: usize, account: &Account) {
-        if let Some(reason) = account.loss() {
-            self.lose_control(blade, &reason);
+        let at = blade_index(blade);
+        let Some(reason) = account.loss() else { return };
+        self.lose_control(blade, &reason);
+        let has_copies = self.shared.config.copies > 1;
+        if has_copies && !self.is_lost(at) && self.superpages_only_on(at) == 0 {
+            self.shared.lose(blade, &reason);
         }
     }
 
@@ -190,6 +196,7 @@ impl Blade {
             purpose: Purpose::Client,
             quota_bytes: config.quota_bytes,
             deadline: config.deadline,
+            spare: shared.spare.clone(),
             allow_remote_tcp: config.allow_remote_tcp,
             asks: config.asks,
             time: config.time,

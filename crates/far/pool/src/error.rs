@@ -195,6 +195,9 @@ pub enum PoolError {
     /// Pages are sealed by one of two clients that share memory, and not by the other.
     #[error("the shared segment's pages are sealed there and not here, or the other way round")]
     OtherSeals,
+    /// A client that shares memory has more copies of it than this one.
+    #[error("the shared segment has more copies than this client makes")]
+    OtherCopies,
     /// The blade's memory has no descriptor to hand out, so it cannot be shared by `shm://`.
     #[error("blade {address} cannot share its memory directly; use unix:// in place of shm://")]
     NotShareable {

@@ -13,13 +13,13 @@ use farpool_units::exactly;
 use farpool_wire::{Address, ErrorCode};
 use rustix::event::{PollFd, PollFlags};
 
-use crate::sealing::Sealer;
+use crate::sealing::{CopySet, Outcome, Sealer};
 use crate::seals::Seals;
 use crate::shared::{Found, LaneClock, Shared};
 use crate::types::Access;
 use crate::{
-    BladeIndex, Completion, MAX_BLADES, PageError, PageRead, PageWrite, PoolError, SegmentHandle,
-    SegmentPage,
+    BladeIndex, COPIES_LIMIT, Completion, MAX_BLADES, PageError, PageRead, PageWrite, PoolError,
+    SegmentHandle, SegmentPage,
 };
 
 /// Longest that `wait` sleeps before it checks the deadlines again.
@@ -47,6 +47,8 @@ pub struct Lane {
     ready: Vec<Completion>,
     /// Writes to pages that the mover is copying.
     waiting: Vec<PageWrite>,
+    /// Reads whose copy was of no use, what was tried, and why it failed.
+    again: Vec<(PageRead, CopySet, PageError)>,
     scratch: Vec<PageDone>,
     /// None if pages are moved as they are stored.
     sealer: Option<Sealer>,
@@ -91,6 +93,7 @@ impl Lane {
             order: Vec::with_capacity(MAX_BLADES),
             ready: Vec::with_capacity(DONE_CAPACITY),
             waiting: Vec::with_capacity(DONE_CAPACITY),
+            again: Vec::new(),
             scratch: Vec::with_capacity(DONE_CAPACITY),
             sealer: (sealing == Sealing::ByLane).then(Sealer::default),
             phase: 0,
@@ -127,17 +130,7 @@ impl Lane {
         self.look_at_phase();
         let clock = Arc::clone(&self.clock);
         let visit = clock.visit();
-        for read in reads {
-            match self.shared.find(read.at, Access::Read, read.into, read.token) {
-                Found::At(blade, page) => match self.expect(read, page) {
-                    Ok(page) => self.sort_in(blade, page),
-                    Err(error) => self.fail(read.token, error),
-                },
-                Found::Not(error) => self.fail(read.token, error),
-                // Reads never wait for the mover; should one, it ends like any that is too late.
-                Found::Soon => self.fail(read.token, PageError::Deadline),
-            }
-        }
+        reads.iter().for_each(|read| self.begin_read(read, CopySet::default(), None));
         // SAFETY: the caller lends each page's memory for writing until its completion; files found
         // during this visit stay open until it ends.
         unsafe { self.submit(Access::Read) };
@@ -159,16 +152,8 @@ impl Lane {
         let visit = clock.visit();
         let mut known = None;
         for write in writes {
-            let from = write.from.cast_mut();
-            match self.shared.find(write.at, Access::Write, from, write.token) {
-                // SAFETY: the caller lends the page's memory for reading.
-                Found::At(blade, page) => match unsafe { self.seal(write, page, &mut known) } {
-                    Ok(page) => self.sort_in(blade, page),
-                    Err(error) => self.fail(write.token, error),
-                },
-                Found::Not(error) => self.fail(write.token, error),
-                Found::Soon => self.waiting.push(*write),
-            }
+            // SAFETY: the caller lends the page's memory for reading.
+            unsafe { self.begin_write(write, &mut known) };
         }
         // SAFETY: the caller lends each page's memory for reading until its completion; files as
         // for `read`.
@@ -197,39 +182,116 @@ impl Lane {
         drop(visit);
     }
 
-    /// Prepares for a page that is read, if it is sealed.
-    fn expect(&mut self, read: &PageRead, page: LinkPage) -> Result<LinkPage, PageError> {
-        let Some(sealer) = &mut self.sealer else { return Ok(page) };
-        sealer.expect(read, &seals_of(&self.shared, read.at)?, page)
+    /// Begins to read a page from the first copy that was not tried and can be read. If there is
+    /// none, the page fails, with what was `failed` before.
+    fn begin_read(&mut self, read: &PageRead, tried: CopySet, failed: Option<PageError>) {
+        let mut failed = failed;
+        let untried = self.shared.copies(read.at.segment).filter(|copy| !tried.has(copy.nth()));
+        for copy in untried {
+            let at = SegmentPage { segment: copy, ..read.at };
+            match self.shared.find(at, Access::Read, read.into, read.token) {
+                Found::At(blade, page) => {
+                    match self.expect(read, page, tried.with(copy.nth())) {
+                        Ok(page) => self.sort_in(blade, page),
+                        Err(error) => self.fail(read.token, error),
+                    }
+                    return;
+                }
+                Found::Not(error) => failed = graver(failed, error),
+                // Reads never wait for the mover; should one, it ends like any that is too late.
+                Found::Soon => failed = graver(failed, PageError::Deadline),
+            }
+        }
+        self.fail(read.token, failed.unwrap_or(PageError::NotAllocated));
     }
 
-    /// Seals a page that is written, if that is to be done. `known` is the segment of the last page
-    /// of the same call with its seals.
+    /// Begins to write a page to all its copies whose blades live. `known` is the segment of the
+    /// last page of the same call with its seals.
+    ///
+    /// # Safety
+    /// As for `write`.
+    unsafe fn begin_write(
+        &mut self,
+        write: &PageWrite,
+        known: &mut Option<(SegmentHandle, Arc<Seals>)>,
+    ) {
+        let (mut places, mut count) = ([const { None }; COPIES_LIMIT], 0);
+        let mut failed = None;
+        for copy in self.shared.copies(write.at.segment) {
+            let at = SegmentPage { segment: copy, ..write.at };
+            match self.shared.find(at, Access::Write, write.from.cast_mut(), write.token) {
+                Found::At(blade, page) => {
+                    places[count] = Some((blade, page));
+                    count += 1;
+                }
+                Found::Not(error) => failed = graver(failed, error),
+                Found::Soon => return self.waiting.push(*write),
+            }
+        }
+        let places = places.into_iter().flatten();
+        if count == 0 {
+            return self.fail(write.token, failed.unwrap_or(PageError::NotAllocated));
+        }
+        if self.sealer.is_none() {
+            return places.for_each(|(blade, page)| self.sort_in(blade, page));
+        }
+        // SAFETY: as promised by the caller.
+        match unsafe { self.seal(write, exactly(count), known) } {
+            Ok((memory, token)) => places.for_each(|(blade, page)| {
+                self.sort_in(blade, LinkPage { memory, token, ..page });
+            }),
+            Err(error) => self.fail(write.token, error),
+        }
+    }
+
+    /// Prepares for a page that is read, if it is sealed.
+    fn expect(
+        &mut self,
+        read: &PageRead,
+        page: LinkPage,
+        tried: CopySet,
+    ) -> Result<LinkPage, PageError> {
+        let Some(sealer) = &mut self.sealer else { return Ok(page) };
+        sealer.expect(read, &seals_of(&self.shared, read.at)?, page, tried)
+    }
+
+    /// Seals a page that is written to so many copies.
     ///
     /// # Safety
     /// As for `write`.
     unsafe fn seal(
         &mut self,
         write: &PageWrite,
-        page: LinkPage,
+        copies: u8,
         known: &mut Option<(SegmentHandle, Arc<Seals>)>,
-    ) -> Result<LinkPage, PageError> {
-        let Some(sealer) = &mut self.sealer else { return Ok(page) };
+    ) -> Result<(*mut u8, u64), PageError> {
         let segment = write.at.segment;
         let known = match known {
             Some(known) if known.0 == segment => known,
             _ => known.insert((segment, seals_of(&self.shared, write.at)?)),
         };
+        let sealer = self.sealer.as_mut().expect("a lane that seals");
         // SAFETY: as promised by the caller.
-        unsafe { sealer.seal(write, &known.1, page) }
+        unsafe { sealer.seal(write, &known.1, copies) }
     }
 
-    /// The completion of a page that a link knows by this token.
-    fn complete(&mut self, token: u64, result: Result<(), PageError>) -> Completion {
-        match &mut self.sealer {
-            // SAFETY: a page is lent to the lane until its completion is handed out.
-            Some(sealer) => unsafe { sealer.end(token, result) },
-            None => Completion { token, result },
+    /// A link has ended with a page that it knows by this token.
+    fn complete(&mut self, blade: usize, token: u64, result: Result<(), PageError>) {
+        let Some(sealer) = &mut self.sealer else {
+            return self.ready.push(Completion { token, result });
+        };
+        let is_lost = self.shared.blades[blade].is_lost();
+        // SAFETY: a page is lent to the lane until its completion is handed out.
+        match unsafe { sealer.end(token, result, is_lost) } {
+            Outcome::Done(completion) => self.ready.push(completion),
+            Outcome::NotYet => {}
+            Outcome::Again(read, tried, error) => {
+                let mut copies = self.shared.copies(read.at.segment);
+                match copies.all(|copy| tried.has(copy.nth())) {
+                    true => self.fail(read.token, error),
+                    false => self.again.push((read, tried, error)),
+                }
+            }
         }
     }
 
@@ -272,8 +334,7 @@ impl Lane {
                     let error = Err(PageError::BladeLost(index(blade)));
                     let batch = std::mem::take(batch);
                     for page in &batch {
-                        let failed = self.complete(page.token, error);
-                        self.ready.push(failed);
+                        self.complete(blade, page.token, error);
                     }
                     self.ways[blade].batch = batch;
                 }
@@ -356,8 +417,20 @@ impl Lane {
         }
     }
 
-    /// Looks up the pages again whose writes wait for the mover.
+    /// Looks up the pages again whose writes wait for the mover, or that another copy may have.
     fn try_waiting(&mut self) {
+        if !self.again.is_empty() {
+            let clock = Arc::clone(&self.clock);
+            let visit = clock.visit();
+            let mut again = std::mem::take(&mut self.again);
+            for (read, tried, error) in again.drain(..) {
+                self.begin_read(&read, tried, Some(error));
+            }
+            self.again = again;
+            // SAFETY: the caller of `read` lends the pages until their completions.
+            unsafe { self.submit(Access::Read) };
+            drop(visit);
+        }
         if !self.waiting.is_empty() {
             let waiting = std::mem::take(&mut self.waiting);
             // SAFETY: the caller of `write` lends the pages until their completions.
@@ -406,14 +479,22 @@ impl Lane {
         self.try_waiting();
         done.append(&mut self.ready);
         for blade in 0..MAX_BLADES {
-            self.drive(blade, done, |link, scratch| link.expire(now, scratch));
+            // Another lane may have found out.
+            let is_spared = self.shared.config.copies > 1 && self.shared.blades[blade].is_lost();
+            self.drive(blade, done, |link, scratch| {
+                if is_spared {
+                    link.give_up("another connection to it was given up");
+                }
+                link.expire(now, scratch);
+            });
         }
         self.look_at_phase();
     }
 
-    /// Pages submitted and not yet handed out as completions.
+    /// Pages submitted and not yet handed out as completions; those of several copies count for
+    /// each.
     pub fn in_flight(&self) -> usize {
-        self.ready.len() + self.waiting.len() + self.with_links
+        self.ready.len() + self.waiting.len() + self.again.len() + self.with_links
     }
 
     /// What to poll for readability together with userfaultfd; nothing for shm, nor for a blade
@@ -427,15 +508,14 @@ impl Lane {
         if let Some(reason) = self.ways[blade].link.as_ref().and_then(|link| link.loss())
             && !self.shared.blades[blade].is_lost()
         {
-            self.shared.blades[blade].lose(reason);
+            self.shared.lose(blade, reason);
         }
         self.with_links = self.with_links.saturating_sub(self.scratch.len());
         self.clock.set_in_flight(self.with_links);
         let mut scratch = std::mem::take(&mut self.scratch);
         for page in scratch.drain(..) {
             let result = page.result.map_err(|fault| page_error(fault, index(blade)));
-            let done = self.complete(page.token, result);
-            self.ready.push(done);
+            self.complete(blade, page.token, result);
         }
         self.scratch = scratch;
     }
@@ -470,6 +550,11 @@ impl Drop for Lane {
 fn seals_of(shared: &Shared, at: SegmentPage) -> Result<Arc<Seals>, PageError> {
     // A segment that is not there is found out before; one without seals must not be used here.
     shared.segments[at.segment.index()].seals().ok_or(PageError::NotAllocated)
+}
+
+/// What to say of a page none of whose copies can be reached: that one has no memory says least.
+fn graver(known: Option<PageError>, error: PageError) -> Option<PageError> {
+    known.filter(|known| *known != PageError::NotAllocated).or(Some(error))
 }
 
 fn index(blade: usize) -> BladeIndex {

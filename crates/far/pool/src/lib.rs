@@ -9,6 +9,7 @@
 
 mod account;
 mod blades;
+mod copies;
 mod error;
 mod lane;
 mod map;
@@ -22,6 +23,7 @@ mod shared;
 mod sharing;
 mod types;
 
+pub use copies::COPIES_LIMIT;
 pub use error::{BladeIndex, PageError, PoolError};
 pub use farpool_fabric::{
     Address, AddressError, Ask, ClientId, ClientLimits, Grant, GrantKey, Meters, RateLimit,
@@ -33,7 +35,7 @@ pub use pool::{Pool, Still};
 pub use refusals::Refusals;
 pub use seals::Seals;
 pub use types::{
-    Alone, BladeSpec, Completion, CopyDesk, Errand, FrozenToken, LostBlade, MAX_BLADES,
+    Alone, BladeSpec, COPY_PARTS, Completion, CopyDesk, Errand, FrozenToken, LostBlade, MAX_BLADES,
     MAX_SEGMENTS, PageRead, PageWrite, PoolConfig, SUPERPAGE_PAGES, SegmentHandle, SegmentPage,
     TOKEN_PARTS, fresh_client,
 };

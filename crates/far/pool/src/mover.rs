@@ -20,14 +20,16 @@ use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES, exactly};
 use farpool_wire::PageNumber;
 
 use crate::account::{Account, PartKey, PartRole, parts};
+use crate::copies::is_apart;
 use crate::lane::Sealing;
 use crate::map::Place;
 use crate::moving::{MAX_RECORDS, Record};
 use crate::pool::Ledger;
+use crate::seals::Seals;
 use crate::shared::{LaneClock, Segment, SegmentState};
 use crate::types::Access;
 use crate::{
-    BladeIndex, Completion, CopyDesk, Errand, FrozenToken, Lane, MAX_SEGMENTS, PageError, Pool,
+    BladeIndex, Completion, CopyDesk, Errand, FrozenToken, Lane, MAX_BLADES, PageError, Pool,
     PoolError, SUPERPAGE_PAGES, SegmentHandle,
 };
 
@@ -87,14 +89,19 @@ struct PageMemory([u8; PAGE_BYTES]);
 const _: () = assert!(size_of::<PageMemory>() == PAGE_BYTES);
 
 /// A superpage to be moved.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Job<'a> {
     handle: SegmentHandle,
     segment: &'a Segment,
     superpage: u32,
-    old: Place,
+    /// Where it was, perhaps on a lost blade. None: it was nowhere.
+    old: Option<Place>,
+    /// Where its pages are copied from: the old place, or another copy.
+    source: (&'a Segment, Place),
     new: Place,
     record: &'a Record,
+    /// Which pages were ever written; None if all may have been.
+    seals: Option<Arc<Seals>>,
 }
 
 /// Which blade failed, and how.
@@ -131,16 +138,70 @@ impl<'a> Mover<'a> {
         desk: &dyn CopyDesk,
         may_detach: impl FnOnce() -> bool,
     ) -> Result<Step, PoolError> {
+        self.while_nothing_else_moves(|mover| mover.step_held(from, desk, may_detach))
+    }
+
+    /// Makes one copy of a superpage that has too few: its blade was lost, or none had room for it.
+    /// [`Step::Empty`]: there is nothing to be done, or nothing that can be. Only once all copies
+    /// are there, another blade that is silent is given up before the deadline.
+    ///
+    /// # Errors
+    /// As for [`Mover::step`].
+    pub fn complete_copies(
+        &mut self,
+        desk: &dyn CopyDesk,
+        may_detach: impl Fn() -> bool,
+    ) -> Result<Step, PoolError> {
+        self.while_nothing_else_moves(|mover| {
+            let pool = mover.pool;
+            let lost = (0_u8..).map(BladeIndex).take(MAX_BLADES).filter(|at| pool.is_lost(*at));
+            let lost: Vec<BladeIndex> = lost.collect();
+            lost.iter().for_each(|blade| pool.forget_copies_on(*blade));
+            // What is frozen is made again by one of those who share it.
+            for lost in lost {
+                if !mover.has_frozen_on(lost) {
+                    continue;
+                }
+                match mover.step_held(lost, desk, &may_detach) {
+                    // What has no other copy stays where it is lost.
+                    Ok(Step::Empty) | Err(PoolError::InUse { .. }) => {}
+                    step => return step,
+                }
+            }
+            match SegmentHandle::every().find_map(|copy| next_missing(pool, copy)) {
+                Some((copy, superpage)) => {
+                    mover.move_superpage(copy, superpage, None)?;
+                    Ok(Step::Moved)
+                }
+                None => {
+                    if pool.shared.config.copies > 1 && pool.degraded_superpages() == 0 {
+                        pool.shared.spare.set(true);
+                    }
+                    Ok(Step::Empty)
+                }
+            }
+        })
+    }
+
+    /// True if frozen copies are to be made of what is on a lost blade, or a part of one is made.
+    fn has_frozen_on(&self, lost: BladeIndex) -> bool {
+        let pool = self.pool;
+        let ledger = pool.ledger();
+        SegmentHandle::every()
+            .any(|copy| ledger.is_copying(copy) || next_on(pool, copy, lost).is_some())
+    }
+
+    fn while_nothing_else_moves<T>(&mut self, what: impl FnOnce(&mut Self) -> T) -> T {
         let pool = self.pool;
         while pool.waiting_for_mover.load(Ordering::Relaxed) > 0 {
             pool.shared.config.time.pause(SETTLE_STEP); // the lock is not fair, and a fork is in a hurry
         }
         let moving = lock(&pool.moving);
         pool.is_moving.store(true, Ordering::Relaxed);
-        let step = self.step_held(from, desk, may_detach);
+        let done = what(self);
         pool.is_moving.store(false, Ordering::Relaxed);
         drop(moving);
-        step
+        done
     }
 
     /// The step, while the pool's `moving` lock is held.
@@ -152,9 +213,8 @@ impl<'a> Mover<'a> {
     ) -> Result<Step, PoolError> {
         let pool = self.pool;
         pool.ledger().free_rest();
-        let handles = (0..MAX_SEGMENTS).filter_map(SegmentHandle::from_index);
         let mut somebody_copies = false;
-        for handle in handles {
+        for handle in SegmentHandle::every() {
             let Some((superpage, old)) = next_on(pool, handle, from) else {
                 self.complete(&mut pool.ledger(), desk, handle, from)?;
                 continue;
@@ -173,7 +233,7 @@ impl<'a> Mover<'a> {
                     }
                 }
             }
-            self.move_superpage(handle, superpage, old)?;
+            self.move_superpage(handle, superpage, Some(old))?;
             return Ok(Step::Moved);
         }
         if somebody_copies { Ok(Step::Waiting) } else { self.leave(from, may_detach()) }
@@ -249,7 +309,8 @@ impl<'a> Mover<'a> {
         copy: &FrozenToken,
     ) -> (Vec<(BladeIndex, PartKey)>, BTreeMap<u32, Place>) {
         let (mut attached, mut places) = (Vec::new(), BTreeMap::new());
-        for (blade, _, token) in copy.iter() {
+        for (part, token) in copy.iter() {
+            let blade = part.blade;
             let Some(account) = ledger.account_of(blade) else { continue };
             let free = parts().find(|which| !account.has_part(PartKey::of(handle, *which)));
             let Some(which) = free else { continue };
@@ -267,33 +328,52 @@ impl<'a> Mover<'a> {
         (attached, places)
     }
 
+    /// Moves a superpage, or makes a copy that has no place.
     fn move_superpage(
         &mut self,
         handle: SegmentHandle,
         superpage: u32,
-        old: Place,
+        old: Option<Place>,
     ) -> Result<(), PoolError> {
         let pool = self.pool;
         let segment = pool.segment(handle);
+        let alive = old.filter(|old| !pool.is_lost(old.blade)).map(|old| (handle, old));
+        let Some(source) = alive.or_else(|| pool.other_copy(handle, superpage)) else {
+            return Ok(()); // it was lost meanwhile
+        };
+        let source = (pool.segment(source.0), source.1);
         let records = pool.shared.records();
         let free = (0u8..).zip(records).find(|(_, record)| record.is_free());
         let (number, record) = free.ok_or(PoolError::TooManyHalfMoved { limit: MAX_RECORDS })?;
         let is_frozen = segment.state() == SegmentState::Frozen;
         let new = {
             let mut ledger = pool.ledger();
+            if old.is_none() {
+                ledger.check_quota(pool.shared.config.quota_bytes)?;
+            }
+            let domains = pool.domains_of_others(&mut ledger, handle, superpage);
             let new = pool.allocate_somewhere(&mut ledger, handle, superpage, |account| {
-                if is_frozen { account.filling_part(handle) } else { Some(0) }
+                let is_apart = is_apart(account, &domains);
+                let part = if is_frozen { account.filling_part(handle) } else { Some(0) };
+                part.filter(|_| is_apart)
             })?;
             if let Some(account) = ledger.account_of(new.blade).filter(|_| is_frozen) {
                 account.set_role(PartKey::of(handle, new.part), PartRole::Filling);
             }
+            if old.is_none() {
+                ledger.charge(handle);
+            }
             new
         };
         record.begin(new);
-        let is_within = segment.map().set(superpage, Some(Place { record: Some(number), ..old }));
+        // A copy without a place is read at its new one, where its seal does not fit yet.
+        let at = Place { record: Some(number), ..old.unwrap_or(new) };
+        let is_within = segment.map().set(superpage, Some(at));
         assert!(is_within, "superpage {superpage} lies in its segment");
         self.settle();
-        let job = Job { handle, segment, superpage, old, new, record };
+        // Of what is frozen others may know pages that this process does not.
+        let seals = pool.segment(handle.first()).seals().filter(|_| !is_frozen);
+        let job = Job { handle, segment, superpage, old, source, new, record, seals };
         match self.copy(&job) {
             Ok(()) => self.finish(&job, is_frozen),
             Err(failed) => self.give_up(&job, failed, is_frozen)?,
@@ -305,8 +385,8 @@ impl<'a> Mover<'a> {
         job.segment.map().set(job.superpage, Some(job.new));
         self.settle();
         job.record.end();
-        if !is_frozen {
-            self.pool.ledger().free_soon(job.handle, job.superpage, job.old);
+        if let Some(old) = job.old.filter(|_| !is_frozen) {
+            self.pool.ledger().free_soon(job.handle, job.superpage, old);
         }
     }
 
@@ -317,26 +397,42 @@ impl<'a> Mover<'a> {
         failed: CopyError,
         is_frozen: bool,
     ) -> Result<(), PoolError> {
-        // If the old blade is lost, the record stays: pages written meanwhile are on the new one.
-        if failed.of_new {
+        // If the source is lost, the record stays: pages written meanwhile are on the new blade.
+        let is_copy = job.old != Some(job.source.1);
+        if failed.of_new && is_copy {
+            // The source has everything.
+            job.segment.map().set(job.superpage, job.old);
+            self.settle();
+            job.record.end();
+            self.forget_new(job, is_frozen);
+        } else if failed.of_new {
             job.record.turn_back();
             self.settle();
             if job.record.restore() {
-                job.segment.map().set(job.superpage, Some(job.old));
+                job.segment.map().set(job.superpage, job.old);
                 self.settle();
                 job.record.end();
-                if !is_frozen {
-                    self.pool.ledger().free_soon(job.handle, job.superpage, job.new);
-                }
+                self.forget_new(job, is_frozen);
             }
         }
         Err(PoolError::NotMoved {
             superpage: job.superpage,
-            segment: job.handle.index(),
-            from: self.pool.describe(job.old.blade),
+            segment: job.handle.first().index(),
+            from: self.pool.describe(job.source.1.blade),
             to: self.pool.describe(job.new.blade),
             reason: failed.error,
         })
+    }
+
+    /// Nothing is published at the new place any more.
+    fn forget_new(&self, job: &Job<'_>, is_frozen: bool) {
+        let mut ledger = self.pool.ledger();
+        if job.old.is_none() {
+            ledger.uncharge(job.handle);
+        }
+        if !is_frozen {
+            ledger.free_soon(job.handle, job.superpage, job.new);
+        }
     }
 
     /// Copies every page that is not written meanwhile.
@@ -394,7 +490,9 @@ impl<'a> Mover<'a> {
     fn start(&mut self, number: usize, job: &Job<'_>, from: u32, limit: usize) -> u32 {
         let batch = &mut self.batches[number];
         assert!(batch.pages.is_empty() && batch.in_flight == 0, "a batch is of one piece");
-        let next = job.record.claim(from, limit, |page| batch.pages.push(page));
+        let first = job.superpage * SUPERPAGE_PAGES;
+        let is_written = |page| job.seals.as_ref().is_none_or(|it| it.is_written(first + page));
+        let next = job.record.claim(from, limit, is_written, |page| batch.pages.push(page));
         batch.is_written = false;
         batch.failed = None;
         batch.started = self.pool.shared.config.time.now();
@@ -406,7 +504,10 @@ impl<'a> Mover<'a> {
     /// the new memory is zero.
     fn submit(&mut self, number: usize, job: &Job<'_>, access: Access) {
         let batch = &mut self.batches[number];
-        let place = if access == Access::Read { job.old } else { job.new };
+        let (segment, place) = match access {
+            Access::Read => job.source,
+            Access::Write => (job.segment, job.new),
+        };
         let mut links = Vec::with_capacity(batch.pages.len());
         for (index, (page, memory)) in batch.pages.iter().zip(&mut batch.memory).enumerate() {
             if access == Access::Write && memory.0 == [0; PAGE_BYTES] {
@@ -414,7 +515,7 @@ impl<'a> Mover<'a> {
             }
             let page = PageNumber(job.superpage * SUPERPAGE_PAGES + page);
             let token = (number as u64) << 32 | index as u64;
-            links.push(job.segment.page_at(place, page, memory.0.as_mut_ptr(), token));
+            links.push(segment.page_at(place, page, memory.0.as_mut_ptr(), token));
         }
         batch.in_flight = links.len();
         if !links.is_empty() {
@@ -467,7 +568,7 @@ impl<'a> Mover<'a> {
         self.settle();
         let mut ledger = pool.ledger();
         let mut must_wait = false;
-        for handle in (0..MAX_SEGMENTS).filter_map(SegmentHandle::from_index) {
+        for handle in SegmentHandle::every() {
             let has_part =
                 |account: &Account| PartKey::all(handle).any(|key| account.has_part(key));
             let is_there = ledger.account_of(from).is_some_and(|account| has_part(account));
@@ -480,7 +581,11 @@ impl<'a> Mover<'a> {
                 continue;
             }
             if let Some(account) = ledger.account_of(from) {
-                PartKey::all(handle).try_for_each(|key| account.detach(key))?;
+                let mut detached = PartKey::all(handle).map(|key| account.detach(key));
+                match pool.is_lost(from) {
+                    true => detached.for_each(drop), // it has nothing to give up any more
+                    false => detached.try_for_each(|it| it)?,
+                }
             }
         }
         if must_wait {
@@ -503,7 +608,7 @@ impl<'a> Mover<'a> {
         from: BladeIndex,
     ) -> Result<(), PoolError> {
         let mut copy = FrozenToken::NONE;
-        for (blade, into) in (0_u8..).map(BladeIndex).zip(&mut copy.blades) {
+        for (blade, into) in (0_u8..).map(BladeIndex).zip(&mut copy.copies[0]) {
             let Some(account) = ledger.account_of(blade) else { continue };
             for (into, key) in into.iter_mut().zip(PartKey::all(handle)) {
                 if account.is_filling(key) {
@@ -530,8 +635,23 @@ impl<'a> Mover<'a> {
 fn next_on(pool: &Pool, handle: SegmentHandle, from: BladeIndex) -> Option<(u32, Place)> {
     let segment = pool.segment(handle);
     let is_there = |place: &Place| place.blade == from && place.record.is_none();
-    let mut places = segment.map().iter().filter(|(_, place)| is_there(place));
+    let can_move = |sma| !pool.is_lost(from) || pool.other_copy(handle, sma).is_some();
+    let mut places = segment.map().iter().filter(|(sma, at)| is_there(at) && can_move(*sma));
     if segment.state() == SegmentState::Free { None } else { places.next() }
+}
+
+/// The segment's first superpage of which this copy has no place, and another one is whole. Frozen
+/// copies that are missing stay so.
+fn next_missing(pool: &Pool, copy: SegmentHandle) -> Option<(SegmentHandle, u32)> {
+    if copy.nth() >= usize::from(pool.shared.config.copies)
+        || pool.segment(copy).state() != SegmentState::Writable
+    {
+        return None;
+    }
+    let is_missing = |sma: &u32| {
+        pool.segment(copy).map().get(*sma).is_none() && pool.other_copy(copy, *sma).is_some()
+    };
+    pool.superpages_of(copy.first()).find(is_missing).map(|sma| (copy, sma))
 }
 
 impl Batch {

@@ -103,14 +103,27 @@ impl Record {
     }
 
     /// Marks up to `limit` old pages from `from` on as being copied. Calls `each` with their
-    /// numbers and returns where to continue.
-    pub(crate) fn claim(&self, from: u32, limit: usize, mut each: impl FnMut(u32)) -> u32 {
+    /// numbers and returns where to continue. Of a page for which `is_written` is false there is
+    /// nothing to be copied: it is at the new place as much as at the old one.
+    pub(crate) fn claim(
+        &self,
+        from: u32,
+        limit: usize,
+        is_written: impl Fn(u32) -> bool,
+        mut each: impl FnMut(u32),
+    ) -> u32 {
         let (mut page, mut claimed) = (from, 0);
         while page < SUPERPAGE_PAGES && claimed < limit {
             let state = &self.pages[page as usize];
             if state.compare_exchange(OLD, COPYING, AcqRel, Acquire).is_ok() {
-                each(page);
-                claimed += 1;
+                // A lane that writes it waits until it is known to be copied.
+                match is_written(page) {
+                    true => {
+                        each(page);
+                        claimed += 1;
+                    }
+                    false => self.arrived(page),
+                }
             }
             page += 1;
         }
@@ -165,7 +178,7 @@ mod tests {
         assert_eq!(record.side(5, Access::Write), Side::New);
         assert_eq!(record.side(5, Access::Read), Side::New);
         let mut claimed = Vec::new();
-        assert_eq!(record.claim(4, 2, |page| claimed.push(page)), 7);
+        assert_eq!(record.claim(4, 2, |_| true, |page| claimed.push(page)), 7);
         assert_eq!(claimed, [4, 6], "what was written meanwhile is not copied");
         assert_eq!(record.side(4, Access::Read), Side::Old);
         assert_eq!(record.side(4, Access::Write), Side::Soon);
@@ -173,6 +186,19 @@ mod tests {
         assert_eq!(record.side(4, Access::Write), Side::New);
         record.let_go(6);
         assert_eq!(record.side(6, Access::Read), Side::Old);
+    }
+
+    #[test]
+    fn a_page_that_was_never_written_is_at_both_places() {
+        let record = begun();
+        let mut claimed = Vec::new();
+        let next = record.claim(0, 2, |page| page % 3 == 1, |page| claimed.push(page));
+        assert_eq!((next, claimed), (5, vec![1, 4]));
+        assert_eq!(record.side(0, Access::Read), Side::New);
+        assert_eq!(record.side(1, Access::Read), Side::Old);
+        record.turn_back();
+        record.restore();
+        assert_eq!(record.side(0, Access::Read), Side::Old);
     }
 
     #[test]
@@ -189,7 +215,7 @@ mod tests {
     #[test]
     fn what_was_only_copied_is_as_before_after_turning_back() {
         let record = begun();
-        record.claim(0, 3, |_| {});
+        record.claim(0, 3, |_| true, |_| {});
         (0..3).for_each(|page| record.arrived(page));
         assert_eq!(record.side(1, Access::Write), Side::New);
         record.turn_back();
@@ -220,7 +246,7 @@ mod tests {
                 let mut from = 0;
                 while from < SUPERPAGE_PAGES {
                     let mut pages = Vec::new();
-                    from = record.claim(from, 64, |page| pages.push(page));
+                    from = record.claim(from, 64, |_| true, |page| pages.push(page));
                     for page in pages {
                         assert_eq!(record.side(page, Access::Write), Side::Soon);
                         record.arrived(page);

@@ -16,6 +16,7 @@ use farpool_units::SUPERPAGE_BYTES;
 use farpool_wire::ErrorCode;
 
 use crate::account::{Account, PartKey, parts};
+use crate::copies::{ALL_SEGMENTS, COPIES_LIMIT, is_apart};
 use crate::lane::Sealing;
 use crate::map::{Place, SEGMENT_LIMIT_SUPERPAGES};
 use crate::seals::Seals;
@@ -50,8 +51,8 @@ pub(crate) struct Ledger {
     /// One per blade slot. On the heap: a pool is handed on by threads with small stacks, and
     /// accounts are 2 KiB each.
     pub(crate) accounts: Box<[Option<Account>]>,
-    /// Superpages of each segment that count against the quota: those that we allocated.
-    pub(crate) charged_superpages: [u64; MAX_SEGMENTS],
+    /// Superpages of each segment, and of each copy, that count against the quota: those that we allocated.
+    pub(crate) charged_superpages: [u64; ALL_SEGMENTS],
     /// Places that superpages have left and that their blade refused to free at once.
     pub(crate) unfreed: Vec<(SegmentHandle, u32, Place)>,
     /// Clocks of all lanes there ever were: few, and they end with the process.
@@ -80,11 +81,17 @@ impl Pool {
     }
 
     /// A pool without blades, whatever the configuration lists; they are added one by one.
+    ///
+    /// # Panics
+    /// More than one copy of what is not sealed, or more than [`COPIES_LIMIT`].
     pub fn new(config: PoolConfig) -> Pool {
+        let copies = usize::from(config.copies);
+        assert!((1..=COPIES_LIMIT).contains(&copies), "{copies} copies of a superpage");
+        assert!(copies == 1 || config.seals_pages, "copies are told apart by their seals");
         let descriptors = Arc::new(DescriptorSet::default());
         let ledger = Ledger {
             accounts: (0..MAX_BLADES).map(|_| None).collect(),
-            charged_superpages: [0; MAX_SEGMENTS],
+            charged_superpages: [0; ALL_SEGMENTS],
             unfreed: Vec::new(),
             clocks: Vec::new(),
         };
@@ -113,10 +120,10 @@ impl Pool {
         for blade in (0..MAX_BLADES).map(blade_index) {
             match lane.connect(blade) {
                 Err(PoolError::BladeLost { reason, .. }) => {
-                    self.shared.blades[usize::from(blade.0)].lose(&reason);
+                    self.shared.lose(blade.0.into(), &reason);
                 }
                 Err(PoolError::Barred(error)) => {
-                    self.shared.blades[usize::from(blade.0)].lose(&error.to_string());
+                    self.shared.lose(blade.0.into(), &error.to_string());
                 }
                 connected => connected?,
             }
@@ -164,11 +171,13 @@ impl Pool {
     pub fn create_segment(&self) -> Result<SegmentHandle, PoolError> {
         let ledger = self.ledger();
         let handle = self.free_handle()?;
-        let charged = ledger.charged_superpages[handle.index()];
-        assert_eq!(charged, 0, "a free handle has no memory");
+        for copy in self.copies(handle) {
+            let charged = ledger.charged_superpages[copy.index()];
+            assert_eq!(charged, 0, "a free handle has no memory");
+        }
         let seals = self.shared.config.seals_pages.then(Seals::fresh).transpose()?;
         self.segment(handle).set_seals(seals.map(Arc::new));
-        self.segment(handle).set_state(SegmentState::Writable);
+        self.set_state(handle, SegmentState::Writable);
         Ok(handle)
     }
 
@@ -179,28 +188,61 @@ impl Pool {
     /// The quota is used up, every blade is full or lost, or the segment is frozen.
     pub fn allocate_superpage(&self, s: SegmentHandle, sma: u32) -> Result<(), PoolError> {
         let segment = self.segment(s);
-        if segment.state() == SegmentState::Writable && segment.map().get(sma).is_some() {
+        if segment.state() == SegmentState::Writable && self.has_place(s, sma) {
             return Ok(());
         }
         let mut ledger = self.ledger();
         match segment.state() {
             SegmentState::Free => return Err(PoolError::NoSuchSegment(s)),
             SegmentState::Frozen => return Err(PoolError::Frozen(s)),
-            SegmentState::Writable if segment.map().get(sma).is_some() => return Ok(()),
+            SegmentState::Writable if self.has_place(s, sma) => return Ok(()),
             SegmentState::Writable => {}
         }
         if sma >= SEGMENT_LIMIT_SUPERPAGES {
             return Err(PoolError::BeyondSegment { superpage: sma });
         }
         ledger.check_quota(self.shared.config.quota_bytes)?;
-        let place = self.allocate_somewhere(&mut ledger, s, sma, |_| Some(0))?;
-        ledger.charged_superpages[s.index()] += 1;
+        let places = self.allocate_copies(&mut ledger, s, sma)?;
         if let Some(seals) = segment.seals() {
             seals.begin(sma);
         }
-        let is_within = segment.map().set(sma, Some(place));
-        assert!(is_within, "superpage {sma} lies in its segment");
+        for (copy, place) in places {
+            ledger.charge(copy);
+            let is_within = self.segment(copy).map().set(sma, Some(place));
+            assert!(is_within, "superpage {sma} lies in its segment");
+        }
         Ok(())
+    }
+
+    /// Allocates as many copies as there is room for on different domains, and one at least: what
+    /// is missing is [made later](crate::Mover::complete_copies).
+    fn allocate_copies(
+        &self,
+        ledger: &mut Ledger,
+        s: SegmentHandle,
+        sma: u32,
+    ) -> Result<Vec<(SegmentHandle, Place)>, PoolError> {
+        let (mut places, mut domains, mut failed) = (Vec::new(), Vec::new(), None);
+        for copy in self.copies(s) {
+            let part_on = |account: &Account| is_apart(account, &domains).then_some(0);
+            match self.allocate_somewhere(ledger, copy, sma, part_on) {
+                Ok(place) => {
+                    places.push((copy, place));
+                    let account = ledger.account_of(place.blade);
+                    domains.extend(account.map(|account| account.address.failure_domain()));
+                }
+                Err(error) => {
+                    failed.get_or_insert(error);
+                }
+            }
+        }
+        if failed.is_some() {
+            self.shared.spare.set(false);
+        }
+        match failed {
+            Some(error) if places.is_empty() => Err(error),
+            _ => Ok(places),
+        }
     }
 
     /// Asks the blades in turn on which there is a part for it: first the one with the fewest of
@@ -264,12 +306,18 @@ impl Pool {
         self.blade_of(s, sma).is_some_and(|blade| !self.is_lost(blade))
     }
 
-    /// The blade to which the superpage's pages are written, lost or not. None if it has no memory.
-    /// Lock-free.
+    /// A blade to which the superpage's pages are written: one that is not lost if there is one.
+    /// None if it has no memory. Lock-free.
     pub fn blade_of(&self, s: SegmentHandle, sma: u32) -> Option<BladeIndex> {
-        let place = self.segment(s).map().get(sma)?;
-        let record = place.record.map(|it| &self.shared.records()[usize::from(it)]);
-        Some(record.and_then(|record| record.target()).unwrap_or(place).blade)
+        let mut blades = self.places(s, sma).map(|(_, place)| {
+            let record = place.record.map(|it| &self.shared.records()[usize::from(it)]);
+            record.and_then(|record| record.target()).unwrap_or(place).blade
+        });
+        let first = blades.next()?;
+        if !self.is_lost(first) {
+            return Some(first);
+        }
+        Some(blades.find(|blade| !self.is_lost(*blade)).unwrap_or(first))
     }
 
     /// True if the blade's pages can no longer be reached. Lock-free.
@@ -288,11 +336,37 @@ impl Pool {
         let _still = self.hold_unless_moving().ok_or(PoolError::Moving)?;
         let mut ledger = self.ledger();
         self.expect_state(s, SegmentState::Writable)?;
-        let Some(place) = self.segment(s).map().get(sma) else {
-            return Ok(());
-        };
-        self.segment(s).map().set(sma, None);
+        let places: Vec<_> = self.places(s, sma).collect();
+        for (copy, _) in &places {
+            self.segment(*copy).map().set(sma, None);
+        }
         ledger.wait_for_lanes();
+        let (mut freed, mut refused) = (0, None);
+        for (copy, place) in &places {
+            match self.free_copy(&mut ledger, *copy, sma, *place) {
+                Ok(()) => freed += 1,
+                Err(error) => refused = refused.or(Some(error)),
+            }
+        }
+        if let Some(seals) = self.segment(s).seals().filter(|_| !self.has_place(s, sma)) {
+            seals.begin(sma);
+        }
+        match refused {
+            // What a lost blade had is gone, and the other copies are freed.
+            Some(CallError::Connect(_)) if freed > 0 => Ok(()),
+            Some(error) => Err(error.into()),
+            None => Ok(()),
+        }
+    }
+
+    /// Frees a copy that is unpublished, and publishes it again if its blade refuses.
+    fn free_copy(
+        &self,
+        ledger: &mut Ledger,
+        copy: SegmentHandle,
+        sma: u32,
+        place: Place,
+    ) -> Result<(), CallError> {
         if let Some(record) = place.record {
             // Half here and half there since a blade was lost; the other half goes with its blade.
             self.shared.records()[usize::from(record)].end();
@@ -300,17 +374,16 @@ impl Pool {
         let Some(account) = ledger.account_of(place.blade) else {
             return Ok(());
         };
-        let freed = account.free(PartKey::of(s, place.part), sma);
+        let freed = account.free(PartKey::of(copy, place.part), sma);
         self.note_loss(usize::from(place.blade.0), account);
         if matches!(freed, Err(CallError::Refused { .. })) && place.record.is_none() {
             // If it were forgotten here, it could be allocated a second time, perhaps on another
             // blade.
-            self.segment(s).map().set(sma, Some(place));
+            self.segment(copy).map().set(sma, Some(place));
         } else {
-            let charged = &mut ledger.charged_superpages[s.index()];
-            *charged = charged.checked_sub(1).expect("what is freed was charged");
+            ledger.uncharge(copy);
         }
-        Ok(freed?)
+        freed
     }
 
     /// Gives up the segment: its memory is freed, or the share in it. No page of it may be in
@@ -332,16 +405,22 @@ impl Pool {
 
     /// Unpublishes the segment and gives up its parts. Returns the last error.
     pub(crate) fn give_up(&self, ledger: &mut Ledger, s: SegmentHandle) -> Option<CallError> {
-        let segment = self.segment(s);
-        segment.set_state(SegmentState::Free);
-        ledger.unfreed.retain(|(handle, ..)| *handle != s);
+        self.set_state(s, SegmentState::Free);
+        ledger.unfreed.retain(|(handle, ..)| handle.first() != s);
         ledger.wait_for_lanes();
+        let last = self.copies(s).filter_map(|copy| self.give_up_copy(ledger, copy)).last();
+        self.segment(s).set_seals(None);
+        last
+    }
+
+    fn give_up_copy(&self, ledger: &mut Ledger, copy: SegmentHandle) -> Option<CallError> {
+        let segment = self.segment(copy);
         let mut last = None;
         for (number, account) in ledger.accounts.iter_mut().enumerate() {
             let Some(account) = account else { continue };
             let blade = blade_index(number);
             let ours = segment.map().iter().filter(|(_, place)| place.blade == blade).count();
-            for key in PartKey::all(s) {
+            for key in PartKey::all(copy) {
                 last = account.detach(key).err().or(last);
             }
             account.give_back(ours as u64);
@@ -351,8 +430,7 @@ impl Pool {
             self.shared.records()[usize::from(record)].end();
         }
         segment.map().clear();
-        segment.set_seals(None);
-        ledger.charged_superpages[s.index()] = 0;
+        ledger.charged_superpages[copy.index()] = 0;
         last
     }
 
@@ -391,6 +469,11 @@ impl Pool {
         &self.shared.segments[s.index()]
     }
 
+    /// Sets what may be done with a segment, all copies of it.
+    pub(crate) fn set_state(&self, s: SegmentHandle, state: SegmentState) {
+        self.copies(s).for_each(|copy| self.segment(copy).set_state(state));
+    }
+
     pub(crate) fn expect_state(
         &self,
         s: SegmentHandle,
@@ -412,10 +495,10 @@ impl Pool {
 
     pub(crate) fn publish_parts(&self, ledger: &Ledger, s: SegmentHandle) {
         for (number, account) in ledger.accounts.iter().enumerate() {
-            for which in parts() {
-                let part = account.as_ref().and_then(|account| account.part(PartKey::of(s, which)));
-                if let Some((id, file)) = part {
-                    self.segment(s).set_part(blade_index(number), which, id, file);
+            let Some(account) = account else { continue };
+            for (copy, which) in self.copies(s).flat_map(|copy| parts().map(move |it| (copy, it))) {
+                if let Some((id, file)) = account.part(PartKey::of(copy, which)) {
+                    self.segment(copy).set_part(blade_index(number), which, id, file);
                 }
             }
         }
@@ -423,13 +506,24 @@ impl Pool {
 }
 
 impl Ledger {
+    /// One more superpage counts against the quota.
+    pub(crate) fn charge(&mut self, copy: SegmentHandle) {
+        self.charged_superpages[copy.index()] += 1;
+    }
+
+    /// One superpage less counts.
+    pub(crate) fn uncharge(&mut self, copy: SegmentHandle) {
+        let charged = &mut self.charged_superpages[copy.index()];
+        *charged = charged.checked_sub(1).expect("what is freed was charged");
+    }
+
     /// Pages that all lanes together read from and wrote to the blade.
     pub(crate) fn moved(&self, blade: usize) -> (u64, u64) {
         let moved = self.clocks.iter().map(|clock| clock.moved(blade));
         moved.fold((0, 0), |all, lane| (all.0 + lane.0, all.1 + lane.1))
     }
 
-    fn check_quota(&self, quota_bytes: u64) -> Result<(), PoolError> {
+    pub(crate) fn check_quota(&self, quota_bytes: u64) -> Result<(), PoolError> {
         let superpages: u64 = self.charged_superpages.iter().sum();
         if (superpages + 1).saturating_mul(SUPERPAGE_BYTES) > quota_bytes {
             return Err(PoolError::Quota { quota_bytes });
@@ -487,9 +581,12 @@ impl Ledger {
 
     pub(crate) fn token(&self, s: SegmentHandle) -> FrozenToken {
         let mut token = FrozenToken::NONE;
-        for (of_blade, account) in token.blades.iter_mut().zip(&self.accounts) {
-            for (token, which) in of_blade.iter_mut().zip(parts()) {
-                *token = account.as_ref().and_then(|account| account.token(PartKey::of(s, which)));
+        for (nth, of_copy) in token.copies.iter_mut().enumerate() {
+            for (of_blade, account) in of_copy.iter_mut().zip(&self.accounts) {
+                let Some(account) = account else { continue };
+                for (token, key) in of_blade.iter_mut().zip(PartKey::all(s.copy(nth))) {
+                    *token = account.token(key);
+                }
             }
         }
         token

@@ -120,7 +120,28 @@ impl Seals {
         Ok(())
     }
 
-    /// Nothing is written to a superpage any more: it has fresh memory.
+    /// The superpages that have a page that was written.
+    pub(crate) fn written_superpages(&self) -> impl Iterator<Item = u32> {
+        let all = 0..SEGMENT_LIMIT_SUPERPAGES;
+        // Whole chunks that were never made are most of them.
+        let made = all.step_by(CHUNK_SUPERPAGES as usize).zip(&self.table.chunks);
+        let made = made.filter(|(_, chunk)| chunk.get().is_some());
+        let of_chunk = made.flat_map(|(first, _)| first..first + CHUNK_SUPERPAGES);
+        of_chunk.filter(|superpage| self.is_any_written(*superpage))
+    }
+
+    /// True if the page was written since its superpage has its memory.
+    pub(crate) fn is_written(&self, page: u32) -> bool {
+        self.of_page(page).is_some()
+    }
+
+    fn is_any_written(&self, superpage: u32) -> bool {
+        let groups = self.table.of_superpage(superpage).into_iter().flatten();
+        let mut upper = groups.filter_map(OnceLock::get).flat_map(|group| &group.upper);
+        upper.any(|upper| upper.load(Relaxed) & WRITTEN != 0)
+    }
+
+    /// Nothing is written to a superpage any more: its memory is fresh, or gone.
     pub(crate) fn begin(&self, superpage: u32) {
         let groups = self.table.of_superpage(superpage).into_iter().flatten();
         for upper in groups.filter_map(OnceLock::get).flat_map(|group| &group.upper) {

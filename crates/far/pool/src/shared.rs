@@ -16,24 +16,28 @@ use std::sync::atomic::{
 };
 use std::sync::{Arc, OnceLock, RwLock};
 
-use farpool_fabric::{DescriptorSet, LinkPage, Session};
+use farpool_fabric::{DescriptorSet, LinkPage, Session, Spare};
 use farpool_kernel::{read_lock, write_lock};
 use farpool_units::PAGES_PER_SUPERPAGE;
 use farpool_wire::{PageNumber, SegmentId};
 
+use crate::copies::ALL_SEGMENTS;
 use crate::map::{Place, SuperpageMap};
 use crate::moving::{MAX_RECORDS, Record, Side};
 use crate::seals::Seals;
 use crate::types::{Access, PARTS_PER_BLADE};
-use crate::{BladeIndex, MAX_BLADES, MAX_SEGMENTS, PageError, PoolConfig, SegmentPage};
+use crate::{BladeIndex, MAX_BLADES, PageError, PoolConfig, SegmentHandle, SegmentPage};
 
 /// Everything that lanes read.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) config: PoolConfig,
     pub(crate) descriptors: Arc<DescriptorSet>,
+    /// Set while every superpage has all its copies, if it is to have several.
+    pub(crate) spare: Spare,
     pub(crate) blades: [BladeSlot; MAX_BLADES],
-    pub(crate) segments: [Segment; MAX_SEGMENTS],
+    /// Of all copies; see [`crate::copies`].
+    pub(crate) segments: [Segment; ALL_SEGMENTS],
     /// Superpages being moved; made when the first one moves.
     records: OnceLock<Box<[Record; MAX_RECORDS]>>,
     /// Raised to find out when everything in flight by then has ended.
@@ -74,8 +78,8 @@ impl BladeSlot {
         read_lock(&self.blade).is_some()
     }
 
-    /// Marks its pages as out of reach; the first reason counts.
-    pub(crate) fn lose(&self, reason: &str) {
+    /// See [`Shared::lose`].
+    fn lose(&self, reason: &str) {
         if let Some(blade) = self.get() {
             blade.data_loss.get_or_init(|| reason.to_owned());
             self.is_lost.store(true, Ordering::Release);
@@ -200,7 +204,10 @@ pub(crate) enum Found {
 
 impl Shared {
     pub(crate) fn new(config: PoolConfig, descriptors: Arc<DescriptorSet>) -> Self {
+        let spare = Spare::default();
+        spare.set(config.copies > 1);
         Shared {
+            spare,
             config,
             descriptors,
             blades: std::array::from_fn(|_| BladeSlot::default()),
@@ -208,6 +215,17 @@ impl Shared {
             records: OnceLock::new(),
             phase: AtomicU64::new(0),
         }
+    }
+
+    /// Marks the blade's pages as out of reach; the first reason counts.
+    pub(crate) fn lose(&self, blade: usize, reason: &str) {
+        self.spare.set(false);
+        self.blades[blade].lose(reason);
+    }
+
+    /// The copies of a segment.
+    pub(crate) fn copies(&self, s: SegmentHandle) -> impl Iterator<Item = SegmentHandle> + use<> {
+        (0..usize::from(self.config.copies)).map(move |nth| s.copy(nth))
     }
 
     pub(crate) fn records(&self) -> &[Record; MAX_RECORDS] {

@@ -8,8 +8,8 @@ use crate::map::Place;
 use crate::pool::{Ledger, Still};
 use crate::seals::Seals;
 use crate::shared::SegmentState;
-use crate::types::{LAPSED, blade_index};
-use crate::{BladeIndex, FrozenToken, MAX_BLADES, Pool, PoolError, SegmentHandle};
+use crate::types::{BladeToken, LAPSED, TokenPart, blade_index};
+use crate::{FrozenToken, MAX_BLADES, Pool, PoolError, SegmentHandle};
 
 impl Pool {
     /// Makes the segment immutable, so that a child may share it. No write to it may be in flight.
@@ -39,27 +39,24 @@ impl Pool {
         // A place that a superpage has left must not be frozen with the rest: others would find the
         // superpage twice. No write is in flight, so its blade frees it now.
         ledger.free_rest();
-        if ledger.unfreed.iter().any(|(handle, ..)| *handle == s) {
+        if ledger.unfreed.iter().any(|(handle, ..)| handle.first() == s) {
             return Err(PoolError::Moving);
         }
-        self.segment(s).set_state(SegmentState::Frozen);
+        self.set_state(s, SegmentState::Frozen);
         ledger.wait_for_lanes();
         for blade in 0..MAX_BLADES {
-            let has_places = self.has_places_on(s, blade_index(blade));
             let Some(account) = &mut ledger.accounts[blade] else { continue };
-            if let Err(error) = PartKey::all(s).try_for_each(|key| account.freeze(key)) {
+            if let Err(error) = self.keys(s).try_for_each(|key| account.freeze(key)) {
                 self.note_loss(blade, account);
-                if account.loss().is_some() && !has_places {
-                    // Nothing of the segment is lost with the blade, and it must not be looked for
-                    // there.
-                    PartKey::all(s).for_each(|key| drop(account.detach(key)));
+                if self.can_do_without(account, s, blade) {
+                    self.do_without(&mut ledger, s, blade);
                     continue;
                 }
                 for account in ledger.accounts[..=blade].iter_mut().flatten() {
                     // What cannot be undone shows as refused writes, never as wrong data.
-                    PartKey::all(s).for_each(|key| drop(account.thaw(key)));
+                    self.keys(s).for_each(|key| drop(account.thaw(key)));
                 }
-                self.segment(s).set_state(SegmentState::Writable);
+                self.set_state(s, SegmentState::Writable);
                 return Err(error.into());
             }
         }
@@ -74,7 +71,7 @@ impl Pool {
         let mut ledger = self.ledger();
         for number in 0..MAX_BLADES {
             let moved = ledger.moved(number);
-            let is_needed = self.superpages_on(blade_index(number)) > 0;
+            let is_needed = self.superpages_only_on(blade_index(number)) > 0;
             let Some(account) = &mut ledger.accounts[number] else { continue };
             let answer = account.keep_alive(moved);
             self.note_loss(number, account);
@@ -91,8 +88,25 @@ impl Pool {
         Ok(())
     }
 
-    fn has_places_on(&self, s: SegmentHandle, blade: BladeIndex) -> bool {
-        self.segment(s).map().iter().any(|(_, place)| place.blade == blade)
+    /// The keys of all copies of a segment.
+    fn keys(&self, s: SegmentHandle) -> impl Iterator<Item = PartKey> + use<> {
+        self.copies(s).flat_map(PartKey::all)
+    }
+
+    /// True if the blade takes no more requests, and nothing of the segment is lost with it.
+    fn can_do_without(&self, account: &Account, s: SegmentHandle, blade: usize) -> bool {
+        account.loss().is_some() && self.superpages_of_only_on(s, blade_index(blade)) == 0
+    }
+
+    /// Forgets what of the segment is on such a blade: it must not be looked for there.
+    fn do_without(&self, ledger: &mut Ledger, s: SegmentHandle, blade: usize) {
+        if let Some(account) = &mut ledger.accounts[blade] {
+            self.keys(s).for_each(|key| drop(account.detach(key)));
+        }
+        let blade = blade_index(blade);
+        for copy in self.copies(s) {
+            self.forget_places(ledger, copy, |_, place| self.is_on(place, blade));
+        }
     }
 
     /// Makes a frozen segment writable again if it has no other users. True if it is writable.
@@ -107,7 +121,7 @@ impl Pool {
             return Ok(true);
         }
         self.expect_state(s, SegmentState::Frozen)?;
-        if ledger.is_copying(s) {
+        if self.copies(s).any(|copy| ledger.is_copying(copy)) {
             return Ok(false);
         }
         if let Some(seals) = self.segment(s).seals() {
@@ -119,8 +133,11 @@ impl Pool {
         self.publish_parts(&ledger, s);
         ledger.wait_for_lanes();
         ledger.accounts.iter_mut().flatten().for_each(Account::close_retired);
-        ledger.charged_superpages[s.index()] = self.segment(s).map().iter().count() as u64;
-        self.segment(s).set_state(SegmentState::Writable);
+        for copy in self.copies(s) {
+            let superpages = self.segment(copy).map().iter().count() as u64;
+            ledger.charged_superpages[copy.index()] = superpages;
+        }
+        self.set_state(s, SegmentState::Writable);
         Ok(true)
     }
 
@@ -130,17 +147,23 @@ impl Pool {
         let mut failed = None;
         for blade in 0..MAX_BLADES {
             let Some(account) = &mut ledger.accounts[blade] else { continue };
-            for key in PartKey::all(s) {
-                if failed.is_some() || !account.has_part(key) {
+            let mut is_without = false;
+            for key in self.keys(s) {
+                if failed.is_some() || is_without || !account.has_part(key) {
                     continue;
                 }
                 match account.thaw(key) {
                     Ok(Thawed::Writable) => thawed.push((blade, key)),
                     Ok(Thawed::StillShared) => failed = Some(Ok(false)),
+                    Err(_) if self.can_do_without(account, s, blade) => is_without = true,
                     Err(error) => failed = Some(Err(error.into())),
                 }
             }
             self.note_loss(blade, account);
+            if is_without {
+                thawed.retain(|(of, _)| *of != blade);
+                self.do_without(ledger, s, blade);
+            }
         }
         let Some(failed) = failed else {
             return Ok(true);
@@ -179,13 +202,16 @@ impl Pool {
         }
         let mut ledger = self.ledger();
         let handle = self.free_handle()?;
-        if let Err(error) = self.attach_parts(&mut ledger, handle, token) {
+        if let Err(error) = self.attach_parts(&mut ledger, handle, token, seals.as_ref()) {
             self.give_up(&mut ledger, handle);
             return Err(error);
         }
         self.publish_parts(&ledger, handle);
         self.segment(handle).set_seals(seals.map(Arc::new));
-        self.segment(handle).set_state(SegmentState::Frozen);
+        self.set_state(handle, SegmentState::Frozen);
+        if self.degraded_superpages() > 0 {
+            self.shared.spare.set(false);
+        }
         Ok(handle)
     }
 
@@ -194,20 +220,47 @@ impl Pool {
         ledger: &mut Ledger,
         handle: SegmentHandle,
         token: &FrozenToken,
+        seals: Option<&Seals>,
     ) -> Result<(), PoolError> {
-        let map = self.segment(handle).map();
-        for (blade, part, token) in token.iter() {
-            let account = ledger.account_of(blade).ok_or(PoolError::NoSuchBlade(blade))?;
-            let mut twice = None;
-            account.attach(PartKey::of(handle, part), token, |sma, rmma| {
-                twice = twice.or(map.get(sma).map(|_| sma));
-                map.set(sma, Some(Place::at(blade, part, rmma)));
-            })?;
-            if let Some(superpage) = twice {
-                let address = self.describe(blade);
-                return Err(PoolError::OnTwoBlades { superpage, address });
+        let mut failed = None;
+        for (part, token) in token.iter() {
+            if part.nth >= usize::from(self.shared.config.copies) {
+                return Err(PoolError::OtherCopies);
+            }
+            if let Err(error) = self.attach_part(ledger, handle, part, token) {
+                failed.get_or_insert(error);
             }
         }
-        Ok(())
+        // Of what is lost with a blade there may be other copies.
+        let is_there = |sma| self.has_place(handle, sma);
+        match (failed, seals) {
+            (None, _) => Ok(()),
+            (Some(_), Some(seals)) if seals.written_superpages().all(is_there) => Ok(()),
+            (Some(error), _) => Err(error),
+        }
+    }
+
+    fn attach_part(
+        &self,
+        ledger: &mut Ledger,
+        handle: SegmentHandle,
+        TokenPart { nth, blade, which }: TokenPart,
+        token: BladeToken,
+    ) -> Result<(), PoolError> {
+        let copy = handle.copy(nth);
+        let map = self.segment(copy).map();
+        let account = ledger.account_of(blade).ok_or(PoolError::NoSuchBlade(blade))?;
+        let mut twice = None;
+        account.attach(PartKey::of(copy, which), token, |sma, rmma| {
+            twice = twice.or(map.get(sma).map(|_| sma));
+            map.set(sma, Some(Place::at(blade, which, rmma)));
+        })?;
+        match twice {
+            Some(superpage) => {
+                let address = self.describe(blade);
+                Err(PoolError::OnTwoBlades { superpage, address })
+            }
+            None => Ok(()),
+        }
     }
 }

@@ -9,7 +9,7 @@ use farpool_units::{PAGES_PER_SUPERPAGE, exactly};
 
 use farpool_wire::SegmentToken;
 
-use crate::{BladeIndex, PageError, PoolError};
+use crate::{BladeIndex, COPIES_LIMIT, PageError, PoolError};
 
 /// Pages of a superpage (16 MiB), the unit of allocation.
 pub const SUPERPAGE_PAGES: u32 = PAGES_PER_SUPERPAGE;
@@ -22,8 +22,10 @@ pub const MAX_BLADES: usize = 8;
 /// moved to a blade that had some of the same segment; when all are taken it moves to another
 /// blade, or not at all.
 pub(crate) const PARTS_PER_BLADE: usize = 4;
+/// Parts of one copy in a [`FrozenToken`]; those of the first copy come first.
+pub const COPY_PARTS: usize = MAX_BLADES * PARTS_PER_BLADE;
 /// Parts of a [`FrozenToken`].
-pub const TOKEN_PARTS: usize = MAX_BLADES * PARTS_PER_BLADE;
+pub const TOKEN_PARTS: usize = COPY_PARTS * COPIES_LIMIT;
 
 /// One blade of a pool: its address, and how the client connects to it.
 #[derive(Clone, Debug)]
@@ -61,6 +63,9 @@ pub struct PoolConfig {
     pub deadline: Duration,
     /// Permits TCP to other hosts, which is not encrypted.
     pub allow_remote_tcp: bool,
+    /// Copies of each superpage, each on another failure domain, 1 to [`COPIES_LIMIT`]. Pages must
+    /// be sealed if there is more than one: their seals tell them apart.
+    pub copies: u8,
     /// Seals pages: no blade can read them, or return anything else in their stead.
     pub seals_pages: bool,
     /// Opens the connections in this process's stead, if set.
@@ -145,41 +150,65 @@ pub struct Completion {
 /// attached.
 #[derive(Clone, Copy, Debug)]
 pub struct FrozenToken {
-    pub(crate) blades: [[Option<BladeToken>; PARTS_PER_BLADE]; MAX_BLADES],
+    pub(crate) copies: [[[Option<BladeToken>; PARTS_PER_BLADE]; MAX_BLADES]; COPIES_LIMIT],
 }
 
 impl FrozenToken {
     pub(crate) const NONE: FrozenToken =
-        FrozenToken { blades: [[None; PARTS_PER_BLADE]; MAX_BLADES] };
+        FrozenToken { copies: [[[None; PARTS_PER_BLADE]; MAX_BLADES]; COPIES_LIMIT] };
 
     /// The blade's id and the part's token, for each part that there is.
     pub fn parts(&self) -> [Option<(u64, u128)>; TOKEN_PARTS] {
-        let all = self.blades.as_flattened();
+        let all = self.copies.as_flattened().as_flattened();
         std::array::from_fn(|at| all[at].map(|part| (part.blade_id, part.token.0)))
     }
 
     /// The token that has these parts.
     pub fn from_parts(parts: &[Option<(u64, u128)>; TOKEN_PARTS]) -> Self {
         let mut token = FrozenToken::NONE;
-        for (into, part) in token.blades.as_flattened_mut().iter_mut().zip(parts) {
+        let all = token.copies.as_flattened_mut().as_flattened_mut();
+        for (into, part) in all.iter_mut().zip(parts) {
             *into =
                 part.map(|(blade_id, token)| BladeToken { blade_id, token: SegmentToken(token) });
         }
         token
     }
 
-    /// Whether something of it lies on the blade.
-    pub fn is_on(&self, blade: BladeIndex) -> bool {
-        self.iter().any(|(there, _, _)| there == blade)
+    /// The parts of the first copy, or of a copy that is passed on by itself.
+    pub fn parts_of_copy(&self) -> [Option<(u64, u128)>; COPY_PARTS] {
+        let all = self.parts();
+        std::array::from_fn(|at| all[at])
     }
 
-    /// Each part with its blade and its number there.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (BladeIndex, u8, BladeToken)> + '_ {
-        let blades = (0_u8..).map(BladeIndex).zip(&self.blades);
-        blades.flat_map(|(blade, parts)| {
-            (0_u8..).zip(parts).filter_map(move |(which, part)| Some((blade, which, (*part)?)))
+    /// The inverse of [`FrozenToken::parts_of_copy`].
+    pub fn of_copy(parts: &[Option<(u64, u128)>; COPY_PARTS]) -> Self {
+        FrozenToken::from_parts(&std::array::from_fn(|at| parts.get(at).copied().flatten()))
+    }
+
+    /// Whether something of it lies on the blade.
+    pub fn is_on(&self, blade: BladeIndex) -> bool {
+        self.iter().any(|(part, _)| part.blade == blade)
+    }
+
+    /// Each part that there is, and which it is.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (TokenPart, BladeToken)> + '_ {
+        self.copies.iter().enumerate().flat_map(|(nth, blades)| {
+            let blades = (0_u8..).map(BladeIndex).zip(blades);
+            blades.flat_map(move |(blade, parts)| {
+                (0_u8..).zip(parts).filter_map(move |(which, part)| {
+                    Some((TokenPart { nth, blade, which }, (*part)?))
+                })
+            })
         })
     }
+}
+
+/// A part of a [`FrozenToken`]: its copy, its blade, and its number there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct TokenPart {
+    pub(crate) nth: usize,
+    pub(crate) blade: BladeIndex,
+    pub(crate) which: u8,
 }
 
 /// Where all users of frozen memory agree on which of them copies it to another blade.

@@ -97,6 +97,7 @@ impl Far {
             quota_bytes: place.bytes,
             deadline: PATIENCE,
             allow_remote_tcp: false,
+            copies: 1,
             seals_pages: true,
             asks: None,
             time: farpool_pool::Time::KERNEL,

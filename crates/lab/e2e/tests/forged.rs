@@ -82,6 +82,7 @@ fn stored(seals_pages: bool) -> Stored {
         quota_bytes: 1 << 30,
         deadline: PATIENCE,
         allow_remote_tcp: false,
+        copies: 1,
         seals_pages,
         asks: None,
         time: farpool_pool::Time::KERNEL,

@@ -17,7 +17,7 @@ struct Args {
     /// The first seed
     #[arg(long, default_value_t = 0)]
     from: u64,
-    /// What to ask for; both by default
+    /// What to ask for; all by default
     #[arg(long, value_enum)]
     mode: Option<ModeName>,
     /// Try this seed only, and print what it came to
@@ -35,6 +35,7 @@ struct Args {
 enum ModeName {
     Safety,
     Liveness,
+    Copies,
 }
 
 impl From<ModeName> for Mode {
@@ -42,6 +43,7 @@ impl From<ModeName> for Mode {
         match name {
             ModeName::Safety => Mode::Safety,
             ModeName::Liveness => Mode::Liveness,
+            ModeName::Copies => Mode::Copies,
         }
     }
 }
@@ -49,7 +51,9 @@ impl From<ModeName> for Mode {
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     name_the_seed_of_a_panic();
-    let modes = args.mode.map_or(vec![Mode::Safety, Mode::Liveness], |mode| vec![mode.into()]);
+    let modes = args
+        .mode
+        .map_or(vec![Mode::Safety, Mode::Liveness, Mode::Copies], |mode| vec![mode.into()]);
     if let Some(seed) = args.seed {
         clock::tell(args.tell);
         for mode in modes {

@@ -104,6 +104,8 @@ pub struct Habits {
     /// It moves its memory, 16 MiB at a time.
     pub moves: bool,
     pub seals_pages: bool,
+    /// Copies of each superpage.
+    pub copies: u8,
 }
 
 impl Program {
@@ -125,6 +127,7 @@ impl Program {
             quota_bytes: 1 << 40,
             deadline,
             allow_remote_tcp: true,
+            copies: habits.copies,
             seals_pages: habits.seals_pages,
             asks: Some(world::ask),
             time: world::time(),
@@ -344,19 +347,7 @@ impl Program {
             return Ok(());
         }
         self.pool.set_leaving(from, true);
-        let inner = Rc::clone(&self.inner);
-        let own = RefCell::new(Rng::new(random.bits()));
-        let meanwhile = world::attend(Rc::new(move || {
-            // The lanes are in use where the wait is one of theirs.
-            if let (Ok(mut inner), Ok(mut random)) = (inner.try_borrow_mut(), own.try_borrow_mut())
-            {
-                if random.below(8) == 0 {
-                    inner.exchange(&mut random);
-                }
-                inner.collect();
-                inner.evict();
-            }
-        }));
+        let meanwhile = self.exchange_meanwhile(random);
         let mut mover = Mover::new(&self.pool);
         // Every superpage, and one step that finds nothing.
         for _ in 0..=SUPERPAGES {
@@ -371,6 +362,46 @@ impl Program {
         drop(meanwhile);
         self.pool.set_leaving(from, false);
         self.check()
+    }
+
+    /// Reads and writes in every wait.
+    fn exchange_meanwhile(&self, random: &mut Rng) -> world::Attended {
+        let inner = Rc::clone(&self.inner);
+        let own = RefCell::new(Rng::new(random.bits()));
+        world::attend(Rc::new(move || {
+            // The lanes are in use where the wait is one of theirs.
+            if let (Ok(mut inner), Ok(mut random)) = (inner.try_borrow_mut(), own.try_borrow_mut())
+            {
+                if random.below(8) == 0 {
+                    inner.exchange(&mut random);
+                }
+                inner.collect();
+                inner.evict();
+            }
+        }))
+    }
+
+    /// Makes the copies that are missing, while reading and writing goes on.
+    ///
+    /// # Errors
+    /// Something that must not be, or a copy is still missing.
+    pub fn complete_copies(&self, random: &mut Rng) -> Result<(), Violation> {
+        let meanwhile = self.exchange_meanwhile(random);
+        let mut mover = Mover::new(&self.pool);
+        loop {
+            let step = mover.complete_copies(&Alone, || true);
+            clock::note(|| format!("complete copies: {step:?}"));
+            match self.count(step) {
+                Some(Step::Moved) => self.inner.borrow_mut().tally.moved += 1,
+                _ => break,
+            }
+        }
+        drop(meanwhile);
+        self.check()?;
+        match self.pool.degraded_superpages() {
+            0 => Ok(()),
+            missing => Err(Violation(format!("{missing} superpages still have too few copies"))),
+        }
     }
 
     /// Waits for everything in flight.

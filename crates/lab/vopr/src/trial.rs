@@ -26,6 +26,8 @@ const SECOND: u64 = 1_000 * MS;
 
 /// In liveness mode no page takes longer: the longest fault, and what it takes to notice its end.
 pub const PAGE_TIME_MAX_NS: u64 = 5 * SECOND;
+/// With copies, no page takes longer: a blade is given up after 800 ms of silence.
+pub const SPARED_TIME_MAX_NS: u64 = SECOND;
 /// In liveness mode, the longest time that a blade pauses or the network refuses.
 const OUTAGE_MAX_NS: u64 = 3 * SECOND;
 /// In liveness mode, the time from one fault to the next.
@@ -48,6 +50,8 @@ pub enum Mode {
     /// No error, and no page that takes long, while only the network fails, and not for long. A
     /// full blade is not asked all the time, and gets what it did not take once it takes it.
     Liveness,
+    /// The same of a program that has copies, while one blade besides dies or lies.
+    Copies,
 }
 
 /// What a trial came to. Equal for equal seeds.
@@ -68,6 +72,8 @@ pub struct Flaws {
     pub refusals: Refusals,
     /// It stores pages as they are on blades that lie.
     pub believes_lies: bool,
+    /// It has one copy of everything where there should be several.
+    pub has_one_copy: bool,
 }
 
 /// Runs the trial of a seed.
@@ -94,17 +100,20 @@ pub fn run_with(seed: u64, mode: Mode, flaws: &Flaws) -> Result<Report, Violatio
 
 fn run_in(seed: u64, mode: Mode, flaws: &Flaws) -> Result<Report, Violation> {
     let mut random = Rng::new(seed);
-    let hosts = 1 + random.index(3);
+    let hosts = match mode {
+        Mode::Safety | Mode::Liveness => 1 + random.index(3),
+        Mode::Copies => 2 + random.index(2),
+    };
     let lanes = 1 + random.index(3);
     let is_short = mode == Mode::Safety && random.below(4) == 0;
     let superpages = if is_short { 2 } else { 4 * u64::from(SUPERPAGES) };
     let lease = match mode {
         Mode::Safety => Duration::from_nanos(between(&mut random, SECOND, 30 * SECOND)),
-        Mode::Liveness => Duration::from_secs(30),
+        Mode::Liveness | Mode::Copies => Duration::from_secs(30),
     };
     let deadline = match mode {
         Mode::Safety => Duration::from_nanos(between(&mut random, SECOND / 2, 10 * SECOND)),
-        Mode::Liveness => Duration::from_secs(10),
+        Mode::Liveness | Mode::Copies => Duration::from_secs(10),
     };
     let calm = Weather {
         delay_max_ns: between(&mut random, 10_000, 5 * MS),
@@ -113,17 +122,34 @@ fn run_in(seed: u64, mode: Mode, flaws: &Flaws) -> Result<Report, Violation> {
         flip_rest_ns: 0,
     };
     world::begin(!seed, hosts, superpages * SUPERPAGE_BYTES, lease, calm);
-    let fills = random.below(FILLS_ONE_IN) == 0;
+    let fills = random.below(FILLS_ONE_IN) == 0 && mode != Mode::Copies;
     // Memory cannot move to a full blade, which is an error and right.
     let moves = random.below(MOVES_ONE_IN) == 0 && !fills;
-    let seals_pages = random.below(2) == 0;
+    let seals_pages = random.below(2) == 0 || mode == Mode::Copies;
+    let copies = match mode {
+        Mode::Copies => 2 + random.index(hosts - 1),
+        // Without seals, or with one blade, there is one copy.
+        Mode::Safety if seals_pages => 1 + random.index(hosts),
+        _ => 1,
+    };
     let lies = mode == Mode::Safety && seals_pages && random.below(LIES_ONE_IN) == 0;
-    let habits = Habits { moves, seals_pages: seals_pages && !(lies && flaws.believes_lies) };
+    let is_credulous = lies && flaws.believes_lies;
+    let habits = Habits {
+        // Where a blade dies, there may be no other one to move to, which is an error and right.
+        moves: moves && mode != Mode::Copies,
+        seals_pages: seals_pages && !is_credulous,
+        copies: if is_credulous || flaws.has_one_copy { 1 } else { exactly(copies) },
+    };
     let program = Program::start(hosts, lanes, deadline, habits, flaws.refusals.clone())
         .map_err(|error| Violation(format!("cannot start though nothing is wrong: {error}")))?;
     match mode {
         Mode::Safety => plan_anything(&mut random, hosts, calm),
-        Mode::Liveness => plan_outages(&mut random, hosts, calm),
+        Mode::Liveness => plan_outages(&mut random, 0..hosts, calm),
+        Mode::Copies => {
+            let host = random.index(hosts);
+            plan_outages(&mut random, host..host + 1, calm);
+            plan_for_good(&mut random, host);
+        }
     }
     if fills {
         plan_for_a_while(&mut random, hosts, [Strike::Fill, Strike::Empty], FULL_MAX_NS);
@@ -133,7 +159,7 @@ fn run_in(seed: u64, mode: Mode, flaws: &Flaws) -> Result<Report, Violation> {
     }
     for _ in 0..ACTS {
         program.act(&mut random)?;
-        if mode == Mode::Liveness {
+        if mode != Mode::Safety {
             require_few_refusals()?;
         }
         match random.below(10) {
@@ -144,16 +170,22 @@ fn run_in(seed: u64, mode: Mode, flaws: &Flaws) -> Result<Report, Violation> {
         }
     }
     world::with(World::heal);
-    if mode == Mode::Liveness {
+    if mode != Mode::Safety {
         require_no_rest(&program)?;
+    }
+    if mode == Mode::Copies && moves && copies < hosts {
+        // Whoever is dead is found to be.
+        program.read_all()?;
+        program.complete_copies(&mut random)?;
+        world::with(|world| world.strike_now(Strike::Restart(random.index(hosts))));
     }
     let failed = program.read_all()?;
     let lies = world::with(|world| world.lies());
     let report = Report { tally: program.tally(), time_ns: clock::now_ns(), lies };
     let error = program.first_error();
     drop(program);
-    if mode == Mode::Liveness {
-        judge(&report, failed, error)?;
+    if mode != Mode::Safety {
+        judge(mode, &report, failed, error)?;
     }
     Ok(report)
 }
@@ -199,13 +231,22 @@ fn plan_for_a_while(
     });
 }
 
-fn judge(report: &Report, failed_at_end: u64, error: Option<String>) -> Result<(), Violation> {
+fn judge(
+    mode: Mode,
+    report: &Report,
+    failed_at_end: u64,
+    error: Option<String>,
+) -> Result<(), Violation> {
     let Tally { failed, refused, slowest_ns, .. } = report.tally;
     if failed + refused + failed_at_end > 0 {
         let error = error.unwrap_or_default();
         return Err(Violation(format!("failed though blades live: {error}; {:?}", report.tally)));
     }
-    if slowest_ns > PAGE_TIME_MAX_NS {
+    let longest_ns = match mode {
+        Mode::Copies => SPARED_TIME_MAX_NS,
+        Mode::Safety | Mode::Liveness => PAGE_TIME_MAX_NS,
+    };
+    if slowest_ns > longest_ns {
         return Err(Violation(format!("a page took {} ms", slowest_ns / MS)));
     }
     Ok(())
@@ -230,17 +271,25 @@ fn plan_anything(random: &mut Rng, hosts: usize, calm: Weather) {
 }
 
 /// Faults of the network and pauses of blades, one after the other and none for long.
-fn plan_outages(random: &mut Rng, hosts: usize, calm: Weather) {
+fn plan_outages(random: &mut Rng, hosts: Range<usize>, calm: Weather) {
     world::with(|world| {
         let flip_one_in = [0, 100][random.index(2)];
         world.set_weather(Weather { flip_one_in, flip_rest_ns: FAULT_REST_NS, ..calm });
         let mut at_ns = clock::now_ns() + random.below(SECOND / 2);
         for _ in 0..8 {
-            let host = random.index(hosts);
+            let host = hosts.start + random.index(hosts.len());
             let until_ns = at_ns + between(random, MS, OUTAGE_MAX_NS);
             plan_outage(world, random, host, at_ns..until_ns);
             at_ns = until_ns + FAULT_REST_NS;
         }
+    });
+}
+
+/// A blade dies, or lies from some time on.
+fn plan_for_good(random: &mut Rng, host: usize) {
+    world::with(|world| {
+        let at_ns = clock::now_ns() + random.below(5 * SECOND);
+        world.plan(at_ns, [Strike::Restart, Strike::Lie][random.index(2)](host));
     });
 }
 

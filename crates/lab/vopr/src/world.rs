@@ -343,6 +343,11 @@ impl World {
         moved
     }
 
+    /// Lets something strike at once.
+    pub fn strike_now(&mut self, strike: Strike) {
+        self.strike(strike);
+    }
+
     fn strike(&mut self, strike: Strike) {
         clock::note(|| format!("{strike:?}"));
         match strike {

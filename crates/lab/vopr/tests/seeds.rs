@@ -52,6 +52,23 @@ fn nothing_fails_or_takes_long_while_blades_live() {
     assert_eq!((failed, lies), (0, 0));
 }
 
+#[test]
+fn nothing_fails_or_takes_long_though_one_blade_dies_or_lies_where_there_are_copies() {
+    let [read, failed, lies] = all(Mode::Copies);
+    assert!(read > 20 * SEEDS, "the trials read: {read}");
+    assert_eq!(failed, 0);
+    assert!(lies > SEEDS / 4, "blades lie: {lies}");
+}
+
+/// Without copies the death of a blade costs pages.
+#[test]
+fn a_program_without_copies_is_found() {
+    let flaws = Flaws { has_one_copy: true, ..Flaws::default() };
+    let found = (0..100).filter_map(|seed| run_with(seed, Mode::Copies, &flaws).err());
+    let found: Vec<String> = found.map(|violation| violation.0).collect();
+    assert!(found.iter().any(|it| it.contains("failed though blades live")), "{found:?}");
+}
+
 /// What a blade says instead of a page is read as the page where nothing is sealed.
 #[test]
 fn a_program_that_believes_what_a_blade_says_is_found() {
@@ -84,7 +101,7 @@ fn a_program_that_never_tries_a_blade_again_is_found() {
 
 #[test]
 fn a_seed_replays() {
-    for mode in [Mode::Safety, Mode::Liveness] {
+    for mode in [Mode::Safety, Mode::Liveness, Mode::Copies] {
         for seed in 0..50 {
             assert_eq!(run(seed, mode), run(seed, mode), "{mode:?} seed {seed}");
         }

@@ -92,6 +92,7 @@ pub(crate) fn config(blades: &Blades) -> PoolConfig {
         quota_bytes: 8 << 30,
         deadline: AMPLE,
         allow_remote_tcp: false,
+        copies: 1,
         seals_pages: false,
         asks: None,
         time: farpool_pool::Time::KERNEL,

@@ -284,6 +284,7 @@ impl Keeper {
             quota_bytes: u64::from(superpages) * SUPERPAGE_BYTES,
             deadline: self.settings.deadline,
             allow_remote_tcp: self.settings.allow_remote_tcp,
+            copies: 1,
             seals_pages: self.settings.seal.seals(self.settings.source.is_remote()),
             asks: None,
             time: farpool_pool::Time::KERNEL,

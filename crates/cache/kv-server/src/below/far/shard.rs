@@ -213,6 +213,7 @@ mod tests {
             quota_bytes: 16 << 20,
             deadline: PATIENCE,
             allow_remote_tcp: false,
+            copies: 1,
             seals_pages: true,
             asks: None,
             time: farpool_pool::Time::KERNEL,

@@ -1,0 +1,223 @@
+//! Copies of superpages on several failure domains, so that a blade's death costs none of them.
+//!
+//! A segment with `n` copies is `n` segments inside: the copies share keys, versions and tags, so
+//! that the same sealed bytes lie on all of them, and each has places of its own, which move,
+//! freeze and are given up like those of any segment. A page is written to all copies whose blade
+//! lives, and read from one: a copy that is not what was stored is found out by its seal, and the
+//! next one is read.
+//!
+//! Invariants:
+//! - No two copies of a superpage lie on one failure domain.
+//! - An acknowledged write is on every copy whose blade is not lost; a lost blade does not come
+//!   back.
+
+use std::collections::BTreeSet;
+
+use farpool_wire::FailureDomain;
+
+use crate::account::Account;
+use crate::map::Place;
+use crate::pool::Ledger;
+use crate::shared::SegmentState;
+use crate::{BladeIndex, MAX_SEGMENTS, Pool, SegmentHandle};
+
+/// Most copies of a superpage.
+pub const COPIES_LIMIT: usize = 3;
+/// The segments of all copies.
+pub(crate) const ALL_SEGMENTS: usize = MAX_SEGMENTS * COPIES_LIMIT;
+
+impl SegmentHandle {
+    /// The segment that a copy is of: the first copy.
+    pub(crate) fn first(self) -> SegmentHandle {
+        SegmentHandle(self.0 % MAX_SEGMENTS as u8)
+    }
+
+    /// Which copy it is.
+    pub(crate) fn nth(self) -> usize {
+        self.index() / MAX_SEGMENTS
+    }
+
+    /// The same segment's copy of this number.
+    pub(crate) fn copy(self, nth: usize) -> SegmentHandle {
+        assert!(nth < COPIES_LIMIT, "copy {nth}");
+        SegmentHandle(self.first().0 + (nth * MAX_SEGMENTS) as u8)
+    }
+
+    /// All segments of all copies.
+    pub(crate) fn every() -> impl Iterator<Item = SegmentHandle> {
+        (0..ALL_SEGMENTS as u8).map(SegmentHandle)
+    }
+}
+
+const _: () = assert!(ALL_SEGMENTS <= u8::MAX as usize);
+
+impl Pool {
+    /// The copies of a segment.
+    pub(crate) fn copies(&self, s: SegmentHandle) -> impl Iterator<Item = SegmentHandle> + use<> {
+        self.shared.copies(s)
+    }
+
+    /// False if a superpage may have fewer copies than it should have. Lock-free.
+    pub fn has_all_copies(&self) -> bool {
+        self.shared.config.copies == 1 || self.shared.spare.is_set()
+    }
+
+    /// The copies of a superpage that have memory, and where.
+    pub(crate) fn places(
+        &self,
+        s: SegmentHandle,
+        sma: u32,
+    ) -> impl Iterator<Item = (SegmentHandle, Place)> + '_ {
+        self.copies(s).filter_map(move |copy| Some((copy, self.segment(copy).map().get(sma)?)))
+    }
+
+    /// True if the superpage has memory somewhere.
+    pub(crate) fn has_place(&self, s: SegmentHandle, sma: u32) -> bool {
+        self.places(s, sma).next().is_some()
+    }
+
+    /// Another copy of the superpage that is whole and on a blade that is not lost.
+    pub(crate) fn other_copy(
+        &self,
+        copy: SegmentHandle,
+        sma: u32,
+    ) -> Option<(SegmentHandle, Place)> {
+        let is_whole = |place: Place| place.record.is_none() && !self.is_lost(place.blade);
+        self.places(copy, sma).find(|(other, place)| *other != copy && is_whole(*place))
+    }
+
+    /// True if the superpage would be lost with the blade, or is.
+    fn is_only_on(&self, s: SegmentHandle, sma: u32, blade: BladeIndex) -> bool {
+        let (mut is_there, mut is_elsewhere) = (false, false);
+        for (_, place) in self.places(s, sma) {
+            match self.is_on(place, blade) {
+                true => is_there = true,
+                false => is_elsewhere |= !self.is_lost(place.blade),
+            }
+        }
+        is_there && !is_elsewhere
+    }
+
+    /// Superpages of live segments that would be lost with the blade, or are: without a copy on
+    /// another one that lives.
+    pub fn superpages_only_on(&self, blade: BladeIndex) -> u64 {
+        let live = (0..MAX_SEGMENTS).filter_map(SegmentHandle::from_index);
+        let live = live.filter(|s| self.segment(*s).state() != SegmentState::Free);
+        live.map(|s| self.superpages_of_only_on(s, blade)).sum()
+    }
+
+    /// The same of one segment.
+    pub(crate) fn superpages_of_only_on(&self, s: SegmentHandle, blade: BladeIndex) -> u64 {
+        let there = self.copies(s).flat_map(|copy| {
+            let places = self.segment(copy).map().iter();
+            places.filter(|(_, place)| self.is_on(*place, blade)).map(|(sma, _)| sma)
+        });
+        let there: BTreeSet<u32> = there.collect();
+        there.into_iter().filter(|sma| self.is_only_on(s, *sma, blade)).count() as u64
+    }
+
+    /// Superpages of live segments that have fewer copies on blades that live than they should
+    /// have.
+    pub fn degraded_superpages(&self) -> u64 {
+        let wanted = self.shared.config.copies;
+        if wanted == 1 {
+            return 0;
+        }
+        let live = (0..MAX_SEGMENTS).filter_map(SegmentHandle::from_index);
+        let live = live.filter(|s| self.segment(*s).state() != SegmentState::Free);
+        let is_degraded = |s: SegmentHandle, sma: u32| {
+            let alive = self.places(s, sma).filter(|(_, place)| !self.is_lost(place.blade));
+            alive.count() < usize::from(wanted)
+        };
+        live.map(|s| self.superpages_of(s).filter(|sma| is_degraded(s, *sma)).count() as u64).sum()
+    }
+
+    /// The superpages of a segment that have memory somewhere.
+    pub(crate) fn superpages_of(&self, s: SegmentHandle) -> impl Iterator<Item = u32> {
+        let all = self.copies(s).flat_map(|copy| {
+            self.segment(copy).map().iter().map(|(sma, _)| sma).collect::<Vec<_>>()
+        });
+        all.collect::<BTreeSet<u32>>().into_iter()
+    }
+
+    /// Forgets the copies on a lost blade that are whole elsewhere, of segments that can be written
+    /// to: they are to be made anew.
+    pub(crate) fn forget_copies_on(&self, lost: BladeIndex) {
+        let mut ledger = self.ledger();
+        for copy in SegmentHandle::every() {
+            if self.segment(copy).state() == SegmentState::Writable {
+                self.forget_places(&mut ledger, copy, |sma, place| {
+                    place.blade == lost
+                        && place.record.is_none()
+                        && self.other_copy(copy, sma).is_some()
+                });
+            }
+        }
+    }
+
+    /// Forgets places of a copy whose blade is lost.
+    pub(crate) fn forget_places(
+        &self,
+        ledger: &mut Ledger,
+        copy: SegmentHandle,
+        is_gone: impl Fn(u32, Place) -> bool,
+    ) {
+        let map = self.segment(copy).map();
+        let gone: Vec<_> = map.iter().filter(|(sma, place)| is_gone(*sma, *place)).collect();
+        if gone.is_empty() {
+            return;
+        }
+        gone.iter().for_each(|(sma, _)| _ = map.set(*sma, None));
+        ledger.wait_for_lanes();
+        for (_, place) in gone {
+            if let Some(record) = place.record {
+                self.shared.records()[usize::from(record)].end();
+            }
+            ledger.uncharge(copy);
+        }
+    }
+
+    /// The domains that other copies of the superpage lie on.
+    pub(crate) fn domains_of_others(
+        &self,
+        ledger: &mut Ledger,
+        copy: SegmentHandle,
+        sma: u32,
+    ) -> Vec<FailureDomain> {
+        let others = self.places(copy, sma).filter(|(other, _)| *other != copy);
+        let alive = others.filter(|(_, place)| !self.is_lost(place.blade));
+        let places: Vec<Place> = alive.map(|(_, place)| place).collect();
+        let blades = places.into_iter().flat_map(|place| {
+            let record = place.record.map(|it| &self.shared.records()[usize::from(it)]);
+            let target = record.and_then(|record| record.target()).map(|target| target.blade);
+            [Some(place.blade), target]
+        });
+        let blades: Vec<BladeIndex> = blades.flatten().collect();
+        let domain =
+            |blade| ledger.account_of(blade).map(|account| account.address.failure_domain());
+        blades.into_iter().filter_map(domain).collect()
+    }
+}
+
+/// True if a copy may lie on the blade of this account.
+pub(crate) fn is_apart(account: &Account, domains: &[FailureDomain]) -> bool {
+    !domains.contains(&account.address.failure_domain())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_copy_has_a_segment_of_its_own() {
+        let all: BTreeSet<_> = SegmentHandle::every().collect();
+        assert_eq!(all.len(), ALL_SEGMENTS);
+        for segment in (0..MAX_SEGMENTS).filter_map(SegmentHandle::from_index) {
+            for nth in 0..COPIES_LIMIT {
+                let copy = segment.copy(nth);
+                assert_eq!((copy.first(), copy.nth(), copy.copy(0)), (segment, nth, segment));
+                assert!(all.contains(&copy));
+            }
+        }
+    }
+}
