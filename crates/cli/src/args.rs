@@ -33,8 +33,8 @@ use clap::{Args, Parser, Subcommand};
 use serde::{Deserialize, Serialize};
 
 use crate::values::{
-    Backing, BladeAddress, Door, LocalLimit, PeakMemory, Prefetch, Seal, Size, Span, Victim,
-    WhenFull, WhenOutside, process_number,
+    Backing, BladeAddress, Door, LocalLimit, PeakMemory, Prefetch, Redundancy, Seal, Size, Span,
+    Victim, WhenFull, WhenOutside, process_number,
 };
 
 /// Run unmodified Linux programs with part of their memory on other machines.
@@ -217,6 +217,11 @@ pub struct RunSettings {
     /// remote]
     #[arg(long, value_enum, env = "FARPOOL_RUN_SEAL", hide_env_values = true)]
     pub seal: Option<Seal>,
+    /// Copies of what is far, each on another host: none, 2 or 3. With copies a blade that dies
+    /// costs a pause of at most a second, and pages are always sealed [default: none]
+    #[arg(long, value_name = "COPIES", env = "FARPOOL_RUN_REDUNDANCY", hide_env_values = true)]
+    #[arg(conflicts_with = "pool")]
+    pub redundancy: Option<Redundancy>,
     /// Allow blades beyond this machine's loopback; all but sealed pages is sent unencrypted
     #[arg(long, value_name = "BOOL", env = "FARPOOL_RUN_ALLOW_REMOTE_TCP", hide_env_values = true)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
@@ -359,6 +364,10 @@ pub struct AttachArgs {
     /// blade is reached by TCP, or with --pool; always: also on blades of this host
     #[arg(long, value_enum, default_value = "remote")]
     pub seal: Seal,
+    /// Copies of what is far, each on another host: none, 2 or 3. With copies a blade that dies
+    /// costs a pause of at most a second, and pages are always sealed
+    #[arg(long, value_name = "COPIES", default_value = "none", conflicts_with = "pool")]
+    pub redundancy: Redundancy,
     /// Allow blades beyond this machine's loopback; all but sealed pages is sent unencrypted
     #[arg(long)]
     pub allow_remote_tcp: bool,

@@ -5,6 +5,7 @@
 
 mod plan;
 mod rack;
+mod redundancy;
 mod seal;
 mod trace;
 
@@ -21,6 +22,7 @@ use serde::{Deserialize, Deserializer, de};
 
 pub use plan::*;
 pub use rack::*;
+pub use redundancy::*;
 pub use seal::*;
 pub use trace::*;
 
@@ -427,6 +429,7 @@ written_as_text!(
     Backing,
     BladeAddress,
     Door,
+    Redundancy,
     Seal,
     WhenFull,
     WhenOutside,

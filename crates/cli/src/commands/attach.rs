@@ -38,6 +38,8 @@ pub fn main(args: AttachArgs) -> anyhow::Result<u8> {
     });
     let (end, trace) = end.map_err(|error| match error {
         RunError::LimitTooSmall { .. }
+        | RunError::TooFewDomains { .. }
+        | RunError::UnsealedCopies
         | RunError::Address { .. }
         | RunError::Rack(RackError::RemoteTcp { .. }) => UsageError(error.to_string()).into(),
         error => anyhow::Error::from(error),
@@ -83,6 +85,7 @@ fn options(args: AttachArgs) -> Result<RunOptions, UsageError> {
     options.stats_file = args.stats;
     options.allow_remote_tcp = args.allow_remote_tcp;
     options.seal = args.seal.into();
+    options.redundancy = args.redundancy.0;
     options.quiet = args.quiet;
     if let Some(Span(deadline)) = args.deadline {
         options.deadline = deadline;

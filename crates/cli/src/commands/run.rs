@@ -15,7 +15,7 @@ use crate::commands::refuse_remote;
 use crate::commands::service::access;
 use crate::config::UsageError;
 use crate::terminal::counter;
-use crate::values::{Door, LocalLimit, PeakMemory, Size, Span, WhenFull, WhenOutside};
+use crate::values::{Door, LocalLimit, PeakMemory, Redundancy, Size, Span, WhenFull, WhenOutside};
 
 // `farpool sim predict` models the same rule.
 const _: () = assert!(farpool_run::PERCENT_FLOOR_BYTES == farpool_sim::pager::SHARE_FLOOR_BYTES);
@@ -26,6 +26,8 @@ pub fn main(args: RunArgs) -> anyhow::Result<u8> {
     let options = options(args)?;
     let code = farpool_run::run(&options).map_err(|error| match error {
         RunError::LimitTooSmall { .. }
+        | RunError::TooFewDomains { .. }
+        | RunError::UnsealedCopies
         | RunError::Address { .. }
         | RunError::Rack(RackError::RemoteTcp { .. }) => UsageError(error.to_string()).into(),
         error => anyhow::Error::from(error),
@@ -84,6 +86,9 @@ fn options(args: RunArgs) -> anyhow::Result<RunOptions> {
     }
     if let Some(seal) = settings.seal {
         options.seal = seal.into();
+    }
+    if let Some(Redundancy(redundancy)) = settings.redundancy {
+        options.redundancy = redundancy;
     }
     if let Some(threads) = settings.pager_threads {
         options.pager_threads = threads.into();

@@ -10,12 +10,14 @@ use crate::words::{BLADE_ENTRIES, load_text, store_text};
 pub const MAX_SLOTS: usize = 1024;
 /// Kinds of memory that cannot be moved; the keeper defines them.
 pub const UNMOVABLE_KINDS: usize = 7;
+/// Most copies of a superpage.
+pub const COPIES_LIMIT: u8 = 3;
 /// Bytes of a name; longer ones are cut.
 const NAME_BYTES: usize = 64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"farpool\x01");
 /// Raised whenever the layout changes; programs and keeper come from one build, `stat` may not.
-pub const VERSION: u32 = 12;
+pub const VERSION: u32 = 13;
 
 /// What happens to a program that needs more far memory than the blades give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,6 +60,8 @@ pub struct Settings {
     pub blades: Vec<BladeOffer>,
     pub allow_remote_tcp: bool,
     pub sealing: Sealing,
+    /// Copies of each superpage, on as many failure domains; more than one of sealed pages only.
+    pub copies: u32,
     pub when_full: WhenFull,
     pub victim_policy: String,
     pub prefetch_policy: String,
@@ -83,6 +87,7 @@ pub struct Header {
     pub local_percent: AtomicU32,
     pub(crate) allow_remote_tcp: AtomicU32,
     pub(crate) sealing: AtomicU32,
+    pub(crate) copies: AtomicU32,
     pub(crate) when_full: AtomicU32,
     pub(crate) pager_threads: AtomicU32,
     pub(crate) quota_bytes: AtomicU64,
@@ -215,10 +220,12 @@ pub enum Counter {
     /// Gauge: resident anonymous pages that are counted for other processes, which share them since
     /// a fork.
     ElsewherePages,
+    /// Gauge: superpages with fewer copies on blades that live than they are to have.
+    DegradedSuperpages,
 }
 
 /// The counters that hold a present value.
-const GAUGES: [Counter; 13] = [
+const GAUGES: [Counter; 14] = [
     Counter::ResidentPages,
     Counter::FarPages,
     Counter::EvictablePages,
@@ -232,10 +239,11 @@ const GAUGES: [Counter; 13] = [
     Counter::PinnedPages,
     Counter::WithoutRoom,
     Counter::ElsewherePages,
+    Counter::DegradedSuperpages,
 ];
 
 /// Number of counters.
-pub(crate) const COUNTER_COUNT: usize = Counter::ElsewherePages as usize + 1;
+pub(crate) const COUNTER_COUNT: usize = Counter::DegradedSuperpages as usize + 1;
 
 /// One process on the board.
 #[repr(C, align(64))]
@@ -324,6 +332,7 @@ impl Header {
         self.quota_bytes.store(settings.quota_bytes, Relaxed);
         self.allow_remote_tcp.store(u32::from(settings.allow_remote_tcp), Relaxed);
         self.sealing.store(settings.sealing as u32, Relaxed);
+        self.copies.store(settings.copies, Relaxed);
         self.when_full.store(u32::from(settings.when_full == WhenFull::Fail), Relaxed);
         self.pager_threads.store(settings.pager_threads, Relaxed);
         self.threshold_bytes.store(settings.threshold_bytes, Relaxed);
@@ -347,6 +356,7 @@ impl Header {
             allow_remote_tcp: self.allow_remote_tcp.load(Relaxed) != 0,
             // What nobody wrote must not be taken for leave to send pages as they are.
             sealing: Sealing::from_number(self.sealing.load(Relaxed)).unwrap_or(Sealing::Sealed),
+            copies: self.copies.load(Relaxed),
             when_full: if fail { WhenFull::Fail } else { WhenFull::Slow },
             victim_policy: load_text(&self.victim_policy),
             prefetch_policy: load_text(&self.prefetch_policy),

@@ -28,8 +28,8 @@ pub use copies::{COPY_ENTRIES, COPY_PARTS, CopyTable, CopyToken, Errand};
 pub use fault_log::{FAULT_ENTRIES, Fault, FaultLog};
 pub use histogram::{BUCKET_COUNT, Histogram, bucket_of, bucket_upper_ns, quantile_ns, total_ns};
 pub use layout::{
-    Counter, Header, MAX_SLOTS, ProcessState, Sealing, Settings, Slot, UNMOVABLE_KINDS, VERSION,
-    WhenFull,
+    COPIES_LIMIT, Counter, Header, MAX_SLOTS, ProcessState, Sealing, Settings, Slot,
+    UNMOVABLE_KINDS, VERSION, WhenFull,
 };
 pub use map::{Board, BoardError};
 pub use words::BLADE_ENTRIES;

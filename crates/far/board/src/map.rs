@@ -356,6 +356,7 @@ mod tests {
             ],
             allow_remote_tcp: true,
             sealing: crate::Sealing::PlainOnThisHost,
+            copies: 1,
             when_full: WhenFull::Fail,
             victim_policy: "clock".into(),
             prefetch_policy: "none".into(),

@@ -135,6 +135,7 @@ pub fn attach(
     refuse(pid, name.trim_end())?;
     keeper::check_limit(options.local)?;
     keeper::check_quota(options.quota_bytes)?;
+    keeper::check_copies(options)?;
     raise_to_maximum(Resource::Nofile);
     raise_to_maximum(Resource::Fsize);
     needs::check_file_size(keeper::private_bytes(options))?;

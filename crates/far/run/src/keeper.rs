@@ -83,6 +83,7 @@ fn run_recorded(
     let path = program::find(&options.program)?;
     check_limit(options.local)?;
     check_quota(options.quota_bytes)?;
+    check_copies(options)?;
     let [descriptors, file_size] = [Resource::Nofile, Resource::Fsize].map(raise_to_maximum);
     needs::check_file_size(private_bytes(options))?;
     if !options.no_check {
@@ -441,6 +442,7 @@ pub(crate) fn settings(options: &RunOptions, blades: Vec<String>, path: &Path) -
     let (limit_bytes, local_percent) = limit_numbers(options.local);
     let is_remote = options.rack.is_some() || blades.iter().any(|it| may_pass_a_network(it));
     let sealing = match options.seal {
+        _ if options.redundancy.copies() > 1 => Sealing::Sealed,
         policy if policy.seals(is_remote) => Sealing::Sealed,
         SealPolicy::Never => Sealing::Plain,
         _ => Sealing::PlainOnThisHost,
@@ -452,6 +454,7 @@ pub(crate) fn settings(options: &RunOptions, blades: Vec<String>, path: &Path) -
         blades: blades.into_iter().map(BladeOffer::open).collect(),
         allow_remote_tcp: options.allow_remote_tcp,
         sealing,
+        copies: options.redundancy.copies().into(),
         when_full: options.when_full,
         victim_policy: options.victim_policy.clone(),
         prefetch_policy: options.prefetch_policy.clone(),
@@ -465,6 +468,13 @@ pub(crate) fn settings(options: &RunOptions, blades: Vec<String>, path: &Path) -
 /// True unless the blade is certain to be on this host.
 pub(crate) fn may_pass_a_network(address: &str) -> bool {
     address.parse().map_or(true, |address| matches!(address, Address::Tcp(_)))
+}
+
+pub(crate) fn check_copies(options: &RunOptions) -> Result<(), RunError> {
+    if options.redundancy.copies() > 1 && options.seal == SealPolicy::Never {
+        return Err(RunError::UnsealedCopies);
+    }
+    options.redundancy.check(&options.blades)
 }
 
 pub(crate) fn check_quota(quota_bytes: Option<u64>) -> Result<(), RunError> {

@@ -30,6 +30,7 @@ mod priority;
 mod proc;
 mod program;
 mod rack;
+mod redundancy;
 mod renewal;
 mod rights;
 mod rooms;
@@ -66,6 +67,7 @@ pub use needs::{PAGER_ADDRESS_BYTES, UserfaultfdLack, userfaultfd_features};
 pub use outside::{EXIT_OUTSIDE, WhenOutside};
 pub use program::ProgramError;
 pub use rack::{RackError, RackOptions};
+pub use redundancy::Redundancy;
 pub use rights::confine as confine_rights;
 pub use sidecar_error::SidecarError;
 pub use stats::{Peak, ProcessStatistics, RunStatistics, read_statistics};
@@ -105,8 +107,10 @@ pub struct RunOptions {
     pub threshold_bytes: u64,
     pub deadline: Duration,
     pub allow_remote_tcp: bool,
-    /// When pages are sealed.
+    /// When pages are sealed; they are with copies.
     pub seal: SealPolicy,
+    /// How many copies there are of what is far.
+    pub redundancy: Redundancy,
     /// Where to write the final statistics as JSON.
     pub stats_file: Option<PathBuf>,
     /// Starts the program even if something is missing that it will need when it grows.
@@ -137,6 +141,7 @@ impl RunOptions {
             deadline: Duration::from_secs(10),
             allow_remote_tcp: false,
             seal: SealPolicy::default(),
+            redundancy: Redundancy::default(),
             stats_file: None,
             no_check: false,
             quiet: false,
@@ -165,6 +170,13 @@ pub enum RunError {
          {SUPERPAGE_BYTES} bytes (16MiB)"
     )]
     QuotaTooSmall { asked: u64 },
+    #[error(
+        "{copies} copies need blades on as many hosts, and the given ones are of {domains} failure \
+         domain{s}: give a further --blade", s = if *.domains == 1 { "" } else { "s" }
+    )]
+    TooFewDomains { copies: u8, domains: usize },
+    #[error("--seal never and --redundancy cannot both be: copies are told apart by their seals")]
+    UnsealedCopies,
     #[error("{0}. (--no-check starts the program all the same)")]
     BladeCheck(farpool_fabric::ConnectError),
     #[error(transparent)]

@@ -83,7 +83,7 @@ impl Peak {
 const WITHOUT_ROOM: &str = "without_room";
 
 /// Counters with their names in JSON and tables.
-const COUNTERS: [(Counter, &str); 30] = [
+const COUNTERS: [(Counter, &str); 31] = [
     (Counter::Faults, "faults"),
     (Counter::ZeroFills, "zero_fills"),
     (Counter::PagesZeroed, "pages_zeroed"),
@@ -114,6 +114,7 @@ const COUNTERS: [(Counter, &str); 30] = [
     (Counter::SplitMappings, "split_mappings"),
     (Counter::PinnedPages, "pinned_pages"),
     (Counter::WithoutRoom, WITHOUT_ROOM),
+    (Counter::DegradedSuperpages, "degraded_superpages"),
 ];
 
 /// Reads a run's statistics from its board.

@@ -81,6 +81,14 @@ impl Blade {
         let _ = self.child.wait();
     }
 
+    /// Starts another blade in its stead, at the same addresses; this one ends if it has not.
+    pub fn start_again(&mut self, memory: &str) {
+        self.kill();
+        let command = Command::new(binaries::program("farpool"));
+        let tcp = self.address(Transport::Tcp);
+        *self = Blade::start_command(command, memory, &tcp, &[]);
+    }
+
     /// Pauses the blade (SIGSTOP) or resumes it (SIGCONT).
     pub fn pause(&self, paused: bool) {
         tree::signal(self.pid(), if paused { libc::SIGSTOP } else { libc::SIGCONT });

@@ -107,6 +107,12 @@ impl Run {
         self.args(["--blade", address])
     }
 
+    /// Copies of what is far, as in `2`.
+    #[must_use]
+    pub fn redundancy(self, copies: &str) -> Run {
+        self.args(["--redundancy", copies])
+    }
+
     /// The program, after all options.
     #[must_use]
     pub fn program(self, program: impl Into<OsString>) -> Run {

@@ -53,6 +53,16 @@ impl Core {
         }
     }
 
+    /// Reports, once for the whole tree, that a blade is lost of which there are copies.
+    pub fn report_spared(&self, blade: BladeIndex, reason: &dyn std::fmt::Display) {
+        if first_report(&self.board.header().blades_reported, blade) {
+            sys::say(&format!(
+                "{reason}. Its pages are read from their copies, which are made again where there \
+                 is room. Should it come back, it is used again."
+            ));
+        }
+    }
+
     /// Reports by how much local memory is over its limit because nothing can be moved out: the
     /// first time, and whenever the overrun has doubled.
     pub fn report_overrun(&self) {

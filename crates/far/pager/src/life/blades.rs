@@ -10,11 +10,12 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use farpool_board::{
-    BLADE_ENTRIES, BladeRole, BladeSettings, Blades, Board, CONNECTING, COPY_PARTS, Sealing,
+    BLADE_ENTRIES, BladeRole, BladeSettings, Blades, Board, CONNECTING, COPY_PARTS, Counter,
+    Sealing,
 };
 use farpool_pool::{
     BladeIndex, BladeSpec, ClientLimits, CopyDesk, Errand, FrozenToken, Grant, GrantKey,
-    MAX_BLADES, Mover, Pool, PoolConfig, PoolError, Step, TOKEN_PARTS,
+    MAX_BLADES, Mover, Pool, PoolConfig, PoolError, Step,
 };
 
 use crate::abort::fail_closed;
@@ -30,11 +31,14 @@ const RETRY: Duration = Duration::from_millis(500);
 /// A process younger than this copies no frozen memory that it shares: most children end soon, and
 /// their copy with them.
 const GROWN_UP: Duration = Duration::from_secs(2);
+/// How often a process with copies looks for a loss.
+const COPIES_STEP: Duration = Duration::from_millis(200);
 /// How often a blade that has to be left is retried while a child may still attach what was frozen
 /// there.
 const CHILD_STEP: Duration = Duration::from_millis(20);
 
-const _: () = assert!(BLADE_ENTRIES == MAX_BLADES && COPY_PARTS == TOKEN_PARTS);
+const _: () = assert!(BLADE_ENTRIES == MAX_BLADES && COPY_PARTS == farpool_pool::COPY_PARTS);
+const _: () = assert!(farpool_board::COPIES_LIMIT as usize == farpool_pool::COPIES_LIMIT);
 
 /// Connects to the blades that the board names, including those to be left, because a parent's
 /// layers may lie there. A blade that cannot be used is left out, and tried again later: nothing of
@@ -52,6 +56,8 @@ pub fn connect(core: &Core, inherited: &[FrozenToken]) -> Result<(Pool, Blades),
         quota_bytes: settings.quota_bytes,
         deadline: Duration::from_millis(settings.deadline_ms),
         allow_remote_tcp: settings.allow_remote_tcp,
+        copies: u8::try_from(settings.copies)
+            .unwrap_or_else(|_| fail_closed("the board says a number of copies that nobody gave")),
         seals_pages: settings.sealing == Sealing::Sealed,
         asks: sys::dialer(),
         time: farpool_pool::Time::KERNEL,
@@ -105,6 +111,10 @@ pub struct Follower {
     /// The last error of each entry, so that it is reported once.
     said: [Option<String>; BLADE_ENTRIES],
     stuck: u32,
+    /// Copies are not made again before this time.
+    copies_later: Option<Instant>,
+    /// It was said that they cannot be made; once until they are.
+    copies_said: bool,
 }
 
 impl Follower {
@@ -121,6 +131,8 @@ impl Follower {
             later: [None; BLADE_ENTRIES],
             said: [const { None }; BLADE_ENTRIES],
             stuck: 0,
+            copies_later: None,
+            copies_said: false,
         }
     }
 
@@ -130,7 +142,7 @@ impl Follower {
         loop {
             let wanted = table.load();
             self.take_in(&wanted);
-            let soon = self.move_away();
+            let soon = self.move_away().into_iter().chain(self.complete_copies()).min();
             self.publish(wanted.version);
             if soon != Some(Duration::ZERO) {
                 table.wait(wanted.version, soon);
@@ -203,8 +215,11 @@ impl Follower {
         soon
     }
 
-    fn step(&mut self, at: usize) -> Option<Duration> {
-        let index = entry_index(at);
+    /// Runs a step of the mover, which is made when it is first needed.
+    fn with_mover<T>(
+        &mut self,
+        step: impl FnOnce(&mut Mover<'static>, &Desk, &dyn Fn() -> bool) -> T,
+    ) -> Option<T> {
         self.mover.get_or_init(|| Mover::new(self.core.pool.wait()));
         let inheritance = &self.pager.inheritance;
         let desk = Desk {
@@ -212,8 +227,62 @@ impl Follower {
             process: self.core.slot.pid.load(Relaxed),
             may_claim: self.born.elapsed() >= GROWN_UP,
         };
-        let step =
-            self.mover.get_mut().map(|it| it.step(index, &desk, || inheritance.is_settled()))?;
+        self.mover.get_mut().map(|mover| step(mover, &desk, &|| inheritance.is_settled()))
+    }
+
+    /// Makes one copy of a superpage that has too few, since a blade was lost. Returns when to come
+    /// again; nobody tells of a loss.
+    fn complete_copies(&mut self) -> Option<Duration> {
+        let pool = self.core.pool.wait();
+        if self.core.settings.copies == 1 {
+            return None;
+        }
+        let degraded = if pool.has_all_copies() { 0 } else { pool.degraded_superpages() };
+        self.core.slot.set(Counter::DegradedSuperpages, degraded);
+        if pool.has_all_copies() || self.copies_later.is_some_and(|later| Instant::now() < later) {
+            return Some(COPIES_STEP);
+        }
+        let step = self.with_mover(|mover, desk, settled| mover.complete_copies(desk, settled))?;
+        self.copies_later = None;
+        self.leave_lost();
+        match step {
+            Ok(Step::Moved) => return Some(Duration::ZERO),
+            Ok(Step::Waiting) => return Some(CHILD_STEP),
+            Ok(Step::Empty) if pool.has_all_copies() => {
+                self.copies_said = false;
+                return Some(COPIES_STEP);
+            }
+            Ok(Step::Empty) => {}
+            Err(error) => {
+                if !std::mem::replace(&mut self.copies_said, true) {
+                    sys::say(&format!("far memory has too few copies, and {error}"));
+                }
+            }
+        }
+        self.copies_later = Some(Instant::now() + RETRY);
+        Some(COPIES_STEP)
+    }
+
+    /// Reports lost blades, and leaves those on which nothing is missed: should one come back, it
+    /// is used like a new one.
+    fn leave_lost(&mut self) {
+        for lost in self.core.pool.lost() {
+            let at = usize::from(lost.blade.0);
+            let message = format!("blade {} is lost: {}", lost.address, lost.reason);
+            self.core.report_spared(lost.blade, &message);
+            if self.core.pool.is_lost(lost.blade)
+                && self.core.pool.superpages_on(lost.blade) == 0
+                && self.core.pool.remove_blade(lost.blade).is_ok()
+            {
+                self.known.entries[at] = None;
+                self.later[at] = Some(Instant::now() + RETRY);
+            }
+        }
+    }
+
+    fn step(&mut self, at: usize) -> Option<Duration> {
+        let index = entry_index(at);
+        let step = self.with_mover(|mover, desk, settled| mover.step(index, desk, settled))?;
         self.stuck &= !(1 << at);
         match step {
             Ok(Step::Moved) => Some(Duration::ZERO),
@@ -263,13 +332,13 @@ impl CopyDesk for Desk {
             farpool_board::Errand::Copy => Errand::Copy,
             farpool_board::Errand::Wait => Errand::Wait,
             farpool_board::Errand::Attach(parts) => {
-                Errand::Attach(Box::new(FrozenToken::from_parts(&parts)))
+                Errand::Attach(Box::new(FrozenToken::of_copy(&parts)))
             }
         }
     }
 
     fn announce(&self, original: u128, copy: &FrozenToken) {
-        self.board.copies().announce(self.process, original, &copy.parts());
+        self.board.copies().announce(self.process, original, &copy.parts_of_copy());
     }
 
     fn forget(&self, original: u128) {

@@ -69,6 +69,7 @@ mod tests {
             blades: Vec::new(),
             allow_remote_tcp: false,
             sealing: farpool_board::Sealing::Sealed,
+            copies: 1,
             when_full: WhenFull::Fail,
             victim_policy: "clock".into(),
             prefetch_policy: "none".into(),

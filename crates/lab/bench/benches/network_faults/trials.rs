@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+mod copies;
+
 use anyhow::{Context, bail, ensure};
 use farpool_e2e::blade::Blade;
 use farpool_e2e::proxy::{Fault, Proxy};
@@ -35,6 +37,10 @@ pub(crate) enum NetworkFault {
     DeadFlows,
     FlippedLength,
     RefusedPort,
+    /// One of three blades is killed; the program has two copies.
+    KilledBlade,
+    /// Such a blade is stopped, and says nothing any more.
+    StoppedBlade,
 }
 
 /// The pauses of one program.
@@ -48,14 +54,21 @@ pub(crate) struct Pauses {
 }
 
 impl NetworkFault {
-    pub(crate) const ALL: [NetworkFault; 3] =
-        [NetworkFault::DeadFlows, NetworkFault::FlippedLength, NetworkFault::RefusedPort];
+    pub(crate) const ALL: [NetworkFault; 5] = [
+        NetworkFault::DeadFlows,
+        NetworkFault::FlippedLength,
+        NetworkFault::RefusedPort,
+        NetworkFault::KilledBlade,
+        NetworkFault::StoppedBlade,
+    ];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             NetworkFault::DeadFlows => "all flows die, new ones work",
             NetworkFault::FlippedLength => "one bit of a length flips",
             NetworkFault::RefusedPort => "the port refuses for 1 s: beyond that",
+            NetworkFault::KilledBlade => "one of 3 blades is killed, 2 copies",
+            NetworkFault::StoppedBlade => "one of 3 blades is stopped, 2 copies",
         }
     }
 
@@ -65,6 +78,8 @@ impl NetworkFault {
             NetworkFault::DeadFlows => "dead-flows",
             NetworkFault::FlippedLength => "flipped-length",
             NetworkFault::RefusedPort => "refused-port",
+            NetworkFault::KilledBlade => "killed-blade",
+            NetworkFault::StoppedBlade => "stopped-blade",
         }
     }
 
@@ -84,6 +99,9 @@ impl NetworkFault {
                 proxy.serve_again();
                 return monotonic_ns();
             }
+            NetworkFault::KilledBlade | NetworkFault::StoppedBlade => {
+                unreachable!("it is no fault of the network")
+            }
         }
         begun_ns
     }
@@ -99,6 +117,9 @@ impl NetworkFault {
 
 /// Measures one program under so many faults of a kind.
 pub(crate) fn measure(fault: NetworkFault, trials: usize) -> anyhow::Result<Pauses> {
+    if let NetworkFault::KilledBlade | NetworkFault::StoppedBlade = fault {
+        return copies::measure(fault, trials);
+    }
     let blade = Blade::start_with("256MiB", &["--lease", LEASE]);
     let proxy = Proxy::start(blade.tcp());
     let mut running = Run::far(LOCAL)
@@ -122,9 +143,14 @@ pub(crate) fn measure(fault: NetworkFault, trials: usize) -> anyhow::Result<Paus
         let longest_ms = longest_ms(&touches(&running), begun_ns);
         eprintln!("{}: {} of {trials}: {longest_ms:.0} ms", fault.name(), number + 1);
     }
+    pauses(&running, &from_ns, calm_from_ns)
+}
+
+/// What the program said of the windows that began then.
+fn pauses(running: &Running, from_ns: &[u64], calm_from_ns: u64) -> anyhow::Result<Pauses> {
     let lost = running.told().context("farpool stat")?["total"]["lost"].as_u64();
     ensure!(lost == Some(0), "pages were lost: {lost:?}; {}", running.stderr());
-    let touches = touches(&running);
+    let touches = touches(running);
     Ok(Pauses {
         after_faults_ms: from_ns.iter().map(|from_ns| longest_ms(&touches, *from_ns)).collect(),
         calm_max_ms: longest_ms(&touches, calm_from_ns),

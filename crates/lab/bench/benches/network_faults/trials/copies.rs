@@ -1,0 +1,70 @@
+//! Blades that die one after the other, under a program that has two copies of what is far.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, ensure};
+use farpool_e2e::blade::{Blade, Transport};
+use farpool_e2e::run::{Run, Running};
+use farpool_kernel::monotonic_ns;
+use farpool_policy::Rng;
+
+use super::{LOCAL, NetworkFault, PROGRAM_MIB, Pauses, SPREAD_MS, STEP, longest_ms, observe};
+use super::{pauses, touches};
+use crate::PROGRAM;
+use crate::program::THREADS;
+
+const BLADES: u32 = 3;
+const MEMORY: &str = "512MiB";
+/// How long the copies may take to be made again.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Measures one program under so many deaths of blades.
+pub(super) fn measure(fault: NetworkFault, trials: usize) -> anyhow::Result<Pauses> {
+    let mut blades: Vec<Blade> = (0..BLADES).map(|_| Blade::start(MEMORY)).collect();
+    let mut run = Run::far(LOCAL);
+    for blade in &blades {
+        run = run.blade(&blade.address(Transport::Tcp));
+    }
+    let mut running =
+        run.redundancy("2").program(std::env::current_exe()?).args([PROGRAM, PROGRAM_MIB]).start();
+    running.wait_for_output("filled", THREADS);
+    running.wait_until_far();
+    let mut random = Rng::new(trials as u64);
+    let calm_from_ns = monotonic_ns();
+    observe(&mut running, calm_from_ns)?;
+    let mut from_ns = Vec::with_capacity(trials);
+    for number in 0..trials {
+        std::thread::sleep(Duration::from_millis(random.below(SPREAD_MS).into()));
+        let victim = &mut blades[random.below(BLADES) as usize];
+        let begun_ns = monotonic_ns();
+        match fault {
+            NetworkFault::StoppedBlade => victim.pause(true),
+            _ => victim.kill(),
+        }
+        observe(&mut running, begun_ns)?;
+        victim.start_again(MEMORY);
+        from_ns.push(begun_ns);
+        let healed = wait_for_copies(&running)?;
+        let longest_ms = longest_ms(&touches(&running), begun_ns);
+        eprintln!(
+            "{}: {} of {trials}: {longest_ms:.0} ms; all copies after {:.1} s",
+            fault.name(),
+            number + 1,
+            healed.as_secs_f64()
+        );
+    }
+    pauses(&running, &from_ns, calm_from_ns)
+}
+
+/// Waits until every superpage has its copies. Returns how long that took.
+fn wait_for_copies(running: &Running) -> anyhow::Result<Duration> {
+    let begun = Instant::now();
+    loop {
+        let told = running.told().context("farpool stat")?;
+        if told["total"]["degraded_superpages"].as_u64() == Some(0) {
+            return Ok(begun.elapsed());
+        }
+        ensure!(begun.elapsed() < PATIENCE, "too few copies: {}", running.stderr());
+        std::thread::sleep(STEP);
+    }
+}
