@@ -117,6 +117,7 @@ impl Control {
     /// # Errors
     /// The blade refuses, or is lost; once lost it stays lost.
     pub fn call(&mut self, request: &Request<'_>) -> Result<Answer<'_>, CallError> {
+        self.leave_if_given_up();
         if let Some(lost) = &self.lost {
             return Err(lost.clone().into());
         }
@@ -143,6 +144,16 @@ impl Control {
         }
     }
 
+    /// Closes the connection to a blade that was given up, so that its lease runs out.
+    fn leave_if_given_up(&mut self) {
+        let Session { address, met, .. } = &*self.dialer.session;
+        if met.is_given_up() && self.lost.is_none() {
+            let reason = "it was given up, as there are copies".to_owned();
+            self.lost = Some(ConnectError::Lost { address: address.to_string(), reason });
+            self.socket = None;
+        }
+    }
+
     /// Gets one verified answer into `received`. True if the request was sent more than once.
     fn exchange(&mut self, request: &Request<'_>) -> Result<bool, ConnectError> {
         let Session { time, deadline, .. } = *self.dialer.session;
@@ -162,7 +173,7 @@ impl Control {
                     self.socket = Some(socket);
                     return Ok(attempts > 1);
                 }
-                Err(end) if time.now() >= until || self.is_spared(begun) => {
+                Err(end) if time.now() >= until || self.has_ended(begun) => {
                     return Err(self.gave_up(end));
                 }
                 Err(_) => {
@@ -179,10 +190,11 @@ impl Control {
         self.dialer.session.spare.is_set().then(|| begun + SILENCE_LIMIT)
     }
 
-    /// True if the blade is given up by now, since it can be spared.
-    fn is_spared(&self, begun: Instant) -> bool {
-        let Session { time, spare, .. } = &*self.dialer.session;
-        self.spared_from(begun).is_some_and(|end| time.now() >= end) && spare.take()
+    /// True if the blade is given up by now: it can be spared, or another connection found out.
+    fn has_ended(&self, begun: Instant) -> bool {
+        let Session { time, spare, met, .. } = &*self.dialer.session;
+        let is_over = self.spared_from(begun).is_some_and(|end| time.now() >= end);
+        met.is_given_up() || is_over && spare.take()
     }
 
     /// Makes the connection again, until then or until the lease has run out.
@@ -203,7 +215,7 @@ impl Control {
                 Err(error) => error,
             };
             let now = time.now();
-            if !self.dialer.may_pass(error) || now >= until || self.is_spared(begun) {
+            if !self.dialer.may_pass(error) || now >= until || self.has_ended(begun) {
                 return Err(self.dialer.explain(error));
             }
             if let Some(reason) = met.lapse(since, now, Some(error)) {

@@ -125,8 +125,8 @@ impl Dialer {
 
     /// True if another attempt may succeed. Of a blade that was met, more may pass: the network may
     /// refuse for a while to reach it (a proxy, a virtual address or a route that is set up anew),
-    /// and another version, in its answer or read from our hello, or no frame at all is damage. On this host, a socket that refuses
-    /// belongs to a process that has ended.
+    /// and another version, in its answer or read from our hello, or no frame at all is damage. On
+    /// this host, a socket that refuses belongs to a process that has ended.
     pub(crate) fn may_pass(&self, error: DialError) -> bool {
         let is_network = matches!(self.session.address, Address::Tcp(_));
         let passes_once_met = match error {

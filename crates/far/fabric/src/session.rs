@@ -68,6 +68,8 @@ struct Known {
     last_heard_ns: AtomicU64,
     /// The shortest time that a greeting took; 0 before the first.
     quickest_ns: AtomicU64,
+    /// It is not used any more, whether it lives or not.
+    is_given_up: AtomicBool,
 }
 
 impl Met {
@@ -76,6 +78,16 @@ impl Met {
         let met = Met::default();
         met.0.is_met.store(true, Ordering::Relaxed);
         met
+    }
+
+    /// The blade is not used any more, for there are copies of what it has: requests are not waited
+    /// for, and its lease is left to run out.
+    pub fn give_up(&self) {
+        self.0.is_given_up.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.0.is_given_up.load(Ordering::Acquire)
     }
 
     pub(crate) fn is_set(&self) -> bool {

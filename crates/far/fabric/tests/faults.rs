@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use common::{Buffers, FakeBlade, Fault, finish, fresh_page, lock};
 use farpool_fabric::{
-    Address, ConnectError, Control, Link, PageDone, PageFault, Session, StreamLink,
+    Address, ConnectError, Control, Link, PageDone, PageFault, Session, Spare, StreamLink,
 };
 use farpool_wire::{ErrorCode, Request};
 use proptest::prelude::*;
@@ -325,6 +325,60 @@ fn requests_on_the_control_connection_end_with_the_lease() {
         assert!(said.contains("lease there of 300 ms ran out while it could not"), "{said}");
         assert!(control.loss().is_some());
     }
+}
+
+/// A session with a blade that can be spared.
+fn spared(blade: &FakeBlade) -> (Arc<Session>, Spare) {
+    let spare = Spare::default();
+    spare.set(true);
+    let session = Session { spare: spare.clone(), ..Session::clone(&blade.session(AMPLE)) };
+    (Arc::new(session), spare)
+}
+
+#[test]
+fn a_blade_that_can_be_spared_is_given_up_long_before_the_deadline() {
+    for (is_silent, said) in [(true, "no answer within 800 ms"), (false, "no blade serves there")] {
+        let blade = FakeBlade::tcp();
+        let (session, spare) = spared(&blade);
+        let mut link = StreamLink::connect(session, 1).expect("connect");
+        assert_read_well(&mut link, 7, 3);
+        let _silent = after_its_end(&blade, is_silent);
+        let begun = Instant::now();
+        let (done, _buffers) = read(&mut link, 0, 1);
+        assert_eq!(done[0].result, Err(PageFault::Lost));
+        assert!(begun.elapsed() < AMPLE / 2, "{:?}", begun.elapsed());
+        let reason = link.loss().expect("lost");
+        assert!(reason.contains(said), "{reason}");
+        assert!(!spare.is_set(), "no other one is given up as well");
+    }
+}
+
+#[test]
+fn requests_on_the_control_connection_end_when_the_blade_can_be_spared() {
+    for is_silent in [false, true] {
+        let blade = FakeBlade::tcp();
+        let (session, spare) = spared(&blade);
+        let mut control = Control::connect(session, 0).expect("connect");
+        let _silent = after_its_end(&blade, is_silent);
+        let begun = Instant::now();
+        control.call(&Request::Ping).map(drop).expect_err("nobody is there");
+        assert!(begun.elapsed() < AMPLE / 2, "{:?}", begun.elapsed());
+        assert!(control.loss().is_some() && !spare.is_set());
+    }
+}
+
+/// Whoever finds out first, the others do not wait.
+#[test]
+fn requests_on_the_control_connection_end_when_another_one_gives_the_blade_up() {
+    let blade = FakeBlade::tcp();
+    let session = blade.session(AMPLE);
+    let mut control = Control::connect(Arc::clone(&session), 0).expect("connect");
+    let _silent = after_its_end(&blade, true);
+    session.met.give_up();
+    let begun = Instant::now();
+    let error = control.call(&Request::Ping).map(drop).expect_err("it is given up");
+    assert!(begun.elapsed() < AMPLE / 2, "{:?}", begun.elapsed());
+    assert!(error.to_string().contains("given up"), "{error}");
 }
 
 #[test]

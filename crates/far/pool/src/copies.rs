@@ -13,13 +13,15 @@
 
 use std::collections::BTreeSet;
 
+use farpool_fabric::CallError;
+use farpool_units::exactly;
 use farpool_wire::FailureDomain;
 
-use crate::account::Account;
+use crate::account::{Account, PartKey};
 use crate::map::Place;
 use crate::pool::Ledger;
 use crate::shared::SegmentState;
-use crate::{BladeIndex, MAX_SEGMENTS, Pool, SegmentHandle};
+use crate::{BladeIndex, MAX_SEGMENTS, Pool, PoolError, SegmentHandle};
 
 /// Most copies of a superpage.
 pub const COPIES_LIMIT: usize = 3;
@@ -29,7 +31,7 @@ pub(crate) const ALL_SEGMENTS: usize = MAX_SEGMENTS * COPIES_LIMIT;
 impl SegmentHandle {
     /// The segment that a copy is of: the first copy.
     pub(crate) fn first(self) -> SegmentHandle {
-        SegmentHandle(self.0 % MAX_SEGMENTS as u8)
+        SegmentHandle(exactly(self.index() % MAX_SEGMENTS))
     }
 
     /// Which copy it is.
@@ -40,12 +42,12 @@ impl SegmentHandle {
     /// The same segment's copy of this number.
     pub(crate) fn copy(self, nth: usize) -> SegmentHandle {
         assert!(nth < COPIES_LIMIT, "copy {nth}");
-        SegmentHandle(self.first().0 + (nth * MAX_SEGMENTS) as u8)
+        SegmentHandle(exactly(self.first().index() + nth * MAX_SEGMENTS))
     }
 
     /// All segments of all copies.
     pub(crate) fn every() -> impl Iterator<Item = SegmentHandle> {
-        (0..ALL_SEGMENTS as u8).map(SegmentHandle)
+        (0..ALL_SEGMENTS).map(|index| SegmentHandle(exactly(index)))
     }
 }
 
@@ -60,6 +62,18 @@ impl Pool {
     /// False if a superpage may have fewer copies than it should have. Lock-free.
     pub fn has_all_copies(&self) -> bool {
         self.shared.config.copies == 1 || self.shared.spare.is_set()
+    }
+
+    /// Permits to give a silent blade up early, if all copies are there.
+    pub(crate) fn note_copies(&self) {
+        let has_all = || self.shared.config.copies > 1 && self.degraded_superpages() == 0;
+        if has_all() {
+            self.shared.spare.set(true);
+            // A blade may have been lost in between, which then takes the permission back, or did.
+            if !has_all() {
+                self.shared.spare.set(false);
+            }
+        }
     }
 
     /// The copies of a superpage that have memory, and where.
@@ -175,6 +189,64 @@ impl Pool {
             }
             ledger.uncharge(copy);
         }
+    }
+
+    /// Allocates as many copies as there is room for on different domains, and one at least: what
+    /// is missing is [made later](crate::Mover::complete_copies).
+    pub(crate) fn allocate_copies(
+        &self,
+        ledger: &mut Ledger,
+        s: SegmentHandle,
+        sma: u32,
+    ) -> Result<Vec<(SegmentHandle, Place)>, PoolError> {
+        let (mut places, mut domains, mut failed) = (Vec::new(), Vec::new(), None);
+        for copy in self.copies(s) {
+            let part_on = |account: &Account| is_apart(account, &domains).then_some(0);
+            match self.allocate_somewhere(ledger, copy, sma, part_on) {
+                Ok(place) => {
+                    places.push((copy, place));
+                    let account = ledger.account_of(place.blade);
+                    domains.extend(account.map(|account| account.address.failure_domain()));
+                }
+                Err(error) => {
+                    failed.get_or_insert(error);
+                }
+            }
+        }
+        if failed.is_some() {
+            self.shared.spare.set(false);
+        }
+        match failed {
+            Some(error) if places.is_empty() => Err(error),
+            _ => Ok(places),
+        }
+    }
+
+    /// Frees a copy that is unpublished, and publishes it again if its blade refuses.
+    pub(crate) fn free_copy(
+        &self,
+        ledger: &mut Ledger,
+        copy: SegmentHandle,
+        sma: u32,
+        place: Place,
+    ) -> Result<(), CallError> {
+        if let Some(record) = place.record {
+            // Half here and half there since a blade was lost; the other half goes with its blade.
+            self.shared.records()[usize::from(record)].end();
+        }
+        let Some(account) = ledger.account_of(place.blade) else {
+            return Ok(());
+        };
+        let freed = account.free(PartKey::of(copy, place.part), sma);
+        self.note_loss(usize::from(place.blade.0), account);
+        if matches!(freed, Err(CallError::Refused { .. })) && place.record.is_none() {
+            // If it were forgotten here, it could be allocated a second time, perhaps on another
+            // blade.
+            self.segment(copy).map().set(sma, Some(place));
+        } else {
+            ledger.uncharge(copy);
+        }
+        freed
     }
 
     /// The domains that other copies of the superpage lie on.

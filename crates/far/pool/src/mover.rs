@@ -10,6 +10,8 @@
 //! copy elsewhere, the others attach that ([`CopyDesk`]), and each gives up its share in the
 //! original. Until the copy is complete, children get the original.
 
+mod completing;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -29,8 +31,8 @@ use crate::seals::Seals;
 use crate::shared::{LaneClock, Segment, SegmentState};
 use crate::types::Access;
 use crate::{
-    BladeIndex, Completion, CopyDesk, Errand, FrozenToken, Lane, MAX_BLADES, PageError, Pool,
-    PoolError, SUPERPAGE_PAGES, SegmentHandle,
+    BladeIndex, Completion, CopyDesk, Errand, FrozenToken, Lane, PageError, Pool, PoolError,
+    SUPERPAGE_PAGES, SegmentHandle,
 };
 
 /// Pages copied at once while the program leaves its far memory alone: 1 MiB, one request each way.
@@ -139,56 +141,6 @@ impl<'a> Mover<'a> {
         may_detach: impl FnOnce() -> bool,
     ) -> Result<Step, PoolError> {
         self.while_nothing_else_moves(|mover| mover.step_held(from, desk, may_detach))
-    }
-
-    /// Makes one copy of a superpage that has too few: its blade was lost, or none had room for it.
-    /// [`Step::Empty`]: there is nothing to be done, or nothing that can be. Only once all copies
-    /// are there, another blade that is silent is given up before the deadline.
-    ///
-    /// # Errors
-    /// As for [`Mover::step`].
-    pub fn complete_copies(
-        &mut self,
-        desk: &dyn CopyDesk,
-        may_detach: impl Fn() -> bool,
-    ) -> Result<Step, PoolError> {
-        self.while_nothing_else_moves(|mover| {
-            let pool = mover.pool;
-            let lost = (0_u8..).map(BladeIndex).take(MAX_BLADES).filter(|at| pool.is_lost(*at));
-            let lost: Vec<BladeIndex> = lost.collect();
-            lost.iter().for_each(|blade| pool.forget_copies_on(*blade));
-            // What is frozen is made again by one of those who share it.
-            for lost in lost {
-                if !mover.has_frozen_on(lost) {
-                    continue;
-                }
-                match mover.step_held(lost, desk, &may_detach) {
-                    // What has no other copy stays where it is lost.
-                    Ok(Step::Empty) | Err(PoolError::InUse { .. }) => {}
-                    step => return step,
-                }
-            }
-            match SegmentHandle::every().find_map(|copy| next_missing(pool, copy)) {
-                Some((copy, superpage)) => {
-                    mover.move_superpage(copy, superpage, None)?;
-                    Ok(Step::Moved)
-                }
-                None => {
-                    if pool.shared.config.copies > 1 && pool.degraded_superpages() == 0 {
-                        pool.shared.spare.set(true);
-                    }
-                    Ok(Step::Empty)
-                }
-            }
-        })
-    }
-
-    /// True if frozen copies are to be made of what is on a lost blade, or a part of one is made.
-    fn has_frozen_on(&self, lost: BladeIndex) -> bool {
-        let pool = self.pool;
-        let ledger = pool.ledger();
-        SegmentHandle::every()
-            .any(|copy| ledger.is_copying(copy) || next_on(pool, copy, lost).is_some())
     }
 
     fn while_nothing_else_moves<T>(&mut self, what: impl FnOnce(&mut Self) -> T) -> T {
@@ -638,20 +590,6 @@ fn next_on(pool: &Pool, handle: SegmentHandle, from: BladeIndex) -> Option<(u32,
     let can_move = |sma| !pool.is_lost(from) || pool.other_copy(handle, sma).is_some();
     let mut places = segment.map().iter().filter(|(sma, at)| is_there(at) && can_move(*sma));
     if segment.state() == SegmentState::Free { None } else { places.next() }
-}
-
-/// The segment's first superpage of which this copy has no place, and another one is whole. Frozen
-/// copies that are missing stay so.
-fn next_missing(pool: &Pool, copy: SegmentHandle) -> Option<(SegmentHandle, u32)> {
-    if copy.nth() >= usize::from(pool.shared.config.copies)
-        || pool.segment(copy).state() != SegmentState::Writable
-    {
-        return None;
-    }
-    let is_missing = |sma: &u32| {
-        pool.segment(copy).map().get(*sma).is_none() && pool.other_copy(copy, *sma).is_some()
-    };
-    pool.superpages_of(copy.first()).find(is_missing).map(|sma| (copy, sma))
 }
 
 impl Batch {

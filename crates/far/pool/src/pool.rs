@@ -16,7 +16,7 @@ use farpool_units::SUPERPAGE_BYTES;
 use farpool_wire::ErrorCode;
 
 use crate::account::{Account, PartKey, parts};
-use crate::copies::{ALL_SEGMENTS, COPIES_LIMIT, is_apart};
+use crate::copies::{ALL_SEGMENTS, COPIES_LIMIT};
 use crate::lane::Sealing;
 use crate::map::{Place, SEGMENT_LIMIT_SUPERPAGES};
 use crate::seals::Seals;
@@ -48,10 +48,10 @@ const _: () = assert!(size_of::<Pool>() <= 4096);
 /// The state that control operations change, under the pool's lock.
 #[derive(Debug)]
 pub(crate) struct Ledger {
-    /// One per blade slot. On the heap: a pool is handed on by threads with small stacks, and
-    /// accounts are 2 KiB each.
+    /// One per blade slot. On the heap: a pool is handed on by threads with small stacks.
     pub(crate) accounts: Box<[Option<Account>]>,
-    /// Superpages of each segment, and of each copy, that count against the quota: those that we allocated.
+    /// Superpages of each segment, and of each copy, that count against the quota: those that we
+    /// allocated.
     pub(crate) charged_superpages: [u64; ALL_SEGMENTS],
     /// Places that superpages have left and that their blade refused to free at once.
     pub(crate) unfreed: Vec<(SegmentHandle, u32, Place)>,
@@ -214,37 +214,6 @@ impl Pool {
         Ok(())
     }
 
-    /// Allocates as many copies as there is room for on different domains, and one at least: what
-    /// is missing is [made later](crate::Mover::complete_copies).
-    fn allocate_copies(
-        &self,
-        ledger: &mut Ledger,
-        s: SegmentHandle,
-        sma: u32,
-    ) -> Result<Vec<(SegmentHandle, Place)>, PoolError> {
-        let (mut places, mut domains, mut failed) = (Vec::new(), Vec::new(), None);
-        for copy in self.copies(s) {
-            let part_on = |account: &Account| is_apart(account, &domains).then_some(0);
-            match self.allocate_somewhere(ledger, copy, sma, part_on) {
-                Ok(place) => {
-                    places.push((copy, place));
-                    let account = ledger.account_of(place.blade);
-                    domains.extend(account.map(|account| account.address.failure_domain()));
-                }
-                Err(error) => {
-                    failed.get_or_insert(error);
-                }
-            }
-        }
-        if failed.is_some() {
-            self.shared.spare.set(false);
-        }
-        match failed {
-            Some(error) if places.is_empty() => Err(error),
-            _ => Ok(places),
-        }
-    }
-
     /// Asks the blades in turn on which there is a part for it: first the one with the fewest of
     /// our superpages, those known full only when all others failed.
     pub(crate) fn allocate_somewhere(
@@ -357,33 +326,6 @@ impl Pool {
             Some(error) => Err(error.into()),
             None => Ok(()),
         }
-    }
-
-    /// Frees a copy that is unpublished, and publishes it again if its blade refuses.
-    fn free_copy(
-        &self,
-        ledger: &mut Ledger,
-        copy: SegmentHandle,
-        sma: u32,
-        place: Place,
-    ) -> Result<(), CallError> {
-        if let Some(record) = place.record {
-            // Half here and half there since a blade was lost; the other half goes with its blade.
-            self.shared.records()[usize::from(record)].end();
-        }
-        let Some(account) = ledger.account_of(place.blade) else {
-            return Ok(());
-        };
-        let freed = account.free(PartKey::of(copy, place.part), sma);
-        self.note_loss(usize::from(place.blade.0), account);
-        if matches!(freed, Err(CallError::Refused { .. })) && place.record.is_none() {
-            // If it were forgotten here, it could be allocated a second time, perhaps on another
-            // blade.
-            self.segment(copy).map().set(sma, Some(place));
-        } else {
-            ledger.uncharge(copy);
-        }
-        freed
     }
 
     /// Gives up the segment: its memory is freed, or the share in it. No page of it may be in

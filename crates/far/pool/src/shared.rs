@@ -219,8 +219,11 @@ impl Shared {
 
     /// Marks the blade's pages as out of reach; the first reason counts.
     pub(crate) fn lose(&self, blade: usize, reason: &str) {
-        self.spare.set(false);
         self.blades[blade].lose(reason);
+        self.spare.set(false);
+        if let Some(known) = self.blades[blade].get().filter(|_| self.config.copies > 1) {
+            known.session.met.give_up();
+        }
     }
 
     /// The copies of a segment.

@@ -98,65 +98,96 @@ pub fn run_with(seed: u64, mode: Mode, flaws: &Flaws) -> Result<Report, Violatio
     })
 }
 
-fn run_in(seed: u64, mode: Mode, flaws: &Flaws) -> Result<Report, Violation> {
-    let mut random = Rng::new(seed);
-    let hosts = match mode {
-        Mode::Safety | Mode::Liveness => 1 + random.index(3),
-        Mode::Copies => 2 + random.index(2),
-    };
-    let lanes = 1 + random.index(3);
-    let is_short = mode == Mode::Safety && random.below(4) == 0;
-    let superpages = if is_short { 2 } else { 4 * u64::from(SUPERPAGES) };
-    let lease = match mode {
-        Mode::Safety => Duration::from_nanos(between(&mut random, SECOND, 30 * SECOND)),
-        Mode::Liveness | Mode::Copies => Duration::from_secs(30),
-    };
-    let deadline = match mode {
-        Mode::Safety => Duration::from_nanos(between(&mut random, SECOND / 2, 10 * SECOND)),
-        Mode::Liveness | Mode::Copies => Duration::from_secs(10),
-    };
-    let calm = Weather {
-        delay_max_ns: between(&mut random, 10_000, 5 * MS),
-        is_choppy: random.below(2) == 0,
-        flip_one_in: 0,
-        flip_rest_ns: 0,
-    };
-    world::begin(!seed, hosts, superpages * SUPERPAGE_BYTES, lease, calm);
-    let fills = random.below(FILLS_ONE_IN) == 0 && mode != Mode::Copies;
-    // Memory cannot move to a full blade, which is an error and right.
-    let moves = random.below(MOVES_ONE_IN) == 0 && !fills;
-    let seals_pages = random.below(2) == 0 || mode == Mode::Copies;
-    let copies = match mode {
-        Mode::Copies => 2 + random.index(hosts - 1),
-        // Without seals, or with one blade, there is one copy.
-        Mode::Safety if seals_pages => 1 + random.index(hosts),
-        _ => 1,
-    };
-    let lies = mode == Mode::Safety && seals_pages && random.below(LIES_ONE_IN) == 0;
-    let is_credulous = lies && flaws.believes_lies;
-    let habits = Habits {
-        // Where a blade dies, there may be no other one to move to, which is an error and right.
-        moves: moves && mode != Mode::Copies,
-        seals_pages: seals_pages && !is_credulous,
-        copies: if is_credulous || flaws.has_one_copy { 1 } else { exactly(copies) },
-    };
-    let program = Program::start(hosts, lanes, deadline, habits, flaws.refusals.clone())
-        .map_err(|error| Violation(format!("cannot start though nothing is wrong: {error}")))?;
-    match mode {
-        Mode::Safety => plan_anything(&mut random, hosts, calm),
-        Mode::Liveness => plan_outages(&mut random, 0..hosts, calm),
-        Mode::Copies => {
-            let host = random.index(hosts);
-            plan_outages(&mut random, host..host + 1, calm);
-            plan_for_good(&mut random, host);
+/// What a seed makes of a trial.
+struct Setting {
+    hosts: usize,
+    lanes: usize,
+    deadline: Duration,
+    calm: Weather,
+    habits: Habits,
+    /// A blade is full for a while.
+    fills: bool,
+    /// A blade lies for a while.
+    lies: bool,
+    /// After one blade, and the copies that were made of what it had, another one dies.
+    dies_twice: bool,
+}
+
+impl Setting {
+    /// Draws a setting, and makes its hosts.
+    fn draw(seed: u64, mode: Mode, flaws: &Flaws, random: &mut Rng) -> Setting {
+        let hosts = match mode {
+            Mode::Safety | Mode::Liveness => 1 + random.index(3),
+            Mode::Copies => 2 + random.index(2),
+        };
+        let lanes = 1 + random.index(3);
+        let is_short = mode == Mode::Safety && random.below(4) == 0;
+        let superpages = if is_short { 2 } else { 4 * u64::from(SUPERPAGES) };
+        let lease = match mode {
+            Mode::Safety => Duration::from_nanos(between(random, SECOND, 30 * SECOND)),
+            Mode::Liveness | Mode::Copies => Duration::from_secs(30),
+        };
+        let deadline = match mode {
+            Mode::Safety => Duration::from_nanos(between(random, SECOND / 2, 10 * SECOND)),
+            Mode::Liveness | Mode::Copies => Duration::from_secs(10),
+        };
+        let calm = Weather {
+            delay_max_ns: between(random, 10_000, 5 * MS),
+            is_choppy: random.below(2) == 0,
+            flip_one_in: 0,
+            flip_rest_ns: 0,
+        };
+        world::begin(!seed, hosts, superpages * SUPERPAGE_BYTES, lease, calm);
+        let fills = random.below(FILLS_ONE_IN) == 0 && mode != Mode::Copies;
+        // Memory cannot move to a full blade, which is an error and right.
+        let moves = random.below(MOVES_ONE_IN) == 0 && !fills;
+        let seals_pages = random.below(2) == 0 || mode == Mode::Copies;
+        let copies = match mode {
+            Mode::Copies => 2 + random.index(hosts - 1),
+            // Without seals, or with one blade, there is one copy.
+            Mode::Safety if seals_pages => 1 + random.index(hosts),
+            _ => 1,
+        };
+        let lies = mode == Mode::Safety && seals_pages && random.below(LIES_ONE_IN) == 0;
+        let is_credulous = lies && flaws.believes_lies;
+        let habits = Habits {
+            // Where a blade dies, there may be no other one to move to: an error, and right.
+            moves: moves && mode != Mode::Copies,
+            seals_pages: seals_pages && !is_credulous,
+            copies: if is_credulous || flaws.has_one_copy { 1 } else { exactly(copies) },
+        };
+        let dies_twice = mode == Mode::Copies && moves && copies < hosts;
+        Setting { hosts, lanes, deadline, calm, habits, fills, lies, dies_twice }
+    }
+
+    /// Plans what goes wrong.
+    fn plan(&self, mode: Mode, random: &mut Rng) {
+        let Setting { hosts, calm, .. } = *self;
+        match mode {
+            Mode::Safety => plan_anything(random, hosts, calm),
+            Mode::Liveness => plan_outages(random, 0..hosts, calm),
+            Mode::Copies => {
+                let host = random.index(hosts);
+                plan_outages(random, host..host + 1, calm);
+                plan_for_good(random, host);
+            }
+        }
+        if self.fills {
+            plan_for_a_while(random, hosts, [Strike::Fill, Strike::Empty], FULL_MAX_NS);
+        }
+        if self.lies {
+            plan_for_a_while(random, hosts, [Strike::Lie, Strike::BeHonest], LYING_MAX_NS);
         }
     }
-    if fills {
-        plan_for_a_while(&mut random, hosts, [Strike::Fill, Strike::Empty], FULL_MAX_NS);
-    }
-    if lies {
-        plan_for_a_while(&mut random, hosts, [Strike::Lie, Strike::BeHonest], LYING_MAX_NS);
-    }
+}
+
+fn run_in(seed: u64, mode: Mode, flaws: &Flaws) -> Result<Report, Violation> {
+    let mut random = Rng::new(seed);
+    let setting = Setting::draw(seed, mode, flaws, &mut random);
+    let Setting { hosts, lanes, deadline, habits, .. } = setting;
+    let program = Program::start(hosts, lanes, deadline, habits, flaws.refusals.clone())
+        .map_err(|error| Violation(format!("cannot start though nothing is wrong: {error}")))?;
+    setting.plan(mode, &mut random);
     for _ in 0..ACTS {
         program.act(&mut random)?;
         if mode != Mode::Safety {
@@ -173,11 +204,11 @@ fn run_in(seed: u64, mode: Mode, flaws: &Flaws) -> Result<Report, Violation> {
     if mode != Mode::Safety {
         require_no_rest(&program)?;
     }
-    if mode == Mode::Copies && moves && copies < hosts {
+    if setting.dies_twice {
         // Whoever is dead is found to be.
         program.read_all()?;
         program.complete_copies(&mut random)?;
-        world::with(|world| world.strike_now(Strike::Restart(random.index(hosts))));
+        world::with(|world| world.strike(Strike::Restart(random.index(hosts))));
     }
     let failed = program.read_all()?;
     let lies = world::with(|world| world.lies());

@@ -344,11 +344,7 @@ impl World {
     }
 
     /// Lets something strike at once.
-    pub fn strike_now(&mut self, strike: Strike) {
-        self.strike(strike);
-    }
-
-    fn strike(&mut self, strike: Strike) {
+    pub fn strike(&mut self, strike: Strike) {
         clock::note(|| format!("{strike:?}"));
         match strike {
             Strike::Cut(at) => self.flows_of(at).for_each(Flow::cut),

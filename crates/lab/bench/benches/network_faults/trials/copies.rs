@@ -7,6 +7,7 @@ use farpool_e2e::blade::{Blade, Transport};
 use farpool_e2e::run::{Run, Running};
 use farpool_kernel::monotonic_ns;
 use farpool_policy::Rng;
+use farpool_units::exactly;
 
 use super::{LOCAL, NetworkFault, PROGRAM_MIB, Pauses, SPREAD_MS, STEP, longest_ms, observe};
 use super::{pauses, touches};
@@ -35,7 +36,11 @@ pub(super) fn measure(fault: NetworkFault, trials: usize) -> anyhow::Result<Paus
     let mut from_ns = Vec::with_capacity(trials);
     for number in 0..trials {
         std::thread::sleep(Duration::from_millis(random.below(SPREAD_MS).into()));
-        let victim = &mut blades[random.below(BLADES) as usize];
+        // What comes back is empty: another one is more to be missed.
+        let mut used: Vec<&mut Blade> = blades.iter_mut().filter(|blade| is_used(blade)).collect();
+        ensure!(used.len() > 1, "one blade has everything");
+        let number_of_used: u32 = exactly(used.len());
+        let victim = &mut *used[random.below(number_of_used) as usize];
         let begun_ns = monotonic_ns();
         match fault {
             NetworkFault::StoppedBlade => victim.pause(true),
@@ -54,6 +59,10 @@ pub(super) fn measure(fault: NetworkFault, trials: usize) -> anyhow::Result<Paus
         );
     }
     pauses(&running, &from_ns, calm_from_ns)
+}
+
+fn is_used(blade: &Blade) -> bool {
+    blade.stat()["blades"][0]["used_bytes"].as_u64().is_some_and(|bytes| bytes > 0)
 }
 
 /// Waits until every superpage has its copies. Returns how long that took.
