@@ -107,6 +107,11 @@ impl Control {
         self.lost.as_ref()
     }
 
+    /// True if the blade is not used any more, for there are copies of what it has.
+    pub fn is_given_up(&self) -> bool {
+        self.dialer.session.met.is_given_up()
+    }
+
     /// How often the connection was made again; the lease may have expired in between.
     pub fn reconnects(&self) -> u64 {
         self.reconnects

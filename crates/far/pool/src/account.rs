@@ -120,6 +120,11 @@ impl Account {
         })
     }
 
+    /// True if the blade is not used any more.
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.control.is_given_up()
+    }
+
     /// The part's number on the blade and the descriptor of its memory.
     pub(crate) fn part(&self, key: PartKey) -> Option<(SegmentId, RawFd)> {
         let part = self.parts[key.0].as_ref()?;

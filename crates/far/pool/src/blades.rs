@@ -96,6 +96,7 @@ impl Pool {
             return Err(PoolError::InUse { address: self.describe(blade), superpages });
         }
         let moved = ledger.moved(number);
+        ledger.unfreed.retain(|(_, _, place)| place.blade != blade);
         if let Some(mut account) = ledger.accounts[number].take() {
             account.goodbye(moved);
             self.shared.blades[number].empty();

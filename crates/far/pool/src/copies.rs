@@ -66,6 +66,8 @@ impl Pool {
 
     /// Permits to give a silent blade up early, if all copies are there.
     pub(crate) fn note_copies(&self) {
+        // Superpages get their memory under this lock.
+        let _ledger = self.ledger();
         let has_all = || self.shared.config.copies > 1 && self.degraded_superpages() == 0;
         if has_all() {
             self.shared.spare.set(true);
@@ -100,13 +102,19 @@ impl Pool {
         self.places(copy, sma).find(|(other, place)| *other != copy && is_whole(*place))
     }
 
+    /// True if all pages are at this place, or on their way from it, and can be reached.
+    fn is_whole(&self, place: Place) -> bool {
+        let record = place.record.map(|it| &self.shared.records()[usize::from(it)]);
+        !self.is_lost(place.blade) && record.is_none_or(|record| !record.is_making())
+    }
+
     /// True if the superpage would be lost with the blade, or is.
     fn is_only_on(&self, s: SegmentHandle, sma: u32, blade: BladeIndex) -> bool {
         let (mut is_there, mut is_elsewhere) = (false, false);
         for (_, place) in self.places(s, sma) {
             match self.is_on(place, blade) {
                 true => is_there = true,
-                false => is_elsewhere |= !self.is_lost(place.blade),
+                false => is_elsewhere |= self.is_whole(place),
             }
         }
         is_there && !is_elsewhere
@@ -140,8 +148,8 @@ impl Pool {
         let live = (0..MAX_SEGMENTS).filter_map(SegmentHandle::from_index);
         let live = live.filter(|s| self.segment(*s).state() != SegmentState::Free);
         let is_degraded = |s: SegmentHandle, sma: u32| {
-            let alive = self.places(s, sma).filter(|(_, place)| !self.is_lost(place.blade));
-            alive.count() < usize::from(wanted)
+            let whole = self.places(s, sma).filter(|(_, place)| self.is_whole(*place));
+            whole.count() < usize::from(wanted)
         };
         live.map(|s| self.superpages_of(s).filter(|sma| is_degraded(s, *sma)).count() as u64).sum()
     }
@@ -154,17 +162,23 @@ impl Pool {
         all.collect::<BTreeSet<u32>>().into_iter()
     }
 
-    /// Forgets the copies on a lost blade that are whole elsewhere, of segments that can be written
-    /// to: they are to be made anew.
+    /// Forgets the copies on a lost blade that are whole elsewhere: they are to be made anew.
     pub(crate) fn forget_copies_on(&self, lost: BladeIndex) {
         let mut ledger = self.ledger();
         for copy in SegmentHandle::every() {
-            if self.segment(copy).state() == SegmentState::Writable {
-                self.forget_places(&mut ledger, copy, |sma, place| {
-                    place.blade == lost
-                        && place.record.is_none()
-                        && self.other_copy(copy, sma).is_some()
-                });
+            self.forget_places(&mut ledger, copy, |sma, place| {
+                place.blade == lost
+                    && place.record.is_none()
+                    && self.other_copy(copy, sma).is_some()
+            });
+            let is_used = |key: PartKey| {
+                let mut places = self.segment(copy).map().iter().map(|(_, place)| place);
+                places.any(|it| it.blade == lost && PartKey::of(copy, it.part) == key)
+            };
+            if let Some(account) = ledger.account_of(lost) {
+                let unused = PartKey::all(copy).filter(|key| !is_used(*key));
+                // There is nobody to be told.
+                unused.for_each(|key| drop(account.detach(key)));
             }
         }
     }
@@ -187,7 +201,10 @@ impl Pool {
             if let Some(record) = place.record {
                 self.shared.records()[usize::from(record)].end();
             }
-            ledger.uncharge(copy);
+            // What is attached, or was copied while it was frozen, never was charged.
+            if ledger.charged_superpages[copy.index()] > 0 {
+                ledger.uncharge(copy);
+            }
         }
     }
 

@@ -314,9 +314,9 @@ impl Lane {
     unsafe fn submit(&mut self, access: Access) {
         for at in 0..self.order.len() {
             let blade = self.order[at];
-            let generation = self.shared.blades[blade].generation.load(Ordering::Acquire);
-            if self.ways[blade].generation != generation {
-                self.connect_later(blade, generation);
+            if !self.is_of_now(blade) {
+                let slot = &self.shared.blades[blade];
+                self.connect_later(blade, slot.generation.load(Ordering::Acquire));
             }
             let Way { link, batch, .. } = &mut self.ways[blade];
             match link {
@@ -364,7 +364,11 @@ impl Lane {
         way.generation = generation;
         way.batch.reserve(DONE_CAPACITY);
         if let Some(mut old) = std::mem::replace(&mut way.link, link) {
-            // Nothing of it is under way any more; this collects its last completions.
+            // Nothing of it is under way any more, unless its blade was left because of copies;
+            // this collects its last completions.
+            if self.shared.config.copies > 1 {
+                old.give_up("its blade was left");
+            }
             old.poll(&mut self.scratch);
             self.take_over(blade);
         }
@@ -376,6 +380,9 @@ impl Lane {
         done.append(&mut self.ready);
         for blade in 0..MAX_BLADES {
             self.drive(blade, done, |link, scratch| link.poll(scratch));
+        }
+        if !self.again.is_empty() {
+            self.try_waiting();
         }
         self.look_at_phase();
     }
@@ -479,14 +486,18 @@ impl Lane {
         self.try_waiting();
         done.append(&mut self.ready);
         for blade in 0..MAX_BLADES {
-            // Another lane may have found out.
-            let is_spared = self.shared.config.copies > 1 && self.shared.blades[blade].is_lost();
+            // Another lane may have found out, and the blade may be left already.
+            let is_spared = self.shared.config.copies > 1
+                && (self.shared.blades[blade].is_lost() || !self.is_of_now(blade));
             self.drive(blade, done, |link, scratch| {
                 if is_spared {
                     link.give_up("another connection to it was given up");
                 }
                 link.expire(now, scratch);
             });
+        }
+        if !self.again.is_empty() {
+            self.try_waiting();
         }
         self.look_at_phase();
     }
@@ -503,10 +514,17 @@ impl Lane {
         self.ways.iter().filter_map(|way| way.link.as_ref()?.descriptor())
     }
 
+    /// True if the way is to the blade that is in the slot now.
+    fn is_of_now(&self, blade: usize) -> bool {
+        let generation = self.shared.blades[blade].generation.load(Ordering::Acquire);
+        self.ways[blade].generation == generation
+    }
+
     /// Turns the scratch list into completions, and records a link's loss.
     fn take_over(&mut self, blade: usize) {
         if let Some(reason) = self.ways[blade].link.as_ref().and_then(|link| link.loss())
             && !self.shared.blades[blade].is_lost()
+            && self.is_of_now(blade)
         {
             self.shared.lose(blade, reason);
         }

@@ -300,7 +300,7 @@ impl<'a> Mover<'a> {
         let is_frozen = segment.state() == SegmentState::Frozen;
         let new = {
             let mut ledger = pool.ledger();
-            if old.is_none() {
+            if old.is_none() && !is_frozen {
                 ledger.check_quota(pool.shared.config.quota_bytes)?;
             }
             let domains = pool.domains_of_others(&mut ledger, handle, superpage);
@@ -312,13 +312,12 @@ impl<'a> Mover<'a> {
             if let Some(account) = ledger.account_of(new.blade).filter(|_| is_frozen) {
                 account.set_role(PartKey::of(handle, new.part), PartRole::Filling);
             }
-            if old.is_none() {
+            if old.is_none() && !is_frozen {
                 ledger.charge(handle);
             }
             new
         };
-        record.begin(new);
-        // A copy without a place is read at its new one, where its seal does not fit yet.
+        record.begin(new, old.is_none());
         let at = Place { record: Some(number), ..old.unwrap_or(new) };
         let is_within = segment.map().set(superpage, Some(at));
         assert!(is_within, "superpage {superpage} lies in its segment");
@@ -379,7 +378,7 @@ impl<'a> Mover<'a> {
     /// Nothing is published at the new place any more.
     fn forget_new(&self, job: &Job<'_>, is_frozen: bool) {
         let mut ledger = self.pool.ledger();
-        if job.old.is_none() {
+        if job.old.is_none() && !is_frozen {
             ledger.uncharge(job.handle);
         }
         if !is_frozen {
@@ -559,17 +558,7 @@ impl<'a> Mover<'a> {
         handle: SegmentHandle,
         from: BladeIndex,
     ) -> Result<(), PoolError> {
-        let mut copy = FrozenToken::NONE;
-        for (blade, into) in (0_u8..).map(BladeIndex).zip(&mut copy.copies[0]) {
-            let Some(account) = ledger.account_of(blade) else { continue };
-            for (into, key) in into.iter_mut().zip(PartKey::all(handle)) {
-                if account.is_filling(key) {
-                    account.freeze(key)?;
-                    account.set_role(key, PartRole::Own);
-                    *into = account.token(key);
-                }
-            }
-        }
+        let copy = ledger.freeze_filled(handle)?;
         let is_copied = copy.iter().next().is_some();
         if let Some(account) = ledger.account_of(from).filter(|_| is_copied) {
             for key in PartKey::all(handle) {

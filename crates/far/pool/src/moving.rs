@@ -45,6 +45,8 @@ pub(crate) struct Record {
     target: AtomicU64,
     /// The new blade is lost: writes go to the old place again.
     turned: AtomicBool,
+    /// There is no old place: a copy is made of another one.
+    is_making: AtomicBool,
     pages: Box<[AtomicU8]>,
 }
 
@@ -53,15 +55,18 @@ impl Record {
         Record {
             target: AtomicU64::new(0),
             turned: AtomicBool::new(false),
+            is_making: AtomicBool::new(false),
             pages: (0..SUPERPAGE_PAGES).map(|_| AtomicU8::new(OLD)).collect(),
         }
     }
 
-    /// Prepares a free record, which must be published after this.
-    pub(crate) fn begin(&self, target: Place) {
+    /// Prepares a free record, which must be published after this: of a superpage that moves, or of
+    /// a copy that is made of another one.
+    pub(crate) fn begin(&self, target: Place, is_making: bool) {
         assert!(self.is_free(), "a record is of one superpage");
         self.pages.iter().for_each(|page| page.store(OLD, Relaxed));
         self.turned.store(false, Relaxed);
+        self.is_making.store(is_making, Relaxed);
         self.target.store(target.word(), Release);
     }
 
@@ -69,6 +74,11 @@ impl Record {
     pub(crate) fn end(&self) {
         let before = self.target.swap(0, AcqRel);
         assert_ne!(before, 0, "a record ends once");
+    }
+
+    /// True if what is old is at no place of this copy.
+    pub(crate) fn is_making(&self) -> bool {
+        self.is_making.load(Relaxed)
     }
 
     pub(crate) fn is_free(&self) -> bool {
@@ -167,7 +177,7 @@ mod tests {
 
     fn begun() -> Record {
         let record = Record::new();
-        record.begin(Place::at(BladeIndex(3), 1, 9));
+        record.begin(Place::at(BladeIndex(3), 1, 9), false);
         record
     }
 

@@ -15,7 +15,7 @@ use farpool_kernel::lock;
 use farpool_units::SUPERPAGE_BYTES;
 use farpool_wire::ErrorCode;
 
-use crate::account::{Account, PartKey, parts};
+use crate::account::{Account, PartKey, PartRole, parts};
 use crate::copies::{ALL_SEGMENTS, COPIES_LIMIT};
 use crate::lane::Sealing;
 use crate::map::{Place, SEGMENT_LIMIT_SUPERPAGES};
@@ -484,7 +484,8 @@ impl Ledger {
         let all = all.filter_map(|(number, account)| Some((number, account.as_mut()?)));
         let candidates = all.filter_map(|(number, account)| {
             let part = part_on(account)?;
-            (asked[number].is_none() && !account.is_leaving).then_some((number, part, account))
+            let may_ask = asked[number].is_none() && !account.is_leaving;
+            (may_ask && !account.is_given_up()).then_some((number, part, account))
         });
         candidates.min_by_key(|(number, _, account)| {
             let used_bytes = u128::from(account.allocated_superpages + 1) << 64;
@@ -509,6 +510,34 @@ impl Ledger {
             matches!(freed, Err(CallError::Refused { .. })) && account.has_part(key)
         });
         self.unfreed = unfreed;
+    }
+
+    /// Freezes the parts of a segment that a mover has filled, which are its own then. Returns what
+    /// opens them.
+    pub(crate) fn freeze_filled(&mut self, s: SegmentHandle) -> Result<FrozenToken, PoolError> {
+        let mut filled = FrozenToken::NONE;
+        for (blade, into) in (0_u8..).map(BladeIndex).zip(&mut filled.copies[0]) {
+            let Some(account) = self.account_of(blade) else { continue };
+            for (into, key) in into.iter_mut().zip(PartKey::all(s)) {
+                if account.is_filling(key) {
+                    account.freeze(key)?;
+                    account.set_role(key, PartRole::Own);
+                    *into = account.token(key);
+                }
+            }
+        }
+        Ok(filled)
+    }
+
+    /// The tokens of a part on all blades.
+    pub(crate) fn tokens_of(&self, key: PartKey) -> impl Iterator<Item = u128> + '_ {
+        let accounts = self.accounts.iter().flatten();
+        accounts.filter_map(move |account| account.any_token(key)).map(|token| token.token.0)
+    }
+
+    /// True if a blade is to be left.
+    pub(crate) fn is_any_leaving(&self) -> bool {
+        self.accounts.iter().flatten().any(|account| account.is_leaving)
     }
 
     /// True if the mover is copying the frozen segment from one blade to another.

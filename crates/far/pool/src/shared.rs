@@ -258,6 +258,8 @@ impl Shared {
         if let Some(record) = place.record {
             let record = &self.records()[usize::from(record)];
             match record.side(number.index_in_superpage(), access) {
+                // Another copy has it.
+                Side::Old if record.is_making() => return Found::Not(PageError::NotAllocated),
                 Side::Old => {}
                 Side::New => place = record.target().unwrap_or(place),
                 Side::Soon => return Found::Soon,

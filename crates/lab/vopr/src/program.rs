@@ -389,7 +389,7 @@ impl Program {
         let meanwhile = self.exchange_meanwhile(random);
         let mut mover = Mover::new(&self.pool);
         loop {
-            let step = mover.complete_copies(&Alone, || true);
+            let step = mover.complete_copies(&Alone);
             clock::note(|| format!("complete copies: {step:?}"));
             match self.count(step) {
                 Some(Step::Moved) => self.inner.borrow_mut().tally.moved += 1,

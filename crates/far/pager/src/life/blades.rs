@@ -237,12 +237,11 @@ impl Follower {
         if self.core.settings.copies == 1 {
             return None;
         }
-        let degraded = if pool.has_all_copies() { 0 } else { pool.degraded_superpages() };
-        self.core.slot.set(Counter::DegradedSuperpages, degraded);
+        self.publish_degraded();
         if pool.has_all_copies() || self.copies_later.is_some_and(|later| Instant::now() < later) {
             return Some(COPIES_STEP);
         }
-        let step = self.with_mover(|mover, desk, settled| mover.complete_copies(desk, settled))?;
+        let step = self.with_mover(|mover, desk, _| mover.complete_copies(desk))?;
         self.copies_later = None;
         self.leave_lost();
         match step {
@@ -263,10 +262,19 @@ impl Follower {
         Some(COPIES_STEP)
     }
 
+    fn publish_degraded(&self) {
+        let pool = self.core.pool.wait();
+        let degraded = if pool.has_all_copies() { 0 } else { pool.degraded_superpages() };
+        self.core.slot.set(Counter::DegradedSuperpages, degraded);
+    }
+
     /// Reports lost blades, and leaves those on which nothing is missed: should one come back, it
     /// is used like a new one.
     fn leave_lost(&mut self) {
-        for lost in self.core.pool.lost() {
+        let all_lost = self.core.pool.lost();
+        // Whoever reads of a loss finds what it cost.
+        self.publish_degraded();
+        for lost in all_lost {
             let at = usize::from(lost.blade.0);
             let message = format!("blade {} is lost: {}", lost.address, lost.reason);
             self.core.report_spared(lost.blade, &message);

@@ -1,69 +1,153 @@
 //! Makes the copies that superpages lack, since a blade was lost or none had room.
+//!
+//! What a lost blade had is forgotten first, so that all that is missing is missing alike. Frozen
+//! memory belongs to several processes, which all lack the same: one of them copies, the others
+//! attach what it made. They agree on the [`CopyDesk`], by the token of the part that is copied and
+//! the number of the copy that is made of it.
 
-use super::{Mover, next_on};
+use super::Mover;
+use crate::account::PartKey;
+use crate::map::Place;
 use crate::shared::SegmentState;
-use crate::{BladeIndex, CopyDesk, MAX_BLADES, Pool, PoolError, SegmentHandle, Step};
+use crate::{
+    BladeIndex, CopyDesk, Errand, FrozenToken, MAX_BLADES, Pool, PoolError, SegmentHandle, Step,
+};
+
+/// A copy that a superpage lacks.
+#[derive(Clone, Copy, Debug)]
+struct Missing {
+    copy: SegmentHandle,
+    superpage: u32,
+    /// Another copy, from which it is made.
+    of: (SegmentHandle, Place),
+}
 
 impl Mover<'_> {
-    /// Makes one copy of a superpage that has too few: its blade was lost, or none had room for it.
-    /// [`Step::Empty`]: there is nothing to be done, or nothing that can be. Only once all copies
-    /// are there, another blade that is silent is given up before the deadline.
+    /// Makes one copy of a superpage that has too few. [`Step::Empty`]: there is nothing to be
+    /// done, or nothing that can be. Only once all copies are there, another blade that is silent
+    /// is given up before the deadline.
     ///
     /// # Errors
     /// As for [`Mover::step`].
-    pub fn complete_copies(
-        &mut self,
-        desk: &dyn CopyDesk,
-        may_detach: impl Fn() -> bool,
-    ) -> Result<Step, PoolError> {
+    pub fn complete_copies(&mut self, desk: &dyn CopyDesk) -> Result<Step, PoolError> {
         self.while_nothing_else_moves(|mover| {
             let pool = mover.pool;
             let lost = (0_u8..).map(BladeIndex).take(MAX_BLADES).filter(|at| pool.is_lost(*at));
-            let lost: Vec<BladeIndex> = lost.collect();
-            lost.iter().for_each(|blade| pool.forget_copies_on(*blade));
-            // What is frozen is made again by one of those who share it.
-            for lost in lost {
-                if !mover.has_frozen_on(lost) {
+            lost.for_each(|blade| pool.forget_copies_on(blade));
+            let mut somebody_copies = false;
+            for copy in SegmentHandle::every() {
+                let Some(missing) = next_missing(pool, copy) else {
+                    mover.publish_frozen(copy, desk)?;
                     continue;
+                };
+                if pool.segment(copy).state() == SegmentState::Frozen {
+                    match mover.ask_for_copy(desk, &missing) {
+                        Errand::Copy => {}
+                        Errand::Wait => {
+                            somebody_copies = true;
+                            continue;
+                        }
+                        Errand::Attach(made) => {
+                            if mover.attach_made(desk, &missing, &made) {
+                                return Ok(Step::Moved);
+                            }
+                        }
+                    }
                 }
-                match mover.step_held(lost, desk, &may_detach) {
-                    // What has no other copy stays where it is lost.
-                    Ok(Step::Empty) | Err(PoolError::InUse { .. }) => {}
-                    step => return step,
-                }
+                mover.move_superpage(copy, missing.superpage, None)?;
+                return Ok(Step::Moved);
             }
-            match SegmentHandle::every().find_map(|copy| next_missing(pool, copy)) {
-                Some((copy, superpage)) => {
-                    mover.move_superpage(copy, superpage, None)?;
-                    Ok(Step::Moved)
-                }
-                None => {
-                    pool.note_copies();
-                    Ok(Step::Empty)
-                }
-            }
+            pool.note_copies();
+            Ok(if somebody_copies { Step::Waiting } else { Step::Empty })
         })
     }
 
-    /// True if frozen copies are to be made of what is on a lost blade, or a part of one is made.
-    fn has_frozen_on(&self, lost: BladeIndex) -> bool {
+    /// Decides who makes a frozen copy; who has begun goes on.
+    fn ask_for_copy(&self, desk: &dyn CopyDesk, missing: &Missing) -> Errand {
+        let mut ledger = self.pool.ledger();
+        if ledger.is_copying(missing.copy) {
+            return Errand::Copy;
+        }
+        let (of, at) = missing.of;
+        let original = ledger.account_of(at.blade);
+        let original = original.and_then(|it| it.any_token(PartKey::of(of, at.part)));
+        drop(ledger);
+        let name = |token| name_of_copy(token, missing.copy);
+        original.map_or(Errand::Copy, |token| desk.ask(at.blade, name(token.token.0)))
+    }
+
+    /// Attaches what another process made. If it is gone, the desk is told. False: it is of no use
+    /// here, and this process makes its own.
+    fn attach_made(&self, desk: &dyn CopyDesk, missing: &Missing, made: &FrozenToken) -> bool {
+        let (pool, copy) = (self.pool, missing.copy);
+        let map = pool.segment(copy).map();
+        let mut ledger = pool.ledger();
+        let (attached, places) = self.attach_parts_of(&mut ledger, copy, made);
+        let is_apart = |sma: u32, place: &Place, ledger: &mut _| {
+            let domains = pool.domains_of_others(ledger, copy, sma);
+            let address = ledger.account_of(place.blade).map(|it| it.address.failure_domain());
+            address.is_some_and(|domain| !domains.contains(&domain))
+        };
+        // With a superpage that is elsewhere already it would be there twice.
+        let is_useful = places.contains_key(&missing.superpage)
+            && places
+                .iter()
+                .all(|(sma, place)| map.get(*sma).is_none() && is_apart(*sma, place, &mut *ledger));
+        if is_useful {
+            places.iter().for_each(|(sma, place)| _ = map.set(*sma, Some(*place)));
+            return true;
+        }
+        for (blade, key) in attached {
+            if let Some(account) = ledger.account_of(blade) {
+                // Nothing points there; an error means that there is nothing to give up.
+                let _ = account.detach(key);
+            }
+        }
+        let (of, at) = missing.of;
+        let original = ledger.account_of(at.blade);
+        let original = original.and_then(|it| it.any_token(PartKey::of(of, at.part)));
+        if let Some(token) = original.filter(|_| places.is_empty()) {
+            desk.forget(name_of_copy(token.token.0, copy));
+        }
+        false
+    }
+
+    /// Freezes what was made of a frozen copy, and announces it to those who share the memory.
+    fn publish_frozen(&self, copy: SegmentHandle, desk: &dyn CopyDesk) -> Result<(), PoolError> {
         let pool = self.pool;
-        let ledger = pool.ledger();
-        SegmentHandle::every()
-            .any(|copy| ledger.is_copying(copy) || next_on(pool, copy, lost).is_some())
+        let mut ledger = pool.ledger();
+        // What leaves a blade is published once all of it has left.
+        if !ledger.is_copying(copy) || ledger.is_any_leaving() {
+            return Ok(());
+        }
+        let made = ledger.freeze_filled(copy)?;
+        let others: Vec<u128> = pool
+            .copies(copy.first())
+            .filter(|other| *other != copy)
+            .flat_map(PartKey::all)
+            .flat_map(|key| ledger.tokens_of(key))
+            .collect();
+        drop(ledger);
+        others.into_iter().for_each(|of| desk.announce(name_of_copy(of, copy), &made));
+        Ok(())
     }
 }
 
-/// The segment's first superpage of which this copy has no place, and another one is whole. Frozen
-/// copies that are missing stay so.
-fn next_missing(pool: &Pool, copy: SegmentHandle) -> Option<(SegmentHandle, u32)> {
+/// What the processes that share a part call the copy of this number that is made of it.
+fn name_of_copy(part: u128, copy: SegmentHandle) -> u128 {
+    part.wrapping_add(1 + copy.nth() as u128)
+}
+
+/// The first superpage of which this copy has no place, and another one is whole.
+fn next_missing(pool: &Pool, copy: SegmentHandle) -> Option<Missing> {
     if copy.nth() >= usize::from(pool.shared.config.copies)
-        || pool.segment(copy).state() != SegmentState::Writable
+        || pool.segment(copy).state() == SegmentState::Free
     {
         return None;
     }
-    let is_missing = |sma: &u32| {
-        pool.segment(copy).map().get(*sma).is_none() && pool.other_copy(copy, *sma).is_some()
-    };
-    pool.superpages_of(copy.first()).find(is_missing).map(|sma| (copy, sma))
+    pool.superpages_of(copy.first()).find_map(|superpage| {
+        let is_missing = pool.segment(copy).map().get(superpage).is_none();
+        let of = pool.other_copy(copy, superpage).filter(|_| is_missing)?;
+        Some(Missing { copy, superpage, of })
+    })
 }

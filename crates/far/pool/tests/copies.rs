@@ -1,0 +1,216 @@
+//! Superpages with two copies, on blades that stop.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::time::Duration;
+
+use common::{Blades, Pages, finish, pattern};
+use farpool_pool::{
+    Alone, BladeIndex, CopyDesk, Errand, FrozenToken, Lane, Mover, PageError, PageRead, PageWrite,
+    Pool, PoolConfig, SUPERPAGE_PAGES, Seals, SegmentHandle, SegmentPage, Step,
+};
+use farpool_units::SUPERPAGE_BYTES;
+
+const SUPERPAGES: u32 = 3;
+/// The last copy is waited for so long.
+const DEADLINE: Duration = Duration::from_secs(3);
+
+fn config(blades: &Blades) -> PoolConfig {
+    let config = common::config(blades);
+    PoolConfig { seals_pages: true, copies: 2, deadline: DEADLINE, ..config }
+}
+
+fn connect(blades: &Blades) -> Pool {
+    Pool::connect(config(blades)).expect("connect")
+}
+
+fn allocate(pool: &Pool) -> SegmentHandle {
+    let segment = pool.create_segment().expect("segment");
+    (0..SUPERPAGES).for_each(|it| pool.allocate_superpage(segment, it).expect("allocated"));
+    segment
+}
+
+/// Some pages of every superpage.
+fn sample() -> Vec<u32> {
+    let pages = [0, 1, 2, 777, 4095];
+    (0..SUPERPAGES).flat_map(|it| pages.map(|page| it * SUPERPAGE_PAGES + page)).collect()
+}
+
+/// Writes the sample with the pattern of `seed + page`.
+fn write(lane: &mut Lane, segment: SegmentHandle, seed: u64) {
+    let pages = sample();
+    let local = Pages::of_patterns(pages.iter().map(|&page| seed + u64::from(page)));
+    let writes: Vec<_> = (0u64..)
+        .zip(&pages)
+        .map(|(token, &page)| {
+            let at = SegmentPage { segment, page };
+            PageWrite { at, from: local.at(token), token }
+        })
+        .collect();
+    // SAFETY: the pages outlive the wait for their completions.
+    unsafe { lane.write(&writes) }.expect("submitted");
+    assert!(finish(lane, pages.len()).iter().all(Result::is_ok));
+}
+
+/// Reads the sample. True if all of it has the pattern of `seed + page`.
+fn reads(lane: &mut Lane, segment: SegmentHandle, seed: u64) -> Result<bool, PageError> {
+    let pages = sample();
+    let mut local = Pages::of_patterns(pages.iter().map(|_| !0));
+    let reads: Vec<_> = (0u64..)
+        .zip(&pages)
+        .map(|(token, &page)| {
+            let at = SegmentPage { segment, page };
+            PageRead { at, into: local.at_mut(token), token }
+        })
+        .collect();
+    // SAFETY: the pages outlive the wait for their completions.
+    unsafe { lane.read(&reads) }.expect("submitted");
+    finish(lane, pages.len()).into_iter().collect::<Result<Vec<()>, _>>()?;
+    let is_right =
+        |(token, page): (u64, &u32)| *local.bytes(token) == pattern(seed + u64::from(*page));
+    Ok((0u64..).zip(&pages).all(is_right))
+}
+
+/// Makes what is missing. Returns the number of superpages.
+fn complete(pool: &Pool, desk: &dyn CopyDesk) -> u64 {
+    let (mut mover, mut made) = (Mover::new(pool), 0);
+    loop {
+        match mover.complete_copies(desk).expect("made") {
+            Step::Moved => made += 1,
+            Step::Waiting => panic!("nobody else makes copies"),
+            Step::Empty => return made,
+        }
+    }
+}
+
+#[test]
+fn what_one_blade_had_is_read_from_the_other_and_copied_to_a_third() {
+    let mut blades = Blades::start(&["tcp", "unix"]);
+    let pool = connect(&blades);
+    let segment = allocate(&pool);
+    let mut lane = pool.lane().expect("lane");
+    write(&mut lane, segment, 7);
+    for blade in 0..2 {
+        let bytes = u64::from(SUPERPAGES) * SUPERPAGE_BYTES;
+        assert_eq!(blades.used_bytes(blade), bytes, "no two copies on one blade");
+        assert_eq!(pool.superpages_only_on(BladeIndex(u8::try_from(blade).expect("few"))), 0);
+    }
+    blades.stop(0);
+    assert_eq!(reads(&mut lane, segment, 7), Ok(true));
+    assert_eq!(pool.degraded_superpages(), u64::from(SUPERPAGES));
+    assert!(!pool.has_all_copies());
+    assert_eq!(pool.superpages_only_on(BladeIndex(1)), u64::from(SUPERPAGES));
+    write(&mut lane, segment, 8);
+
+    blades.add("tcp", farpool_blade::BladeConfig { memory_bytes: 1 << 30, ..Default::default() });
+    let third = pool.add_blade(&blades.addresses[2].clone().into()).expect("added");
+    assert_eq!(complete(&pool, &Alone), u64::from(SUPERPAGES));
+    assert!(pool.has_all_copies() && pool.degraded_superpages() == 0);
+    assert_eq!(pool.superpages_on(BladeIndex(0)), 0);
+    pool.remove_blade(BladeIndex(0)).expect("nothing is missed there");
+    blades.stop(1);
+    assert_eq!(reads(&mut lane, segment, 8), Ok(true));
+    write(&mut lane, segment, 9);
+    assert_eq!(reads(&mut lane, segment, 9), Ok(true));
+    assert_eq!(pool.superpages_only_on(third), u64::from(SUPERPAGES));
+    blades.stop(2);
+    assert!(matches!(reads(&mut lane, segment, 9), Err(PageError::BladeLost(_))));
+}
+
+/// What the processes of one tree agree on, for any part.
+#[derive(Default)]
+struct Together(Mutex<BTreeMap<u128, FrozenToken>>);
+
+impl CopyDesk for Together {
+    fn ask(&self, _from: BladeIndex, original: u128) -> Errand {
+        match self.0.lock().expect("lock").get(&original) {
+            Some(copy) => Errand::Attach(Box::new(*copy)),
+            None => Errand::Copy,
+        }
+    }
+
+    fn announce(&self, original: u128, copy: &FrozenToken) {
+        self.0.lock().expect("lock").insert(original, *copy);
+    }
+
+    fn forget(&self, original: u128) {
+        self.0.lock().expect("lock").remove(&original);
+    }
+}
+
+/// The seals of a segment as a child has them.
+fn shared(pool: &Pool, segment: SegmentHandle) -> Option<Seals> {
+    let pages = 0..SUPERPAGES * SUPERPAGE_PAGES;
+    pool.seals(segment).map(|it| Seals::import(&it.export(pages)).expect("seals"))
+}
+
+#[test]
+fn a_frozen_copy_that_is_lost_is_made_once_for_all_who_share_it() {
+    let mut blades = Blades::start(&["tcp", "tcp"]);
+    let (parent, child) = (connect(&blades), connect(&blades));
+    let segment = allocate(&parent);
+    let mut lane = parent.lane().expect("lane");
+    write(&mut lane, segment, 3);
+    let token = parent.freeze(segment).expect("frozen");
+    let theirs = child.attach(&token, shared(&parent, segment)).expect("attached");
+    let mut child_lane = child.lane().expect("lane");
+    blades.stop(0);
+    assert_eq!(reads(&mut lane, segment, 3), Ok(true));
+    assert_eq!(reads(&mut child_lane, theirs, 3), Ok(true));
+
+    blades.add("tcp", farpool_blade::BladeConfig { memory_bytes: 1 << 30, ..Default::default() });
+    let desk = Together::default();
+    for pool in [&parent, &child] {
+        pool.add_blade(&blades.addresses[2].clone().into()).expect("added");
+        complete(pool, &desk);
+        assert_eq!(pool.degraded_superpages(), 0);
+        pool.remove_blade(BladeIndex(0)).expect("nothing is missed there");
+    }
+    let bytes = u64::from(SUPERPAGES) * SUPERPAGE_BYTES;
+    assert_eq!(blades.used_bytes(2), bytes, "one of them made it, the other attached it");
+
+    // A grandchild that is born now has both copies, too.
+    let grandchild = Pool::new(config(&blades));
+    for at in [1, 2] {
+        let spec = blades.addresses[usize::from(at)].clone().into();
+        grandchild.add_blade_at(BladeIndex(at), &spec).expect("added");
+    }
+    let token = parent.freeze(segment).expect("frozen already");
+    let own = grandchild.attach(&token, shared(&parent, segment)).expect("attached");
+    assert_eq!(grandchild.degraded_superpages(), 0);
+    blades.stop(1);
+    assert_eq!(reads(&mut lane, segment, 3), Ok(true));
+    assert_eq!(reads(&mut child_lane, theirs, 3), Ok(true));
+    assert_eq!(reads(&mut grandchild.lane().expect("lane"), own, 3), Ok(true));
+    grandchild.detach(own).expect("detached");
+    child.detach(theirs).expect("detached");
+    assert!(parent.thaw(segment).expect("nobody else uses it"));
+    write(&mut lane, segment, 4);
+    assert_eq!(reads(&mut lane, segment, 4), Ok(true));
+}
+
+/// The blade dies between the fork and the child's first steps.
+#[test]
+fn a_child_that_finds_one_blade_dead_has_what_its_parent_had() {
+    let mut blades = Blades::start(&["tcp", "tcp", "tcp"]);
+    let (parent, child) = (connect(&blades), connect(&blades));
+    let segment = allocate(&parent);
+    let mut lane = parent.lane().expect("lane");
+    write(&mut lane, segment, 3);
+    let token = parent.freeze(segment).expect("frozen");
+    blades.stop(1);
+    let theirs = child.attach(&token, shared(&parent, segment)).expect("attached");
+    assert!(!child.has_all_copies(), "no blade may be spared");
+    let mut child_lane = child.lane().expect("lane");
+    assert_eq!(reads(&mut child_lane, theirs, 3), Ok(true));
+    complete(&child, &Alone);
+    assert_eq!(child.degraded_superpages(), 0);
+    // Who uses it alone at last writes to it, also where its own copy was lost.
+    parent.detach(segment).expect("detached");
+    assert!(child.thaw(theirs).expect("it is its own"));
+    write(&mut child_lane, theirs, 4);
+    blades.stop(0);
+    assert_eq!(reads(&mut child_lane, theirs, 4), Ok(true));
+}
