@@ -111,6 +111,8 @@ pub struct Follower {
     /// The last error of each entry, so that it is reported once.
     said: [Option<String>; BLADE_ENTRIES],
     stuck: u32,
+    /// The last step made a copy, and there may be more to be made.
+    makes_copies: bool,
     /// Copies are not made again before this time.
     copies_later: Option<Instant>,
     /// It was said that they cannot be made; once until they are.
@@ -131,6 +133,7 @@ impl Follower {
             later: [None; BLADE_ENTRIES],
             said: [const { None }; BLADE_ENTRIES],
             stuck: 0,
+            makes_copies: false,
             copies_later: None,
             copies_said: false,
         }
@@ -173,7 +176,8 @@ impl Follower {
     }
 
     fn connect_to(&mut self, at: usize, blade: &BladeSettings) {
-        if self.later[at].is_some_and(|later| Instant::now() < later) {
+        // A host that is gone answers no connection, for as long as the deadline: copies come first.
+        if self.makes_copies || self.later[at].is_some_and(|later| Instant::now() < later) {
             return;
         }
         match add(self.core, &self.core.pool, entry_index(at), blade, false) {
@@ -243,6 +247,7 @@ impl Follower {
         }
         let step = self.with_mover(|mover, desk, _| mover.complete_copies(desk))?;
         self.copies_later = None;
+        self.makes_copies = matches!(step, Ok(Step::Moved));
         self.leave_lost();
         match step {
             Ok(Step::Moved) => return Some(Duration::ZERO),
