@@ -165,7 +165,8 @@ impl Pool {
     /// Forgets the copies on a lost blade that are whole elsewhere: they are to be made anew.
     pub(crate) fn forget_copies_on(&self, lost: BladeIndex) {
         let mut ledger = self.ledger();
-        for copy in SegmentHandle::every() {
+        let live = |copy: &SegmentHandle| self.segment(*copy).state() != SegmentState::Free;
+        for copy in SegmentHandle::every().filter(live) {
             self.forget_places(&mut ledger, copy, |sma, place| {
                 place.blade == lost
                     && place.record.is_none()

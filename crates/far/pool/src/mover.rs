@@ -301,7 +301,7 @@ impl<'a> Mover<'a> {
         let new = {
             let mut ledger = pool.ledger();
             if old.is_none() && !is_frozen {
-                ledger.check_quota(pool.shared.config.quota_bytes)?;
+                ledger.check_quota(pool.shared.config.quota_bytes, 1)?;
             }
             let domains = pool.domains_of_others(&mut ledger, handle, superpage);
             let new = pool.allocate_somewhere(&mut ledger, handle, superpage, |account| {
@@ -523,8 +523,9 @@ impl<'a> Mover<'a> {
             let has_part =
                 |account: &Account| PartKey::all(handle).any(|key| account.has_part(key));
             let is_there = ledger.account_of(from).is_some_and(|account| has_part(account));
-            let mut places = pool.segment(handle).map().iter();
-            if !is_there || places.any(|(_, at)| pool.is_on(at, from)) {
+            let is_needed =
+                || pool.segment(handle).map().iter().any(|(_, at)| pool.is_on(at, from));
+            if !is_there || is_needed() {
                 continue; // also where a part is: what is half moved stays
             }
             if pool.segment(handle).state() == SegmentState::Frozen && !may_detach {
@@ -575,10 +576,13 @@ impl<'a> Mover<'a> {
 /// The segment's first superpage that lies entirely on the blade.
 fn next_on(pool: &Pool, handle: SegmentHandle, from: BladeIndex) -> Option<(u32, Place)> {
     let segment = pool.segment(handle);
+    // The table of a segment that never was is not made for this.
+    if segment.state() == SegmentState::Free {
+        return None;
+    }
     let is_there = |place: &Place| place.blade == from && place.record.is_none();
     let can_move = |sma| !pool.is_lost(from) || pool.other_copy(handle, sma).is_some();
-    let mut places = segment.map().iter().filter(|(sma, at)| is_there(at) && can_move(*sma));
-    if segment.state() == SegmentState::Free { None } else { places.next() }
+    segment.map().iter().find(|(sma, at)| is_there(at) && can_move(*sma))
 }
 
 impl Batch {

@@ -201,7 +201,7 @@ impl Pool {
         if sma >= SEGMENT_LIMIT_SUPERPAGES {
             return Err(PoolError::BeyondSegment { superpage: sma });
         }
-        ledger.check_quota(self.shared.config.quota_bytes)?;
+        ledger.check_quota(self.shared.config.quota_bytes, self.shared.config.copies.into())?;
         let places = self.allocate_copies(&mut ledger, s, sma)?;
         if let Some(seals) = segment.seals() {
             seals.begin(sma);
@@ -465,9 +465,10 @@ impl Ledger {
         moved.fold((0, 0), |all, lane| (all.0 + lane.0, all.1 + lane.1))
     }
 
-    pub(crate) fn check_quota(&self, quota_bytes: u64) -> Result<(), PoolError> {
+    /// Checks that so many superpages more are within the quota.
+    pub(crate) fn check_quota(&self, quota_bytes: u64, more: u64) -> Result<(), PoolError> {
         let superpages: u64 = self.charged_superpages.iter().sum();
-        if (superpages + 1).saturating_mul(SUPERPAGE_BYTES) > quota_bytes {
+        if (superpages + more).saturating_mul(SUPERPAGE_BYTES) > quota_bytes {
             return Err(PoolError::Quota { quota_bytes });
         }
         Ok(())

@@ -176,7 +176,7 @@ impl Follower {
     }
 
     fn connect_to(&mut self, at: usize, blade: &BladeSettings) {
-        // A host that is gone answers no connection, for as long as the deadline: copies come first.
+        // A host that is gone lets a connection wait for the deadline: copies come first.
         if self.makes_copies || self.later[at].is_some_and(|later| Instant::now() < later) {
             return;
         }
