@@ -123,19 +123,17 @@ impl Pool {
     /// Superpages of live segments that would be lost with the blade, or are: without a copy on
     /// another one that lives.
     pub fn superpages_only_on(&self, blade: BladeIndex) -> u64 {
-        let live = (0..MAX_SEGMENTS).filter_map(SegmentHandle::from_index);
-        let live = live.filter(|s| self.segment(*s).state() != SegmentState::Free);
-        live.map(|s| self.superpages_of_only_on(s, blade)).sum()
+        self.live_segments().map(|s| self.superpages_of_only_on(s, blade)).sum()
     }
 
     /// The same of one segment.
     pub(crate) fn superpages_of_only_on(&self, s: SegmentHandle, blade: BladeIndex) -> u64 {
-        let there = self.copies(s).flat_map(|copy| {
-            let places = self.segment(copy).map().iter();
-            places.filter(|(_, place)| self.is_on(*place, blade)).map(|(sma, _)| sma)
-        });
-        let there: BTreeSet<u32> = there.collect();
-        there.into_iter().filter(|sma| self.is_only_on(s, *sma, blade)).count() as u64
+        self.superpages_of(s).filter(|sma| self.is_only_on(s, *sma, blade)).count() as u64
+    }
+
+    fn live_segments(&self) -> impl Iterator<Item = SegmentHandle> {
+        let all = (0..MAX_SEGMENTS).filter_map(SegmentHandle::from_index);
+        all.filter(|s| self.segment(*s).state() != SegmentState::Free)
     }
 
     /// Superpages of live segments that have fewer copies on blades that live than they should
@@ -145,13 +143,12 @@ impl Pool {
         if wanted == 1 {
             return 0;
         }
-        let live = (0..MAX_SEGMENTS).filter_map(SegmentHandle::from_index);
-        let live = live.filter(|s| self.segment(*s).state() != SegmentState::Free);
         let is_degraded = |s: SegmentHandle, sma: u32| {
             let whole = self.places(s, sma).filter(|(_, place)| self.is_whole(*place));
             whole.count() < usize::from(wanted)
         };
-        live.map(|s| self.superpages_of(s).filter(|sma| is_degraded(s, *sma)).count() as u64).sum()
+        let of = |s| self.superpages_of(s).filter(|sma| is_degraded(s, *sma)).count() as u64;
+        self.live_segments().map(of).sum()
     }
 
     /// The superpages of a segment that have memory somewhere.

@@ -199,10 +199,9 @@ impl<'a> Mover<'a> {
         if ledger.is_copying(handle) {
             return Errand::Copy;
         }
-        let key = PartKey::of(handle, at.part);
-        let original = ledger.account_of(at.blade).and_then(|account| account.any_token(key));
+        let original = ledger.token_at(handle, at);
         drop(ledger);
-        original.map_or(Errand::Copy, |original| desk.ask(at.blade, original.token.0))
+        original.map_or(Errand::Copy, |original| desk.ask(at.blade, original))
     }
 
     /// Takes another process's copy in place of the original part that `at` is in, and of whatever
@@ -237,17 +236,9 @@ impl<'a> Mover<'a> {
             }
             return true;
         }
-        for (blade, key) in attached {
-            if let Some(account) = ledger.account_of(blade) {
-                // Nothing points there; an error means that there is nothing to give up.
-                let _ = account.detach(key);
-            }
-        }
-        let original = ledger
-            .account_of(at.blade)
-            .and_then(|account| account.any_token(PartKey::of(handle, at.part)));
-        if let Some(original) = original.filter(|_| !is_whole) {
-            desk.forget(original.token.0);
+        ledger.detach_parts(attached);
+        if let Some(original) = ledger.token_at(handle, at).filter(|_| !is_whole) {
+            desk.forget(original);
         }
         !is_whole
     }
@@ -289,9 +280,11 @@ impl<'a> Mover<'a> {
     ) -> Result<(), PoolError> {
         let pool = self.pool;
         let segment = pool.segment(handle);
-        let alive = old.filter(|old| !pool.is_lost(old.blade)).map(|old| (handle, old));
-        let Some(source) = alive.or_else(|| pool.other_copy(handle, superpage)) else {
-            return Ok(()); // it was lost meanwhile
+        let own = old.map(|old| (handle, old));
+        let alive = own.filter(|(_, old)| !pool.is_lost(old.blade));
+        // Without another copy what is lost is asked for in vain, and the error says so.
+        let Some(source) = alive.or_else(|| pool.other_copy(handle, superpage)).or(own) else {
+            return Ok(()); // the other copy was lost meanwhile
         };
         let source = (pool.segment(source.0), source.1);
         let records = pool.shared.records();
@@ -350,7 +343,7 @@ impl<'a> Mover<'a> {
     ) -> Result<(), PoolError> {
         // If the source is lost, the record stays: pages written meanwhile are on the new blade.
         let is_copy = job.old != Some(job.source.1);
-        if failed.of_new && is_copy {
+        if is_copy && !self.pool.is_lost(job.source.1.blade) {
             // The source has everything.
             job.segment.map().set(job.superpage, job.old);
             self.settle();
@@ -581,8 +574,7 @@ fn next_on(pool: &Pool, handle: SegmentHandle, from: BladeIndex) -> Option<(u32,
         return None;
     }
     let is_there = |place: &Place| place.blade == from && place.record.is_none();
-    let can_move = |sma| !pool.is_lost(from) || pool.other_copy(handle, sma).is_some();
-    segment.map().iter().find(|(sma, at)| is_there(at) && can_move(*sma))
+    segment.map().iter().find(|(_, at)| is_there(at))
 }
 
 impl Batch {

@@ -530,6 +530,22 @@ impl Ledger {
         Ok(filled)
     }
 
+    /// The token that opens the part that a place of the segment is in.
+    pub(crate) fn token_at(&mut self, s: SegmentHandle, at: Place) -> Option<u128> {
+        let key = PartKey::of(s, at.part);
+        self.account_of(at.blade)?.any_token(key).map(|token| token.token.0)
+    }
+
+    /// Gives up parts at which nothing points.
+    pub(crate) fn detach_parts(&mut self, parts: Vec<(BladeIndex, PartKey)>) {
+        for (blade, key) in parts {
+            if let Some(account) = self.account_of(blade) {
+                // An error means that there is nothing to give up.
+                let _ = account.detach(key);
+            }
+        }
+    }
+
     /// The tokens of a part on all blades.
     pub(crate) fn tokens_of(&self, key: PartKey) -> impl Iterator<Item = u128> + '_ {
         let accounts = self.accounts.iter().flatten();

@@ -677,3 +677,22 @@ fn a_new_blade_that_dies_takes_only_what_it_had() {
 fn an_old_blade_that_dies_takes_only_what_was_not_moved() {
     stop_one(0);
 }
+
+/// What a lost blade alone had cannot be moved, and the error says why.
+#[test]
+fn a_lost_blade_cannot_be_emptied() {
+    let mut blades = Blades::start(&["tcp", "tcp"]);
+    let pool =
+        Pool::connect(PoolConfig { deadline: PATIENCE, ..config(&blades) }).expect("connect");
+    let segment = allocate(&pool, 2);
+    let mut lane = pool.lane().expect("lane");
+    write(&mut lane, segment, &sample(2), 3);
+    blades.stop(0);
+    assert!(read(&mut lane, segment, &sample(2), 3).iter().any(Result::is_err));
+    let lost = BladeIndex(0);
+    assert!(pool.is_lost(lost));
+    pool.set_leaving(lost, true);
+    let error = Mover::new(&pool).step(lost, &Alone, || true).expect_err("it is lost");
+    let PoolError::NotMoved { reason, .. } = error else { panic!("{error}") };
+    assert_eq!(reason, PageError::BladeLost(lost));
+}

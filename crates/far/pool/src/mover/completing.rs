@@ -69,11 +69,9 @@ impl Mover<'_> {
             return Errand::Copy;
         }
         let (of, at) = missing.of;
-        let original = ledger.account_of(at.blade);
-        let original = original.and_then(|it| it.any_token(PartKey::of(of, at.part)));
+        let original = ledger.token_at(of, at);
         drop(ledger);
-        let name = |token| name_of_copy(token, missing.copy);
-        original.map_or(Errand::Copy, |token| desk.ask(at.blade, name(token.token.0)))
+        original.map_or(Errand::Copy, |part| desk.ask(at.blade, name_of_copy(part, missing.copy)))
     }
 
     /// Attaches what another process made. If it is gone, the desk is told. False: it is of no use
@@ -97,17 +95,10 @@ impl Mover<'_> {
             places.iter().for_each(|(sma, place)| _ = map.set(*sma, Some(*place)));
             return true;
         }
-        for (blade, key) in attached {
-            if let Some(account) = ledger.account_of(blade) {
-                // Nothing points there; an error means that there is nothing to give up.
-                let _ = account.detach(key);
-            }
-        }
+        ledger.detach_parts(attached);
         let (of, at) = missing.of;
-        let original = ledger.account_of(at.blade);
-        let original = original.and_then(|it| it.any_token(PartKey::of(of, at.part)));
-        if let Some(token) = original.filter(|_| places.is_empty()) {
-            desk.forget(name_of_copy(token.token.0, copy));
+        if let Some(part) = ledger.token_at(of, at).filter(|_| places.is_empty()) {
+            desk.forget(name_of_copy(part, copy));
         }
         false
     }

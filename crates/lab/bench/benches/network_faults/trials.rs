@@ -122,13 +122,7 @@ pub(crate) fn measure(fault: NetworkFault, trials: usize) -> anyhow::Result<Paus
     }
     let blade = Blade::start_with("256MiB", &["--lease", LEASE]);
     let proxy = Proxy::start(blade.tcp());
-    let mut running = Run::far(LOCAL)
-        .blade(proxy.address())
-        .program(std::env::current_exe()?)
-        .args([PROGRAM, PROGRAM_MIB])
-        .start();
-    running.wait_for_output("filled", THREADS);
-    running.wait_until_far();
+    let mut running = start(Run::far(LOCAL).blade(proxy.address()))?;
     let mut random = Rng::new(trials as u64);
     let calm_from_ns = monotonic_ns();
     observe(&mut running, calm_from_ns)?;
@@ -144,6 +138,14 @@ pub(crate) fn measure(fault: NetworkFault, trials: usize) -> anyhow::Result<Paus
         eprintln!("{}: {} of {trials}: {longest_ms:.0} ms", fault.name(), number + 1);
     }
     pauses(&running, &from_ns, calm_from_ns)
+}
+
+/// Starts the program under test. Some of it is far when this returns.
+fn start(run: Run) -> anyhow::Result<Running> {
+    let mut running = run.program(std::env::current_exe()?).args([PROGRAM, PROGRAM_MIB]).start();
+    running.wait_for_output("filled", THREADS);
+    running.wait_until_far();
+    Ok(running)
 }
 
 /// What the program said of the windows that began then.

@@ -9,10 +9,8 @@ use farpool_kernel::monotonic_ns;
 use farpool_policy::Rng;
 use farpool_units::exactly;
 
-use super::{LOCAL, NetworkFault, PROGRAM_MIB, Pauses, SPREAD_MS, STEP, longest_ms, observe};
-use super::{pauses, touches};
-use crate::PROGRAM;
-use crate::program::THREADS;
+use super::{LOCAL, NetworkFault, Pauses, SPREAD_MS, STEP};
+use super::{longest_ms, observe, pauses, start, touches};
 
 const BLADES: u32 = 3;
 const MEMORY: &str = "512MiB";
@@ -22,14 +20,11 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// Measures one program under so many deaths of blades.
 pub(super) fn measure(fault: NetworkFault, trials: usize) -> anyhow::Result<Pauses> {
     let mut blades: Vec<Blade> = (0..BLADES).map(|_| Blade::start(MEMORY)).collect();
-    let mut run = Run::far(LOCAL);
+    let mut run = Run::far(LOCAL).redundancy("2");
     for blade in &blades {
         run = run.blade(&blade.address(Transport::Tcp));
     }
-    let mut running =
-        run.redundancy("2").program(std::env::current_exe()?).args([PROGRAM, PROGRAM_MIB]).start();
-    running.wait_for_output("filled", THREADS);
-    running.wait_until_far();
+    let mut running = start(run)?;
     let mut random = Rng::new(trials as u64);
     let calm_from_ns = monotonic_ns();
     observe(&mut running, calm_from_ns)?;
