@@ -11,26 +11,28 @@
 //! is zeroed under that client's descriptor, as requested.
 
 mod grants;
+mod kept;
 
 pub use grants::{CapacityError, Revoked};
+pub use kept::Past;
 
 use crate::config::BladeConfig;
 use crate::donor_protection::DonorProtection;
 use crate::gate::Gates;
+use crate::journal::Journal;
 use crate::memory::{SegmentMemory, Store, is_full};
 use crate::sources::Sources;
 use crate::table::{
     Access, ClientNumber, Connected, GrantId, GrantPass, Limits, Origin, Permit, Refused, Run,
     Scrub, ScrubPart, SegmentView, Table, superpages_of,
 };
-use farpool_kernel::{fill_random, lock, read_lock, write_lock};
+use farpool_kernel::{LogRate, fill_random, lock, read_lock, write_lock};
 use farpool_units::{SUPERPAGE_BYTES, at_most, exactly};
 use farpool_wire::{
     BladeTotals, ClientUsage, ErrorCode, Extent, Grant, Hello, PAGES_PER_FRAME_LIMIT, SegmentId,
     SegmentToken, SuperpageNumber, SuperpagePair,
 };
 use rustix::io::Errno;
-use std::collections::VecDeque;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -49,6 +51,10 @@ pub struct Blade {
     started: Instant,
     store: Store,
     table: RwLock<Table<Memory>>,
+    /// Keeps the table for the next process; see [`kept`].
+    journal: Option<Journal>,
+    journal_log: LogRate,
+    past: Past,
     scrubs: Scrubs,
     /// Held while a grant is set or revoked; taken before all other locks.
     orders: Mutex<()>,
@@ -73,7 +79,7 @@ pub(crate) struct Counters {
 /// Memory waiting to be zeroed.
 #[derive(Debug, Default)]
 struct Scrubs {
-    waiting: Mutex<VecDeque<Scrub<Memory>>>,
+    waiting: Mutex<Vec<Scrub<Memory>>>,
     arrived: Condvar,
     /// Held while zeroing: once it is taken, all earlier scrubs are done. It holds memory whose
     /// segment is gone, but of which a process still holds a descriptor.
@@ -126,13 +132,18 @@ impl Blade {
         };
         let capacity_bytes = u64::from(capacity_superpages) * SUPERPAGE_BYTES;
         let sources = Arc::new(Sources::new(config.connections_limit));
+        let store = Store::open(&config.backing, capacity_bytes)?;
+        let kept = kept::open(&config, &store, limits)?;
         Ok(Blade {
-            id: u64::from_le_bytes(random()?),
-            store: Store::open(&config.backing, capacity_bytes)?,
+            id: kept.id,
+            store,
             started: config.time.now(),
             config,
             capacity_superpages: AtomicU32::new(capacity_superpages),
-            table: RwLock::new(Table::new(limits)),
+            table: RwLock::new(kept.table),
+            journal: kept.journal,
+            journal_log: LogRate::default(),
+            past: kept.past,
             scrubs: Scrubs::default(),
             orders: Mutex::default(),
             gates: Gates::default(),
@@ -171,7 +182,9 @@ impl Blade {
     }
 
     pub(crate) fn connect(&self, hello: &Hello<'_>, origin: Origin) -> Result<Connected, Refused> {
-        self.write().connect(hello, origin)
+        let connected = self.change(|table| table.connect(hello, origin))?;
+        self.keep_changes().inspect_err(|_| self.disconnect(connected.number, self.now()))?;
+        Ok(connected)
     }
 
     pub(crate) fn admit_monitor(&self, grant: Option<Grant>) -> Result<Option<GrantPass>, Refused> {
@@ -182,14 +195,15 @@ impl Blade {
         self.write().disconnect(client, now);
     }
 
-    pub(crate) fn goodbye(&self, client: ClientNumber) {
-        let scrubs = self.write().end_client(client);
+    pub(crate) fn goodbye(&self, client: ClientNumber) -> Result<(), Refused> {
+        let scrubs = self.change(|table| table.end_client(client));
         self.queue_scrubs(scrubs);
+        self.keep_changes()
     }
 
     /// Ends the clients whose lease has expired. `now` is the time since the blade started.
     pub fn tick(&self, now: Duration) {
-        let scrubs = self.write().expire(now);
+        let scrubs = self.change(|table| table.expire(now));
         self.queue_scrubs(scrubs);
     }
 
@@ -200,7 +214,8 @@ impl Blade {
     ) -> Result<(SegmentId, SegmentToken), Refused> {
         let token = SegmentToken(u128::from_le_bytes(random().map_err(|e| backing(&e))?));
         let make = |superpages| Arc::new(self.store.segment(superpages));
-        let id = self.write().create_segment(client, span_superpages, token, make)?;
+        let id = self.change(|table| table.create_segment(client, span_superpages, token, make))?;
+        self.keep_changes()?;
         Ok((id, token))
     }
 
@@ -212,8 +227,9 @@ impl Blade {
         count: u32,
         pairs: &mut Vec<SuperpagePair>,
     ) -> Result<(), Refused> {
-        let allocate =
-            |pairs: &mut Vec<_>| self.write().allocate(client, segment, first, count, pairs);
+        let allocate = |pairs: &mut Vec<_>| {
+            self.change(|table| table.allocate(client, segment, first, count, pairs))
+        };
         let memory = match allocate(pairs) {
             Err(Refused { code: ErrorCode::BladeFull, .. }) => {
                 self.run_scrubs(); // what was freed just before may suffice
@@ -221,15 +237,31 @@ impl Blade {
             }
             other => other?,
         };
-        let committed = pairs.iter().try_for_each(|pair| memory.commit(pair.rmma().0));
-        committed.map_err(|error| {
+        self.commit(segment, &memory, pairs).map_err(|error| {
             self.undo_allocate(client, segment, first, count);
             if is_full(&error) {
                 Refused::new(ErrorCode::BladeFull, self.capacity_bytes())
             } else {
                 backing(&error)
             }
-        })
+        })?;
+        self.keep_changes()
+    }
+
+    /// Makes the memory of superpages usable.
+    fn commit(
+        &self,
+        segment: SegmentId,
+        memory: &Memory,
+        pairs: &[SuperpagePair],
+    ) -> io::Result<()> {
+        let mut places = Vec::new();
+        for pair in pairs {
+            let rmma = pair.rmma().0;
+            places.extend(memory.commit(rmma)?.map(|place| (rmma, place)));
+        }
+        self.keep_places(segment, places);
+        Ok(())
     }
 
     fn undo_allocate(
@@ -240,7 +272,7 @@ impl Blade {
         count: u32,
     ) {
         // It fails only if the client has meanwhile detached or died, and then all is freed.
-        let freed = self.write().free(client, segment, first, count);
+        let freed = self.change(|table| table.free(client, segment, first, count));
         self.queue_scrubs(freed.ok());
         self.run_scrubs();
     }
@@ -252,13 +284,14 @@ impl Blade {
         first: SuperpageNumber,
         count: u32,
     ) -> Result<(), Refused> {
-        let scrub = self.write().free(client, segment, first, count)?;
+        let scrub = self.change(|table| table.free(client, segment, first, count))?;
         self.queue_scrubs([scrub]);
-        Ok(())
+        self.keep_changes()
     }
 
     pub(crate) fn freeze(&self, client: ClientNumber, segment: SegmentId) -> Result<(), Refused> {
-        self.write().freeze(client, segment)
+        self.change(|table| table.freeze(client, segment))?;
+        self.keep_changes()
     }
 
     pub(crate) fn thaw(&self, client: ClientNumber, segment: SegmentId) -> Result<(), Refused> {
@@ -268,7 +301,8 @@ impl Blade {
                 true
             })
         };
-        self.write().thaw(client, segment, is_held_elsewhere)
+        self.change(|table| table.thaw(client, segment, is_held_elsewhere))?;
+        self.keep_changes()
     }
 
     pub(crate) fn attach(
@@ -276,13 +310,15 @@ impl Blade {
         client: ClientNumber,
         token: SegmentToken,
     ) -> Result<SegmentView, Refused> {
-        self.write().attach(client, token)
+        let view = self.change(|table| table.attach(client, token))?;
+        self.keep_changes()?;
+        Ok(view)
     }
 
     pub(crate) fn detach(&self, client: ClientNumber, segment: SegmentId) -> Result<(), Refused> {
-        let scrub = self.write().detach(client, segment)?;
+        let scrub = self.change(|table| table.detach(client, segment))?;
         self.queue_scrubs(scrub);
-        Ok(())
+        self.keep_changes()
     }
 
     pub(crate) fn list(
@@ -353,19 +389,15 @@ impl Blade {
     /// earlier zeroing is done.
     pub fn run_scrubs(&self) {
         let mut held = lock(&self.scrubs.running);
-        for scrub in std::mem::take(&mut *held) {
-            held.extend(self.run_or_keep(scrub));
-        }
-        while let Some(scrub) = self.next_scrub() {
-            held.extend(self.run_or_keep(scrub));
+        held.append(&mut lock(&self.scrubs.waiting));
+        // If not, the next process would take for somebody's what is zeroed here.
+        if self.keep_changes().is_ok() {
+            for scrub in std::mem::take(&mut *held) {
+                held.extend(self.run_or_keep(scrub));
+            }
         }
         let superpages = held.iter().map(|scrub| scrub.part.superpages()).sum();
         self.scrubs.held_superpages.store(superpages, Ordering::Relaxed);
-    }
-
-    fn next_scrub(&self) -> Option<Scrub<Memory>> {
-        let mut waiting = lock(&self.scrubs.waiting);
-        waiting.pop_front()
     }
 
     /// Does the scrub. Returns it if a process still holds the memory.

@@ -60,6 +60,16 @@ impl BackingKind {
     }
 }
 
+/// What the memory of a blade outlives, if it is a file or device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Persist {
+    /// The blade's process, however that ends.
+    Restart,
+    /// An orderly reboot of the machine, too: when the blade is told to stop, it waits until all is
+    /// written to the file. A crash of the machine loses everything.
+    Reboot,
+}
+
 /// Configuration of a blade. `BladeConfig { memory_bytes, ..Default::default() }` is the usual
 /// form.
 #[derive(Clone, Debug)]
@@ -68,6 +78,9 @@ pub struct BladeConfig {
     pub memory_bytes: u64,
     /// Where the memory comes from.
     pub backing: BackingKind,
+    /// What it lends goes on in the next process with the same file. Not with grants, which the
+    /// rack gives to a process.
+    pub persist: Option<Persist>,
     /// Quota of a client that asks for none; rounded up to superpages.
     pub quota_default_bytes: u64,
     /// Most a client may have, whatever it asks for; rounded up to superpages.
@@ -119,6 +132,7 @@ impl Default for BladeConfig {
         BladeConfig {
             memory_bytes: 1 << 30,
             backing: BackingKind::Automatic,
+            persist: None,
             quota_default_bytes: u64::MAX,
             quota_limit_bytes: u64::MAX,
             quota_stranger_bytes: None,

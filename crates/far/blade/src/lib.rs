@@ -16,14 +16,15 @@ mod blade;
 mod config;
 mod donor_protection;
 mod gate;
+mod journal;
 mod memory;
 mod server;
 mod sources;
 mod sys;
 pub mod table;
 
-pub use blade::{Blade, BladeStat, CapacityError, Revoked};
-pub use config::{BackingKind, BackingKindError, BladeConfig};
+pub use blade::{Blade, BladeStat, CapacityError, Past, Revoked};
+pub use config::{BackingKind, BackingKindError, BladeConfig, Persist};
 pub use farpool_wire::GrantKey;
 pub use memory::{SegmentMemory, Store};
 pub use server::{ServeError, Server, Serving, ShutdownHandle, SteppedServer};

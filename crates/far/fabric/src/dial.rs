@@ -120,21 +120,23 @@ impl Dialer {
     pub(crate) fn met(&mut self, greeting: &Greeting) {
         self.blade_id = Some(greeting.ok.blade_id);
         let Session { met, time, .. } = &*self.session;
-        met.greeted(time.now(), greeting.ok.lease_ms, greeting.took);
+        met.greeted(time.now(), &greeting.ok, greeting.took);
     }
 
     /// True if another attempt may succeed. Of a blade that was met, more may pass: the network may
     /// refuse for a while to reach it (a proxy, a virtual address or a route that is set up anew),
     /// and another version, in its answer or read from our hello, or no frame at all is damage. On
-    /// this host, a socket that refuses belongs to a process that has ended.
+    /// this host, a socket that refuses belongs to a process that has ended, which only matters if
+    /// what it lent has ended with it.
     pub(crate) fn may_pass(&self, error: DialError) -> bool {
-        let is_network = matches!(self.session.address, Address::Tcp(_));
+        let Session { address, met, .. } = &*self.session;
+        let may_come_back = matches!(address, Address::Tcp(_)) || met.may_come_back();
         let passes_once_met = match error {
-            DialError::Gone(_) | DialError::Forbidden(_) => is_network,
+            DialError::Gone(_) | DialError::Forbidden(_) => may_come_back,
             DialError::Wire(_) | DialError::Refused(ErrorCode::VersionMismatch) => true,
             _ => false,
         };
-        error.may_pass() || (passes_once_met && self.session.met.is_set())
+        error.may_pass() || (passes_once_met && met.is_set())
     }
 
     /// Connects, waiting at most until the given time.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use farpool_kernel::Time;
 use farpool_units::exactly;
-use farpool_wire::{Address, ClientId, ErrorCode, Grant, Purpose};
+use farpool_wire::{Address, ClientId, ErrorCode, Grant, HelloOk, Purpose};
 use rustix::io::Errno;
 
 use crate::descriptor::DescriptorSet;
@@ -61,6 +61,8 @@ pub struct Met(Arc<Known>);
 #[derive(Debug, Default)]
 struct Known {
     is_met: AtomicBool,
+    /// What it lends may outlive its process, so that it may come back.
+    may_come_back: AtomicBool,
     /// 0 as long as it is not known.
     lease_ms: AtomicU64,
     /// When the blade was first heard, and how much later it was last heard.
@@ -73,10 +75,12 @@ struct Known {
 }
 
 impl Met {
-    /// For a process whose parent uses the blade: the blade is there, or was.
+    /// For a process whose parent uses the blade: the blade is there, or was, and it has not told
+    /// this process that it does not come back.
     pub fn by_parent() -> Self {
         let met = Met::default();
         met.0.is_met.store(true, Ordering::Relaxed);
+        met.0.may_come_back.store(true, Ordering::Relaxed);
         met
     }
 
@@ -94,14 +98,20 @@ impl Met {
         self.0.is_met.load(Ordering::Relaxed)
     }
 
+    /// True if the blade may come back when its process has ended.
+    pub(crate) fn may_come_back(&self) -> bool {
+        self.0.may_come_back.load(Ordering::Relaxed)
+    }
+
     /// The blade greeted a connection, which took so long.
-    pub(crate) fn greeted(&self, now: Instant, lease_ms: u32, took: Duration) {
+    pub(crate) fn greeted(&self, now: Instant, ok: &HelloOk, took: Duration) {
         let took_ns = exactly::<u64, _>(took.as_nanos()).max(1);
         let shorter = |known: u64| (known == 0 || took_ns < known).then_some(took_ns);
         // It is no shorter: what is known stays.
         let _ = self.0.quickest_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, shorter);
         self.0.is_met.store(true, Ordering::Relaxed);
-        self.0.lease_ms.store(lease_ms.into(), Ordering::Relaxed);
+        self.0.may_come_back.store(ok.outlives_process, Ordering::Relaxed);
+        self.0.lease_ms.store(ok.lease_ms.into(), Ordering::Relaxed);
         self.heard(now);
     }
 
@@ -228,8 +238,16 @@ mod tests {
     #[test]
     fn the_quickest_greeting_counts_and_not_the_last() {
         let (met, now) = (Met::default(), Instant::now());
+        let ok = HelloOk {
+            blade_id: 1,
+            capacity_bytes: 1 << 30,
+            quota_bytes: 1 << 30,
+            lease_ms: 1000,
+            pages_per_request_limit: 64,
+            outlives_process: false,
+        };
         for (took_ms, quickest_ms) in [(40, 40), (300, 40), (5, 5), (90, 5)] {
-            met.greeted(now, 1000, Duration::from_millis(took_ms));
+            met.greeted(now, &ok, Duration::from_millis(took_ms));
             assert_eq!(met.quickest_greeting(), Duration::from_millis(quickest_ms));
         }
     }

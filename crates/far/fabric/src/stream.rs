@@ -313,10 +313,12 @@ impl StreamLink {
 
     /// Why a blade that can be spared is given up by now, if it is; see [`crate::spare`].
     fn spared(&self, now: Instant) -> Option<String> {
-        let spare = &self.dialer.session.spare;
+        let Session { spare, met, .. } = &*self.dialer.session;
         let waited = now.saturating_duration_since(self.flight.oldest()?);
         let refused = match self.failure {
-            Some(DialError::Gone(_) | DialError::Forbidden(_)) => self.unconnected,
+            Some(DialError::Gone(_) | DialError::Forbidden(_)) if !met.may_come_back() => {
+                self.unconnected
+            }
             _ => None,
         };
         let refused = refused.map(|since| now.saturating_duration_since(since));

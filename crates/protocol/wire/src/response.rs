@@ -44,7 +44,7 @@ impl SuperpagePair {
 /// Answer to hello.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct HelloOk {
-    /// Random number of this blade process: if it changes, the client's memory there is lost.
+    /// Random number of what this blade lends: if it changes, the client's memory there is lost.
     pub blade_id: u64,
     /// All memory that the blade lends, in bytes.
     pub capacity_bytes: u64,
@@ -54,6 +54,9 @@ pub struct HelloOk {
     pub lease_ms: u32,
     /// The most pages of one read or write; 1 to [`PAGES_PER_FRAME_LIMIT`].
     pub pages_per_request_limit: u16,
+    /// True if what it lends outlives its process: a blade that cannot be reached may come back
+    /// with the same `blade_id`.
+    pub outlives_process: bool,
 }
 
 /// Whether a segment can be written.
@@ -179,7 +182,7 @@ impl<'a> Response<'a> {
                 out.put_u64(ok.quota_bytes);
                 out.put_u32(ok.lease_ms);
                 out.put_u16(ok.pages_per_request_limit);
-                out.put_u16(0);
+                out.put_u16(u16::from(ok.outlives_process));
             }
             Response::SegmentCreated { segment, token } => {
                 out.put_u64(segment.0);
@@ -287,15 +290,14 @@ fn decode_error<'a>(fields: &mut Fields<'a>) -> Result<Response<'a>, WireError> 
 
 impl HelloOk {
     fn decode(fields: &mut Fields<'_>) -> Result<Self, WireError> {
-        let ok = HelloOk {
+        Ok(HelloOk {
             blade_id: fields.u64()?,
             capacity_bytes: fields.u64()?,
             quota_bytes: fields.u64()?,
             lease_ms: fields.u32()?,
             pages_per_request_limit: fields.u16()?,
-        };
-        fields.reserved::<2>()?;
-        Ok(ok)
+            outlives_process: decode_bool(fields.u16()?.into())?,
+        })
     }
 }
 

@@ -171,6 +171,7 @@ impl Serving {
             while !shared.is_stopping() {
                 shared.blade.wait_for_scrubs(SCRUB_PAUSE);
                 shared.blade.run_scrubs();
+                shared.blade.compact();
             }
         })
     }
@@ -224,6 +225,9 @@ impl Drop for Serving {
     fn drop(&mut self) {
         self.shared.stop();
         self.join();
+        if let Err(error) = self.shared.blade.finish() {
+            tracing::error!(%error, "the memory is not in its file yet; it does not outlive a reboot");
+        }
     }
 }
 

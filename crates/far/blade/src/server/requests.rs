@@ -115,6 +115,7 @@ pub(super) fn greet(blade: &Blade, hello: &Hello<'_>, origin: Origin) -> Result<
         quota_bytes,
         lease_ms: at_most(lease_ms),
         pages_per_request_limit: blade.config().pages_per_request,
+        outlives_process: blade.config().persist.is_some(),
     };
     Ok(Greeting { session, ok })
 }
@@ -158,7 +159,7 @@ pub(super) fn control<R>(
         }
         Request::Goodbye => {
             if let Some(number) = session.number() {
-                blade.goodbye(number);
+                blade.goodbye(number)?;
             }
             return Ok(reply(&Response::Done, None));
         }

@@ -1,6 +1,6 @@
 //! Clients, their connections and leases.
 
-use super::{GrantId, GrantPass, Limits, Refused, Scrub, Table, count_u32};
+use super::{ClientRow, GrantId, GrantPass, Limits, Refused, Row, Scrub, Table, count_u32};
 use farpool_units::SUPERPAGE_BYTES;
 use farpool_wire::{ClientId, ErrorCode, Hello, Purpose, SegmentId};
 use std::collections::BTreeSet;
@@ -137,6 +137,34 @@ impl Client {
         }
     }
 
+    pub(super) fn row(&self, number: ClientNumber) -> ClientRow {
+        ClientRow {
+            number: number.0,
+            id: self.id.0,
+            name: self.name.clone(),
+            pid: self.pid,
+            user: self.user,
+            quota_superpages: self.quota_superpages,
+        }
+    }
+
+    /// A client as it was, without connections and segments.
+    pub(super) fn restore(row: &ClientRow, lease_end: Duration) -> Self {
+        Client {
+            id: ClientId(row.id),
+            name: row.name.clone(),
+            pid: row.pid,
+            user: row.user,
+            grant: None,
+            quota_superpages: row.quota_superpages,
+            used_superpages: 0,
+            segments: BTreeSet::new(),
+            connections: 0,
+            lease_end: Some(lease_end),
+            counters: Arc::default(),
+        }
+    }
+
     fn may_be_used_by(&self, user: Option<u32>) -> bool {
         self.user.is_none() || user == self.user || user == Some(ROOT)
     }
@@ -152,9 +180,9 @@ impl<M: Clone> Table<M> {
     pub fn connect(&mut self, hello: &Hello<'_>, origin: Origin) -> Result<Connected, Refused> {
         let grant = self.grants.admit(hello.grant, self.limits.require_grants)?;
         let grant_id = grant.as_ref().map(|pass| pass.id);
-        let number = match self.numbers.get(&hello.client) {
-            Some(number) => *number,
-            None => self.add_client(hello, origin, grant_id)?,
+        let (number, mut has_changed) = match self.numbers.get(&hello.client) {
+            Some(number) => (*number, false),
+            None => (self.add_client(hello, origin, grant_id)?, true),
         };
         let client =
             self.clients.get_mut(&number).ok_or(Refused::new(ErrorCode::NotPermitted, 0))?;
@@ -166,17 +194,22 @@ impl<M: Clone> Table<M> {
         }
         if client.user.is_none() && hello.purpose != Purpose::Keeper {
             client.user = origin.user();
+            has_changed |= client.user.is_some();
         }
         client.connections += 1;
         client.lease_end = None;
         let granted_superpages = grant_id.map_or(u32::MAX, |id| self.grants.quota_superpages(id));
         let quota_superpages = client.quota_superpages.min(granted_superpages);
-        Ok(Connected {
+        let connected = Connected {
             number,
             quota_bytes: u64::from(quota_superpages) * SUPERPAGE_BYTES,
             counters: Arc::clone(&client.counters),
             grant,
-        })
+        };
+        if has_changed {
+            self.note_client(number);
+        }
+        Ok(connected)
     }
 
     pub(super) fn connections_of(&self, number: ClientNumber) -> u32 {
@@ -239,6 +272,7 @@ impl<M: Clone> Table<M> {
         if let Some(grant) = grant {
             self.grants.remove_client(grant, number);
         }
+        self.note(|| Row::ClientEnded { number: number.0 });
         scrubs
     }
 

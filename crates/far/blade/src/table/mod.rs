@@ -21,12 +21,16 @@ mod client;
 mod grant;
 #[cfg(test)]
 mod grant_tests;
+mod image;
+#[cfg(test)]
+mod image_tests;
 mod segment;
 #[cfg(test)]
 mod tests;
 
 pub use access::{Access, Permit, Run, WriteGuard};
 pub use client::{ClientCounters, ClientNumber, ClientView, Connected, Origin};
+pub use image::{ClientRow, Image, ImageError, Row, SegmentImage, SegmentRow};
 
 pub use grant::{
     ENDED_LIMIT, GRANTS_LIMIT, GrantError, GrantId, GrantPass, GrantSpec, GrantStat, GrantTraffic,
@@ -129,6 +133,8 @@ pub struct Table<M> {
     next_client: u64,
     next_segment: u64,
     leases_expired: u64,
+    /// What has changed, if somebody keeps it.
+    changes: Option<Vec<Row>>,
 }
 
 /// Sizes of the table as of now.
@@ -159,6 +165,7 @@ impl<M: Clone> Table<M> {
             next_client: 1,
             next_segment: 1,
             leases_expired: 0,
+            changes: None,
         }
     }
 

@@ -1,6 +1,6 @@
 //! Segments: how they are created, allocated, frozen, shared and dropped.
 
-use super::{ClientNumber, GrantId, Refused, Scrub, ScrubPart, Table, count_u32};
+use super::{ClientNumber, GrantId, Refused, Row, Scrub, ScrubPart, SegmentRow, Table, count_u32};
 use farpool_units::SUPERPAGE_BYTES;
 use farpool_wire::{
     ErrorCode, SegmentId, SegmentState, SegmentToken, SuperpageNumber, SuperpagePair,
@@ -45,6 +45,39 @@ pub struct SegmentView {
 }
 
 impl<M> Segment<M> {
+    pub(super) fn row(&self, id: SegmentId) -> SegmentRow {
+        SegmentRow {
+            id: id.0,
+            token: self.token.0,
+            span_superpages: self.span_superpages,
+            limit_rmma: self.limit_rmma,
+            is_frozen: self.frozen,
+            users: self.users.iter().map(|(user, uses)| (user.0, *uses)).collect(),
+            charged: self.charged.0,
+        }
+    }
+
+    /// A segment as it was; what its memory does not need is free.
+    pub(super) fn restore(row: &SegmentRow, map: BTreeMap<u32, u32>, memory: M) -> Self {
+        let next_rmma = map.values().max().map_or(0, |last| last + 1);
+        let used: BTreeSet<u32> = map.values().copied().collect();
+        let free = (0..next_rmma).filter(|rmma| !used.contains(rmma)).collect();
+        Segment {
+            token: SegmentToken(row.token),
+            grant: None,
+            span_superpages: row.span_superpages,
+            frozen: row.is_frozen,
+            users: row.users.iter().map(|(user, uses)| (ClientNumber(*user), *uses)).collect(),
+            charged: ClientNumber(row.charged),
+            map,
+            free,
+            next_rmma,
+            limit_rmma: row.limit_rmma,
+            writers: Arc::default(),
+            memory,
+        }
+    }
+
     fn free_rmmas(&self) -> u32 {
         count_u32(self.free.len()) + (self.limit_rmma - self.next_rmma)
     }
@@ -133,6 +166,7 @@ impl<M: Clone> Table<M> {
         if let Some(client) = self.clients.get_mut(&client) {
             client.segments.insert(id);
         }
+        self.note_segment(id);
         Ok(id)
     }
 
@@ -151,6 +185,7 @@ impl<M: Clone> Table<M> {
         pairs: &mut Vec<SuperpagePair>,
     ) -> Result<M, Refused> {
         self.check_allocate(client, id, first, count)?;
+        let begin = pairs.len();
         let segment = self.segment_of_mut(client, id)?;
         for sma in first.0..first.0 + count {
             let rmma = segment.take_rmma();
@@ -162,6 +197,10 @@ impl<M: Clone> Table<M> {
         self.used_superpages += count;
         assert!(self.used_superpages <= self.capacity_superpages, "more is lent than there is");
         self.charge(client, i64::from(count));
+        self.note(|| {
+            let pairs = pairs[begin..].iter().map(|pair| (pair.sma().0, pair.rmma().0)).collect();
+            Row::Allocated { segment: id.0, pairs }
+        });
         Ok(memory)
     }
 
@@ -219,6 +258,7 @@ impl<M: Clone> Table<M> {
         assert_eq!(count_u32(rmmas.len()), count, "as many are scrubbed as are freed");
         let memory = segment.memory.clone();
         self.charge(client, -i64::from(count));
+        self.note(|| Row::Freed { segment: id.0, first: first.0, count });
         Ok(Scrub { memory, part: ScrubPart::Superpages { segment: id, rmmas } })
     }
 
@@ -232,6 +272,7 @@ impl<M: Clone> Table<M> {
         segment.no_writers()?;
         assert_eq!(segment.uses(), 1, "a writable segment has one use: its owner's");
         segment.frozen = true;
+        self.note_segment(id);
         Ok(())
     }
 
@@ -259,6 +300,7 @@ impl<M: Clone> Table<M> {
         }
         assert_eq!(segment.charged, client, "a segment is charged to its only user");
         segment.frozen = false;
+        self.note_segment(id);
         Ok(())
     }
 
@@ -286,6 +328,7 @@ impl<M: Clone> Table<M> {
         if let Some(client) = self.clients.get_mut(&client) {
             client.segments.insert(id);
         }
+        self.note_segment(id);
         self.view(client, id)
     }
 
@@ -302,6 +345,7 @@ impl<M: Clone> Table<M> {
         match segment.users.get_mut(&client) {
             Some(uses) if *uses > 1 => {
                 *uses -= 1;
+                self.note_segment(id);
                 Ok(None)
             }
             _ => Ok(self.drop_user(client, id)),
@@ -328,10 +372,12 @@ impl<M: Clone> Table<M> {
             assert!(is_user, "a segment is charged to one of its users");
         }
         if heir.is_some() {
+            self.note_segment(id);
             return None;
         }
         let segment = self.segments.remove(&id)?;
         self.tokens.remove(&segment.token);
+        self.note_segment(id);
         Some(Scrub { memory: segment.memory, part: ScrubPart::Whole { superpages } })
     }
 

@@ -47,6 +47,7 @@ enum Step {
     Hold(usize, usize),
     Release,
     Scrub,
+    Restart,
 }
 
 fn any_step() -> impl Strategy<Value = Step> {
@@ -71,6 +72,7 @@ fn any_step() -> impl Strategy<Value = Step> {
         1 => pair.prop_map(|(c, s)| Step::Hold(c, s)),
         1 => Just(Step::Release),
         2 => Just(Step::Scrub),
+        1 => Just(Step::Restart),
     ]
 }
 
@@ -104,14 +106,19 @@ struct Pair {
     ids: BTreeMap<usize, SegmentId>,
     scrubs: Vec<Scrub<u32>>,
     held: Option<WriteGuard>,
+    /// What the changes of the table add up to.
+    image: Image,
 }
 
 type Outcome = Result<(), ErrorCode>;
 
 impl Pair {
     fn new() -> Pair {
+        let mut table = Table::new(limits());
+        table.record_changes();
         Pair {
-            table: Table::new(limits()),
+            image: table.image(),
+            table,
             now: Duration::ZERO,
             clients: BTreeMap::new(),
             segments: BTreeMap::new(),
@@ -330,8 +337,30 @@ impl Pair {
                     self.end_scrub();
                 }
             }
+            Step::Restart => self.restart(),
         }
         Ok(())
+    }
+
+    /// The blade's process ends, and another one goes on with what was kept, as text.
+    fn restart(&mut self) {
+        let mut image = Image::default();
+        for row in self.image.rows() {
+            let text = serde_json::to_string(&row).unwrap();
+            image.apply(serde_json::from_str(&text).unwrap()).unwrap();
+        }
+        let make = |segment: &SegmentImage| Ok::<_, ImageError>(segment.row.limit_rmma);
+        self.table = Table::restore(limits(), &image, make).unwrap();
+        self.table.record_changes();
+        self.now = Duration::ZERO;
+        for client in self.clients.values_mut() {
+            (client.connections, client.lease_end) = (0, Some(LEASE));
+        }
+        for segment in self.segments.values_mut() {
+            (segment.is_held, segment.dirty) = (false, BTreeSet::new());
+        }
+        self.scrubs.clear();
+        self.held = None;
     }
 
     fn disconnect(&mut self, who: usize) {
@@ -508,6 +537,10 @@ proptest! {
             let step = pair.aim(step);
             let expected = pair.expect(&step);
             prop_assert_eq!(pair.take(&step), expected, "{:?}", step);
+            for row in pair.table.take_changes() {
+                prop_assert_eq!(pair.image.apply(row), Ok(()));
+            }
+            prop_assert_eq!(&pair.image, &pair.table.image(), "{:?}", step);
             pair.check();
         }
     }

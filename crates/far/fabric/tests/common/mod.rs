@@ -62,6 +62,7 @@ impl Inner {
             quota_bytes: 1 << 30,
             lease_ms: self.lease_ms,
             pages_per_request_limit: 64,
+            outlives_process: false,
         }
     }
 }

@@ -79,6 +79,7 @@ fn responses(visit: &mut impl FnMut(&str, &Sample<'_>, &[u8])) {
         quota_bytes: 1 << 30,
         lease_ms: 10_000,
         pages_per_request_limit: 256,
+        outlives_process: true,
     };
     let state = SegmentState::Frozen;
     let (span_superpages, allocated_superpages) = (64, 3);

@@ -15,18 +15,21 @@
 //! Files and mappings are made when first needed: an empty segment takes no descriptor, and a
 //! segment whose client copies by itself takes no address space of the blade's.
 
+mod pool;
+
 use crate::config::BackingKind;
+use crate::journal::MemoryFile;
 use crate::sys::{Mapping, Slice};
-use crate::table::{Run, ScrubPart};
-use farpool_kernel::{lock, memfd_of, read_lock, write_lock};
+use crate::table::{Run, ScrubPart, SegmentImage};
+use farpool_kernel::{memfd_of, read_lock, write_lock};
 use farpool_units::{SUPERPAGE_BYTES, exactly};
-use rustix::fs::{FallocateFlags, MemfdFlags, Mode, OFlags};
+use pool::{Pool, PoolSuperpage};
+use rustix::fs::{FallocateFlags, Mode, OFlags};
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::Path;
-use std::sync::{Arc, Mutex, OnceLock, RwLock};
+use std::sync::{Arc, OnceLock, RwLock};
 
 /// Keeps memory alive while its bytes are being moved.
 pub(crate) type Keep = Arc<dyn Any + Send + Sync>;
@@ -103,21 +106,78 @@ impl Store {
             }),
         })
     }
+
+    /// The file or device, and whether this process made it. None if the memory is no longer than
+    /// this process.
+    pub(crate) fn identity(&self) -> Option<(MemoryFile, bool)> {
+        match &self.0 {
+            StoreKind::Own(_) => None,
+            StoreKind::Pooled(pool) => Some(pool.identity()),
+        }
+    }
+
+    /// The memory of a segment as an earlier process left it.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::InvalidData`]: it has superpages that this store has not, or twice.
+    pub(crate) fn restore_segment(&self, image: &SegmentImage) -> io::Result<SegmentMemory> {
+        let StoreKind::Pooled(pool) = &self.0 else {
+            return Err(io::ErrorKind::Unsupported.into());
+        };
+        let claim = |(rmma, number): (&u32, &u32)| {
+            let superpage = Pool::claim(pool, *number).ok_or(io::ErrorKind::InvalidData)?;
+            Ok((*rmma, Arc::new(superpage)))
+        };
+        let slots = image.places.iter().map(claim).collect::<io::Result<_>>()?;
+        let slots = RwLock::new(slots);
+        Ok(SegmentMemory(SegmentKind::Pooled(PooledMemory { pool: Arc::clone(pool), slots })))
+    }
+
+    /// From now on, what is dropped keeps its bytes for the next process.
+    pub(crate) fn keep(&self) {
+        if let StoreKind::Pooled(pool) = &self.0 {
+            pool.keep();
+        }
+    }
+
+    /// Returns once all bytes are in the file, whatever happens to the machine.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn sync(&self) -> io::Result<()> {
+        match &self.0 {
+            StoreKind::Own(_) => Ok(()),
+            StoreKind::Pooled(pool) => pool.sync(),
+        }
+    }
 }
 
 impl SegmentMemory {
-    /// Makes superpage `rmma` usable and zero.
+    /// Makes superpage `rmma` usable and zero. Returns its place in the store's file, if there is
+    /// one.
     ///
     /// # Errors
     /// Out of descriptors, or out of pool superpages (see [`is_full`]).
-    pub(crate) fn commit(&self, rmma: u32) -> io::Result<()> {
+    pub(crate) fn commit(&self, rmma: u32) -> io::Result<Option<u32>> {
         match &self.0 {
-            SegmentKind::Own(own) => own.commit(),
+            SegmentKind::Own(own) => own.commit().map(|()| None),
             SegmentKind::Pooled(pooled) => {
                 let superpage = Pool::take(&pooled.pool).ok_or(io::ErrorKind::StorageFull)?;
+                let place = superpage.number;
                 let mut slots = write_lock(&pooled.slots);
                 slots.insert(rmma, Arc::new(superpage));
-                Ok(())
+                Ok(Some(place))
+            }
+        }
+    }
+
+    /// Where its superpages lie in the store's file: pairs of RMMA and place.
+    pub(crate) fn places(&self) -> Vec<(u32, u32)> {
+        match &self.0 {
+            SegmentKind::Own(_) => Vec::new(),
+            SegmentKind::Pooled(pooled) => {
+                let slots = read_lock(&pooled.slots);
+                slots.iter().map(|(rmma, superpage)| (*rmma, superpage.number)).collect()
             }
         }
     }
@@ -323,81 +383,5 @@ impl PooledMemory {
             keeps.push(Arc::clone(slot) as Keep);
         }
         Ok(())
-    }
-}
-
-/// One file or device, cut into superpages.
-#[derive(Debug)]
-struct Pool {
-    mapping: Mapping,
-    free: Mutex<FreeSuperpages>,
-    /// Held for its lock: two blades on one file would overwrite each other.
-    _file: OwnedFd,
-}
-
-/// Free superpages: zeroed ones are handed out first, then those with bytes from before the start.
-#[derive(Debug)]
-struct FreeSuperpages {
-    zero: Vec<u32>,
-    unknown: std::ops::Range<u32>,
-}
-
-/// One superpage of a pool, zeroed and returned to it when dropped.
-#[derive(Debug)]
-struct PoolSuperpage {
-    pool: Arc<Pool>,
-    number: u32,
-}
-
-impl Pool {
-    fn open(path: &Path, capacity_bytes: u64) -> io::Result<Pool> {
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
-        let file = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR)?;
-        rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
-        let stat = rustix::fs::fstat(&file)?;
-        if rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile {
-            // Reserved now: with a full file system, touching a hole later would kill the blade.
-            rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, capacity_bytes)?;
-        }
-        Self::over(file, capacity_bytes)
-    }
-
-    /// Huge pages of the system's default size.
-    fn huge_pages(capacity_bytes: u64) -> io::Result<Pool> {
-        let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB;
-        let file = rustix::fs::memfd_create("farpool-hugetlb", flags)?;
-        rustix::fs::ftruncate(&file, capacity_bytes)?;
-        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, capacity_bytes)?;
-        Self::over(file, capacity_bytes)
-    }
-
-    fn over(file: OwnedFd, capacity_bytes: u64) -> io::Result<Pool> {
-        let mapping = Mapping::shared(file.as_fd(), to_usize(capacity_bytes))?;
-        let count = crate::table::superpages_of(capacity_bytes);
-        let free = Mutex::new(FreeSuperpages { zero: Vec::new(), unknown: 0..count });
-        Ok(Pool { mapping, free, _file: file })
-    }
-
-    fn take(pool: &Arc<Pool>) -> Option<PoolSuperpage> {
-        let mut free = lock(&pool.free);
-        if let Some(number) = free.zero.pop() {
-            return Some(PoolSuperpage { pool: Arc::clone(pool), number });
-        }
-        let number = free.unknown.next()?;
-        drop(free);
-        pool.zero(number);
-        Some(PoolSuperpage { pool: Arc::clone(pool), number })
-    }
-
-    fn zero(&self, number: u32) {
-        self.mapping.zero(to_usize(offset_bytes(number)), to_usize(SUPERPAGE_BYTES));
-    }
-}
-
-impl Drop for PoolSuperpage {
-    fn drop(&mut self) {
-        self.pool.zero(self.number);
-        let mut free = lock(&self.pool.free);
-        free.zero.push(self.number);
     }
 }

@@ -1,0 +1,302 @@
+//! What a blade lends outlives its process, or is lost and said to be: never wrong.
+
+mod common;
+
+use common::*;
+use farpool_blade::{BackingKind, BladeConfig, Persist, Server, Serving};
+use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES};
+use farpool_wire::*;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use tempfile::TempDir;
+
+/// A place for a blade that ends and comes back.
+struct Home(TempDir);
+
+impl Home {
+    fn new() -> Home {
+        Home(tempfile::tempdir().unwrap())
+    }
+
+    fn memory(&self) -> PathBuf {
+        self.0.path().join("memory")
+    }
+
+    fn table(&self) -> PathBuf {
+        self.0.path().join("memory.table")
+    }
+
+    fn config(&self, superpages: u64) -> BladeConfig {
+        BladeConfig {
+            backing: BackingKind::File(self.memory()),
+            persist: Some(Persist::Restart),
+            lease: Duration::from_secs(60),
+            ..config_of(superpages)
+        }
+    }
+
+    fn serve(&self, config: BladeConfig) -> Serving {
+        let address = Address::Unix(self.0.path().join("blade.sock"));
+        Server::bind(&[address], config).unwrap().serve().unwrap()
+    }
+
+    fn start(&self) -> Serving {
+        self.serve(self.config(4))
+    }
+}
+
+fn at(blade: &Serving) -> &Address {
+    &blade.addresses()[0]
+}
+
+fn used_superpages(blade: &Serving) -> u64 {
+    blade.stat().totals.used_bytes.get() / SUPERPAGE_BYTES
+}
+
+/// Returns why a blade does not start.
+fn refusal(config: BladeConfig) -> String {
+    let address = "tcp://127.0.0.1:0".parse().unwrap();
+    let error = Server::bind(&[address], config).unwrap_err();
+    std::error::Error::source(&error).unwrap().to_string()
+}
+
+/// Copies the memory's table, as a process that is killed at this moment would leave it.
+fn snapshot(from: &Path, to: &Path) {
+    std::fs::copy(from, to).unwrap();
+}
+
+#[test]
+fn clients_find_what_they_stored_after_a_restart() {
+    let home = Home::new();
+    let blade = home.start();
+    let id = blade.blade().id();
+    assert_eq!((blade.blade().past().starts, blade.blade().past().bytes), (1, 0));
+    let mut owner = Peer::hello(at(&blade), 1);
+    let (segment, _) = owner.segment(2);
+    let (shared, token) = owner.segment(1);
+    owner.write(segment, 5, &pages(1, 8)).done();
+    owner.write(shared, 0, &pages(2, 4)).done();
+    owner.ask(&Request::Freeze { segment: shared }).done();
+    owner.free(segment, 1, 1).done();
+    drop(blade);
+
+    let blade = home.start();
+    assert_eq!(blade.blade().id(), id, "to its clients it is the same blade");
+    let past = blade.blade().past();
+    assert_eq!((past.starts, past.clients, past.segments), (2, 1, 2));
+    assert_eq!((past.bytes, &past.loss), (2 * SUPERPAGE_BYTES, &None));
+    let mut owner = Peer::hello(at(&blade), 1);
+    assert!(owner.read(segment, 5, 8).pages == pages(1, 8));
+    assert!(owner.read(shared, 0, 4).pages == pages(2, 4));
+    assert_eq!(owner.read(segment, 4096, 1).refused(), Some(ErrorCode::NotAllocated));
+    let frozen = owner.write(shared, 0, &pages(3, 1)).refused();
+    assert_eq!(frozen, Some(ErrorCode::Frozen));
+    let mut child = Peer::hello(at(&blade), 2);
+    let attached = child.ask(&Request::Attach { token });
+    assert!(matches!(attached.response(), Response::Attached(_)), "{attached:?}");
+    assert!(child.read(shared, 0, 4).pages == pages(2, 4));
+    let mut stranger = Peer::hello(at(&blade), 3);
+    assert_eq!(stranger.read(segment, 5, 1).refused(), Some(ErrorCode::UnknownSegment));
+    let (new, _) = stranger.segment(2);
+    assert!(new.0 > shared.0, "a segment's id is not used again");
+    assert!(stranger.read(new, 0, 256).pages.iter().all(|byte| *byte == 0));
+    assert!(stranger.read(new, 4096, 256).pages.iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn a_client_that_does_not_come_back_loses_its_memory_after_its_lease() {
+    let home = Home::new();
+    let blade = home.start();
+    Peer::hello(at(&blade), 1).segment(3);
+    drop(blade);
+    let lease = Duration::from_millis(100);
+    let blade = home.serve(BladeConfig { lease, ..home.config(4) });
+    assert_eq!(used_superpages(&blade), 3);
+    wait_until("the lease has run out", || used_superpages(&blade) == 0);
+    drop(blade);
+    assert_eq!(used_superpages(&home.start()), 0, "it stays gone");
+}
+
+#[test]
+fn the_table_is_kept_before_an_answer_is_sent() {
+    let (home, copy) = (Home::new(), tempfile::tempdir().unwrap());
+    let blade = home.start();
+    let mut client = Peer::hello(at(&blade), 1);
+    let mut tables = Vec::new();
+    let mut keep = || {
+        let name = copy.path().join(tables.len().to_string());
+        snapshot(&home.table(), &name);
+        tables.push(name);
+    };
+    keep(); // 0: a client without segments
+    let (segment, _) = client.create(4);
+    keep(); // 1: an empty segment
+    assert!(client.allocate(segment, 0, 3).refused().is_none());
+    keep(); // 2: three superpages
+    client.write(segment, 0, &pages(1, 1)).done();
+    client.free(segment, 2, 1).done();
+    keep(); // 3: two superpages
+    client.ask(&Request::Detach { segment }).done();
+    keep(); // 4: none
+    client.ask(&Request::Goodbye).done();
+    keep(); // 5: no client
+    drop(blade);
+    let found = tables.iter().map(|table| {
+        snapshot(table, &home.table());
+        let blade = home.start();
+        let past = blade.blade().past();
+        assert_eq!(past.loss, None);
+        (past.clients, past.segments, past.bytes / SUPERPAGE_BYTES)
+    });
+    let found: Vec<_> = found.collect();
+    assert_eq!(found, [(1, 0, 0), (1, 1, 0), (1, 1, 3), (1, 1, 2), (1, 0, 0), (0, 0, 0)]);
+}
+
+/// Memory whose table says that it is lent is lost if the file was made anew: it has only zeros.
+#[test]
+fn memory_that_was_made_anew_is_lost_and_not_zeros() {
+    let home = Home::new();
+    let blade = home.start();
+    let id = blade.blade().id();
+    let mut client = Peer::hello(at(&blade), 1);
+    let (segment, _) = client.segment(1);
+    client.write(segment, 0, &pages(1, 1)).done();
+    drop(blade);
+    std::fs::remove_file(home.memory()).unwrap();
+    let blade = home.start();
+    assert_ne!(blade.blade().id(), id, "its clients are told that it is another blade");
+    let loss = blade.blade().past().loss.clone().unwrap();
+    assert!(loss.contains("made anew"), "{loss}");
+    assert!(loss.contains("memory.table.unusable"), "{loss}");
+    let mut client = Peer::hello(at(&blade), 1);
+    assert_eq!(client.read(segment, 0, 1).refused(), Some(ErrorCode::UnknownSegment));
+}
+
+#[test]
+fn a_damaged_table_is_not_believed() {
+    let home = Home::new();
+    let blade = home.start();
+    Peer::hello(at(&blade), 1).segment(2);
+    drop(blade);
+    let mut table = std::fs::read(home.table()).unwrap();
+    let middle = table.len() / 2;
+    table[middle] ^= 1;
+    std::fs::write(home.table(), &table).unwrap();
+    let blade = home.start();
+    let past = blade.blade().past();
+    assert!(past.loss.as_ref().is_some_and(|loss| loss.contains("damaged")), "{past:?}");
+    assert_eq!((past.clients, used_superpages(&blade)), (0, 0));
+    assert!(std::fs::read(home.0.path().join("memory.table.unusable")).unwrap() == table);
+    drop(blade);
+    assert_eq!(home.start().blade().past().loss, None, "it is said once");
+}
+
+/// A table that was written as a whole, and is that of no blade.
+#[test]
+fn a_table_that_no_blade_can_have_is_not_believed() {
+    let home = Home::new();
+    let blade = home.start();
+    Peer::hello(at(&blade), 1).segment(2);
+    drop(blade);
+    rewrite_line(&home.table(), |line| line.replace("\"charged\":1", "\"charged\":2"));
+    let blade = home.start();
+    let past = blade.blade().past();
+    assert!(past.loss.as_ref().is_some_and(|loss| loss.contains("fit together")), "{past:?}");
+    assert_eq!(used_superpages(&blade), 0);
+}
+
+#[test]
+fn what_cannot_outlive_a_process_is_refused() {
+    let home = Home::new();
+    for backing in [BackingKind::Memfd, BackingKind::Anonymous, BackingKind::Automatic] {
+        let refused = refusal(BladeConfig { backing, ..home.config(4) });
+        assert!(refused.contains("only memory in a file"), "{refused}");
+    }
+    let refused = refusal(BladeConfig { require_grants: true, ..home.config(4) });
+    assert!(refused.contains("grants"), "{refused}");
+    let blade = home.start();
+    let (mut first, mut second) = (Peer::hello(at(&blade), 1), Peer::hello(at(&blade), 2));
+    first.segment(3);
+    second.segment(1);
+    first.ask(&Request::Goodbye).done();
+    drop(blade);
+    let refused = refusal(home.config(1));
+    assert!(refused.contains("as much memory as before"), "{refused}");
+    let blade = home.start();
+    assert_eq!(used_superpages(&blade), 1, "nothing is lost by the attempt");
+}
+
+#[test]
+fn more_memory_may_be_lent_after_a_restart() {
+    let home = Home::new();
+    let blade = home.start();
+    let mut client = Peer::hello(at(&blade), 1);
+    let (segment, _) = client.segment(4);
+    client.write(segment, 3 * 4096, &pages(1, 1)).done();
+    drop(blade);
+    let blade = home.serve(home.config(6));
+    let mut client = Peer::hello(at(&blade), 1);
+    assert!(client.read(segment, 3 * 4096, 1).pages == pages(1, 1));
+    let (_, _) = Peer::hello(at(&blade), 2).segment(2);
+    assert_eq!(used_superpages(&blade), 6);
+}
+
+#[test]
+fn the_table_stays_short_and_its_owners() {
+    let home = Home::new();
+    let blade = home.start();
+    let mut client = Peer::hello(at(&blade), 1);
+    let (kept, _) = client.segment(1);
+    client.write(kept, 0, &pages(7, 1)).done();
+    let length = || std::fs::metadata(home.table()).unwrap().len();
+    let mut longest = 0;
+    wait_until("the table is written anew", || {
+        for _ in 0..500 {
+            let (segment, _) = client.create(1);
+            client.ask(&Request::Detach { segment }).done();
+        }
+        longest = longest.max(length());
+        length() < longest
+    });
+    assert!(longest < 4 << 20, "{longest} bytes");
+    let mode = std::fs::metadata(home.table()).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600, "it has ids and tokens");
+    drop(blade);
+    let blade = home.start();
+    let mut client = Peer::hello(at(&blade), 1);
+    assert!(client.read(kept, 0, 1).pages == pages(7, 1));
+    assert_eq!(client.read(kept, 0, 1).pages.len(), PAGE_BYTES);
+}
+
+/// The table says when the machine was started; here another start is written into it.
+#[test]
+fn an_orderly_reboot_is_outlived_where_that_was_asked_for() {
+    for (persist, is_kept) in [(Persist::Restart, false), (Persist::Reboot, true)] {
+        let home = Home::new();
+        let blade = home.serve(BladeConfig { persist: Some(persist), ..home.config(4) });
+        Peer::hello(at(&blade), 1).segment(2);
+        drop(blade);
+        rewrite_boot(&home.table());
+        let blade = home.serve(BladeConfig { persist: Some(persist), ..home.config(4) });
+        let past = blade.blade().past();
+        assert_eq!((past.clients == 1, past.loss.is_none()), (is_kept, is_kept), "{past:?}");
+    }
+}
+
+fn rewrite_boot(table: &Path) {
+    let now = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap();
+    rewrite_line(table, |line| line.replace(now.trim(), "00000000-0000-4000-8000-000000000000"));
+}
+
+/// Changes one line or more, and their checksums.
+fn rewrite_line(table: &Path, change: impl Fn(&str) -> String) {
+    let text = std::fs::read_to_string(table).unwrap();
+    let lines = text.lines().map(|line| {
+        let changed = change(&line[9..]);
+        format!("{:08x} {changed}\n", PagesChecksum::of(changed.as_bytes()))
+    });
+    let changed: String = lines.collect();
+    assert_ne!(changed, text);
+    std::fs::write(table, changed).unwrap();
+}
