@@ -33,8 +33,8 @@ use clap::{Args, Parser, Subcommand};
 use serde::{Deserialize, Serialize};
 
 use crate::values::{
-    Backing, BladeAddress, Door, LocalLimit, PeakMemory, Prefetch, Redundancy, Seal, Size, Span,
-    Victim, WhenFull, WhenOutside, process_number,
+    Backing, BladeAddress, Door, LocalLimit, PeakMemory, Persist, Prefetch, Redundancy, Seal, Size,
+    Span, Victim, WhenFull, WhenOutside, process_number,
 };
 
 /// Run unmodified Linux programs with part of their memory on other machines.
@@ -275,6 +275,16 @@ pub struct BladeSettings {
     /// file:PATH [default: auto: memfd with a unix socket, else anonymous]
     #[arg(long, value_name = "KIND", env = "FARPOOL_BLADE_BACKING", hide_env_values = true)]
     pub backing: Option<Backing>,
+    /// With --backing file:PATH: what is lent outlives the blade's process (restart), or an orderly
+    /// reboot of the machine, too (reboot); its table is kept in PATH.table
+    #[arg(
+        long,
+        value_name = "restart|reboot",
+        env = "FARPOOL_BLADE_PERSIST",
+        hide_env_values = true
+    )]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "restart")]
+    pub persist: Option<Persist>,
     /// Maximum memory of one client [default: all of --memory; an eighth for one of another host]
     #[arg(long, value_name = "SIZE", env = "FARPOOL_BLADE_QUOTA", hide_env_values = true)]
     pub quota: Option<Size>,

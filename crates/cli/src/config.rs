@@ -65,7 +65,7 @@ fill_from!(RunSettings:
         when_outside, quiet;
     lists blade);
 fill_from!(BladeSettings:
-    options memory, backing, quota, lease, threads, allow_remote_tcp;
+    options memory, backing, persist, quota, lease, threads, allow_remote_tcp;
     lists listen);
 fill_from!(StatSettings: options; lists blade);
 fill_from!(ControlSettings:

@@ -3,6 +3,7 @@
 //! There is one parser per kind, so a size means the same in all three places. Sizes are binary
 //! with any suffix, as memory is (`2G` and `2GiB` are both 2^31 bytes); a bare number is bytes.
 
+mod persist;
 mod plan;
 mod rack;
 mod redundancy;
@@ -20,6 +21,7 @@ use farpool_policy::{PrefetchKind, RateLimit, UnknownPolicy, VictimKind};
 use farpool_wire::{Address, AddressError};
 use serde::{Deserialize, Deserializer, de};
 
+pub use persist::*;
 pub use plan::*;
 pub use rack::*;
 pub use redundancy::*;
@@ -429,6 +431,7 @@ written_as_text!(
     Backing,
     BladeAddress,
     Door,
+    Persist,
     Redundancy,
     Seal,
     WhenFull,

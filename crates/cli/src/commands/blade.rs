@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Context;
-use farpool_blade::{BladeConfig, Server};
+use farpool_blade::{BackingKind, BladeConfig, Past, Server, Serving};
 use farpool_wire::Address;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -13,7 +13,7 @@ use crate::args::{BladeArgs, BladeSettings};
 use crate::commands::{refuse_remote, service};
 use crate::config::UsageError;
 use crate::logging;
-use crate::values::{Backing, Size, Span};
+use crate::values::{Backing, Persist, Size, Span};
 
 /// Serves until SIGINT or SIGTERM, then removes its socket files.
 pub fn main(args: &BladeArgs) -> anyhow::Result<u8> {
@@ -31,7 +31,8 @@ pub fn main(args: &BladeArgs) -> anyhow::Result<u8> {
     addresses.iter().filter_map(Address::socket_path).try_for_each(make_folder)?;
     let memory_bytes = config.memory_bytes;
     let serving = Server::bind(&addresses, config)?.serve()?;
-    say_ready(memory_bytes, serving.addresses(), args.json)?;
+    tell_past(serving.blade().past());
+    say_ready(memory_bytes, &serving, args.json)?;
     let signal = signals.forever().next();
     tracing::info!(signal, "stopping");
     service::tell_systemd("STOPPING=1");
@@ -47,6 +48,12 @@ fn config(settings: &BladeSettings) -> Result<BladeConfig, UsageError> {
     config.allow_remote_tcp = settings.allow_remote_tcp == Some(true);
     if let Some(Backing(backing)) = &settings.backing {
         config.backing = backing.clone();
+    }
+    config.persist = settings.persist.map(|Persist(persist)| persist);
+    if config.persist.is_some() && !matches!(config.backing, BackingKind::File(_)) {
+        let how = "--persist needs memory that outlives the process; give --backing file:PATH (in \
+                   /dev/shm or another tmpfs it stays DRAM)";
+        return Err(UsageError(how.into()));
     }
     if let Some(Size(bytes)) = settings.quota {
         config.quota_limit_bytes = bytes;
@@ -74,12 +81,31 @@ fn make_folder(socket: &Path) -> anyhow::Result<()> {
     }
 }
 
-fn say_ready(memory_bytes: u64, addresses: &[Address], json: bool) -> anyhow::Result<()> {
-    let listen: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+/// Says what is there of an earlier process, or why nothing is.
+fn tell_past(past: &Past) {
+    let Past { starts, clients, segments, bytes, loss } = past;
+    if let Some(loss) = loss {
+        tracing::error!("what this blade lent before is lost: {loss}");
+    }
+    if *starts > 1 {
+        let memory = Size(*bytes).to_string();
+        tracing::info!(starts, clients, segments, %memory, "goes on with what it lent before");
+    }
+}
+
+fn say_ready(memory_bytes: u64, serving: &Serving, json: bool) -> anyhow::Result<()> {
+    let listen: Vec<String> = serving.addresses().iter().map(ToString::to_string).collect();
+    let past = serving.blade().past();
     let line = if json {
         let pid = std::process::id();
-        json!({ "event": "ready", "pid": pid, "memory_bytes": memory_bytes, "listen": listen })
-            .to_string()
+        let mut line =
+            json!({ "event": "ready", "pid": pid, "memory_bytes": memory_bytes, "listen": listen });
+        if past.starts > 0 {
+            line["starts"] = past.starts.into();
+            line["lent_bytes"] = past.bytes.into();
+            line["loss"] = past.loss.clone().into();
+        }
+        line.to_string()
     } else {
         format!("ready: {} on {}", Size(memory_bytes), listen.join(" "))
     };
