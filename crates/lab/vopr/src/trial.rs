@@ -11,10 +11,14 @@ use farpool_units::{SUPERPAGE_BYTES, exactly};
 use crate::clock;
 use crate::network::{Weather, between};
 use crate::program::{Habits, Program, SUPERPAGES, Tally, Violation};
-use crate::world::{self, Strike, World};
+use crate::world::{self, Blades, Strike, World};
 
 /// One trial in so many moves memory: a superpage is 16 MiB, and takes as long as some trials.
 const MOVES_ONE_IN: u64 = 50;
+/// In one trial in so many, what blades lend outlives their processes. It takes longer: there the
+/// blade clears each superpage itself.
+const PERSISTS_ONE_IN: u64 = 50;
+const PERSIST_SALT: u64 = 0x7065_7273_6973_7421;
 /// In one trial in so many a blade is full for a while.
 const FILLS_ONE_IN: u64 = 4;
 /// In one trial in so many of those that seal pages a blade lies.
@@ -28,6 +32,9 @@ const SECOND: u64 = 1_000 * MS;
 pub const PAGE_TIME_MAX_NS: u64 = 5 * SECOND;
 /// With copies, no page takes longer: a blade is given up after 800 ms of silence.
 pub const SPARED_TIME_MAX_NS: u64 = SECOND;
+/// Faults of a host or the way to it. The last one ends its blade's process, and what that lends
+/// has to outlive it.
+const OUTAGES: u64 = 5;
 /// In liveness mode, the longest time that a blade pauses or the network refuses.
 const OUTAGE_MAX_NS: u64 = 3 * SECOND;
 /// In liveness mode, the time from one fault to the next.
@@ -111,6 +118,8 @@ struct Setting {
     lies: bool,
     /// After one blade, and the copies that were made of what it had, another one dies.
     dies_twice: bool,
+    /// What blades lend outlives their processes, which end every now and then.
+    persist: bool,
 }
 
 impl Setting {
@@ -122,7 +131,13 @@ impl Setting {
         };
         let lanes = 1 + random.index(3);
         let is_short = mode == Mode::Safety && random.below(4) == 0;
-        let superpages = if is_short { 2 } else { 4 * u64::from(SUPERPAGES) };
+        // Of a generator of its own: a seed's other faults do not depend on it.
+        let persist = Rng::new(seed ^ PERSIST_SALT).below(PERSISTS_ONE_IN) == 0;
+        let superpages = match (is_short, persist) {
+            (true, _) => 2,
+            (false, true) => u64::from(SUPERPAGES) + 1,
+            (false, false) => 4 * u64::from(SUPERPAGES),
+        };
         let lease = match mode {
             Mode::Safety => Duration::from_nanos(between(random, SECOND, 30 * SECOND)),
             Mode::Liveness | Mode::Copies => Duration::from_secs(30),
@@ -137,10 +152,11 @@ impl Setting {
             flip_one_in: 0,
             flip_rest_ns: 0,
         };
-        world::begin(!seed, hosts, superpages * SUPERPAGE_BYTES, lease, calm);
+        let memory_bytes = superpages * SUPERPAGE_BYTES;
+        world::begin(!seed, Blades { hosts, memory_bytes, lease, persist }, calm);
         let fills = random.below(FILLS_ONE_IN) == 0 && mode != Mode::Copies;
         // Memory cannot move to a full blade, which is an error and right.
-        let moves = random.below(MOVES_ONE_IN) == 0 && !fills;
+        let moves = random.below(MOVES_ONE_IN) == 0 && !fills && !persist;
         let seals_pages = random.below(2) == 0 || mode == Mode::Copies;
         let copies = match mode {
             Mode::Copies => 2 + random.index(hosts - 1),
@@ -157,18 +173,19 @@ impl Setting {
             copies: if is_credulous || flaws.has_one_copy { 1 } else { exactly(copies) },
         };
         let dies_twice = mode == Mode::Copies && copies < hosts && random.below(3) == 0;
-        Setting { hosts, lanes, deadline, calm, habits, fills, lies, dies_twice }
+        Setting { hosts, lanes, deadline, calm, habits, fills, lies, dies_twice, persist }
     }
 
     /// Plans what goes wrong.
     fn plan(&self, mode: Mode, random: &mut Rng) {
-        let Setting { hosts, calm, .. } = *self;
+        let Setting { hosts, calm, persist, .. } = *self;
+        let outages = if persist { OUTAGES } else { OUTAGES - 1 };
         match mode {
-            Mode::Safety => plan_anything(random, hosts, calm),
-            Mode::Liveness => plan_outages(random, 0..hosts, calm),
+            Mode::Safety => plan_anything(random, hosts, calm, outages),
+            Mode::Liveness => plan_outages(random, 0..hosts, calm, outages),
             Mode::Copies => {
                 let host = random.index(hosts);
-                plan_outages(random, host..host + 1, calm);
+                plan_outages(random, host..host + 1, calm, outages);
                 plan_for_good(random, host);
             }
         }
@@ -284,7 +301,7 @@ fn judge(
 }
 
 /// Any faults, at any time, over each other.
-fn plan_anything(random: &mut Rng, hosts: usize, calm: Weather) {
+fn plan_anything(random: &mut Rng, hosts: usize, calm: Weather, outages: u64) {
     let flip_one_in = [0, 0, 400, 40][random.index(4)];
     let restarts = random.below(3);
     world::with(|world| {
@@ -293,7 +310,7 @@ fn plan_anything(random: &mut Rng, hosts: usize, calm: Weather) {
             let at_ns = random.below(20 * SECOND);
             let host = random.index(hosts);
             let until_ns = at_ns + random.below(15 * SECOND);
-            plan_outage(world, random, host, at_ns..until_ns);
+            plan_outage(world, random, host, at_ns..until_ns, outages);
         }
         if restarts == 0 {
             world.plan(random.below(20 * SECOND), Strike::Restart(random.index(hosts)));
@@ -302,7 +319,7 @@ fn plan_anything(random: &mut Rng, hosts: usize, calm: Weather) {
 }
 
 /// Faults of the network and pauses of blades, one after the other and none for long.
-fn plan_outages(random: &mut Rng, hosts: Range<usize>, calm: Weather) {
+fn plan_outages(random: &mut Rng, hosts: Range<usize>, calm: Weather, outages: u64) {
     world::with(|world| {
         let flip_one_in = [0, 100][random.index(2)];
         world.set_weather(Weather { flip_one_in, flip_rest_ns: FAULT_REST_NS, ..calm });
@@ -310,7 +327,7 @@ fn plan_outages(random: &mut Rng, hosts: Range<usize>, calm: Weather) {
         for _ in 0..8 {
             let host = hosts.start + random.index(hosts.len());
             let until_ns = at_ns + between(random, MS, OUTAGE_MAX_NS);
-            plan_outage(world, random, host, at_ns..until_ns);
+            plan_outage(world, random, host, at_ns..until_ns, outages);
             at_ns = until_ns + FAULT_REST_NS;
         }
     });
@@ -324,10 +341,17 @@ fn plan_for_good(random: &mut Rng, host: usize) {
     });
 }
 
-/// Any one fault of a host or the way to it; those that end do so at the end of `when_ns`.
-fn plan_outage(world: &mut World, random: &mut Rng, host: usize, when_ns: Range<u64>) {
+/// Any one of the first `outages` faults of a host or the way to it; those that end do so at the
+/// end of `when_ns`.
+fn plan_outage(
+    world: &mut World,
+    random: &mut Rng,
+    host: usize,
+    when_ns: Range<u64>,
+    outages: u64,
+) {
     let Range { start: at_ns, end: until_ns } = when_ns;
-    match random.below(4) {
+    match random.below(outages) {
         0 => world.plan(at_ns, Strike::Cut(host)),
         1 => {
             let (up, down) = (random.below(2) == 0, random.below(2) == 0);
@@ -338,9 +362,10 @@ fn plan_outage(world: &mut World, random: &mut Rng, host: usize, when_ns: Range<
             world.plan(at_ns, Strike::Cut(host));
             world.plan(until_ns, Strike::Accept(host));
         }
-        _ => {
+        3 => {
             world.plan(at_ns, Strike::Pause(host));
             world.plan(until_ns, Strike::Resume(host));
         }
+        _ => world.plan(at_ns, Strike::Reopen(host)),
     }
 }

@@ -9,13 +9,14 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use farpool_acms::Rng;
-use farpool_blade::{BackingKind, BladeConfig, SteppedServer};
+use farpool_blade::{BackingKind, BladeConfig, Persist, SteppedServer};
 use farpool_kernel::{Time, send_with_descriptors};
 use farpool_pool::Address;
 use farpool_units::at_most;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{SendFlags, SocketType};
+use tempfile::TempDir;
 
 use crate::clock;
 use crate::liar::Liar;
@@ -29,6 +30,8 @@ const GLANCE_NS: u64 = 1_000;
 const OVERSLEEP_NS: u64 = 2_000_000;
 /// Waits of one trial; more mean that something asks for ever.
 const WAITS_MAX: u64 = 400_000;
+/// Memory that outlives a blade's process is a file here.
+const IN_MEMORY: &str = "/dev/shm";
 /// Where all blades of a trial listen, each at an address of its own.
 const PORT: u16 = 7070;
 
@@ -49,6 +52,8 @@ pub enum Strike {
     Resume(usize),
     /// The blade ends with all that it holds, and another one is there at once.
     Restart(usize),
+    /// The blade's process ends, and another one with the same memory is there at once.
+    Reopen(usize),
     /// The blade answers every write that it is full.
     Fill(usize),
     /// It takes writes again.
@@ -62,8 +67,11 @@ pub enum Strike {
 /// A host with a blade.
 #[derive(Debug)]
 struct Host {
-    blade: SteppedServer,
+    /// None only while one process follows the other.
+    blade: Option<SteppedServer>,
     config: BladeConfig,
+    /// Where the memory and its table are, if they outlive the blade's process.
+    folder: Option<TempDir>,
     is_refusing: bool,
     is_paused: bool,
     /// Writes that were refused because it is full, or None while it is not.
@@ -113,15 +121,30 @@ pub fn time() -> Time {
     Time::simulated(clock::now, wait)
 }
 
-/// Begins a trial: so many blades, of so many bytes each.
+/// The blades of a trial.
+#[derive(Clone, Copy, Debug)]
+pub struct Blades {
+    /// How many.
+    pub hosts: usize,
+    /// What each of them lends.
+    pub memory_bytes: u64,
+    /// How long they keep what a lost client has.
+    pub lease: Duration,
+    /// What they lend outlives their process.
+    pub persist: bool,
+}
+
+/// Begins a trial.
 ///
 /// # Panics
 /// A blade gets no memory.
-pub fn begin(seed: u64, hosts: usize, memory_bytes: u64, lease: Duration, weather: Weather) {
+pub fn begin(seed: u64, blades: Blades, weather: Weather) {
+    let Blades { hosts, memory_bytes, lease, persist } = blades;
     clock::reset();
     let config = BladeConfig {
         memory_bytes,
         backing: BackingKind::Memfd,
+        persist: persist.then_some(Persist::Restart),
         lease,
         allow_remote_tcp: true,
         threads: 1,
@@ -213,11 +236,27 @@ fn wait(set: &mut [PollFd<'_>], most: Duration) -> Result<usize, Errno> {
 }
 
 impl Host {
-    fn new(config: BladeConfig) -> Host {
+    fn new(mut config: BladeConfig) -> Host {
+        let folder = config.persist.map(|_| tempfile::tempdir_in(IN_MEMORY).expect("a folder"));
+        if let Some(folder) = &folder {
+            config.backing = BackingKind::File(folder.path().join("memory"));
+        }
         let blade = SteppedServer::new(config.clone()).expect("memory for a blade");
         let ticked_ns = clock::now_ns();
-        let (is_refusing, is_paused, refused, liar) = (false, false, None, None);
-        Host { blade, config, is_refusing, is_paused, refused, liar, ticked_ns }
+        let (blade, refused, liar) = (Some(blade), None, None);
+        let (is_refusing, is_paused) = (false, false);
+        Host { blade, config, folder, is_refusing, is_paused, refused, liar, ticked_ns }
+    }
+
+    /// Ends the blade's process as a signal does, and starts another one.
+    fn reopen(&mut self) {
+        assert!(self.folder.is_some(), "only what outlives a process can be opened again");
+        self.blade = None;
+        self.blade = Some(SteppedServer::new(self.config.clone()).expect("the memory is there"));
+    }
+
+    fn blade(&mut self) -> &mut SteppedServer {
+        self.blade.as_mut().expect("one process follows the other at once")
     }
 }
 
@@ -274,7 +313,7 @@ impl World {
             return Ok(false);
         }
         let (ours, blades) = pair(SocketType::STREAM)?;
-        self.hosts[number].blade.arrive(blades);
+        self.hosts[number].blade().arrive(blades);
         self.flows.push(Flow::new(number, network, ours));
         Ok(true)
     }
@@ -366,6 +405,10 @@ impl World {
                 let fresh = Host::new(host.config.clone());
                 *host = Host { liar: host.liar.take(), ..fresh };
             }
+            Strike::Reopen(at) => {
+                self.flows_of(at).for_each(Flow::cut);
+                self.hosts[at].reopen();
+            }
         }
     }
 
@@ -381,7 +424,7 @@ impl Host {
 
     fn step(&mut self) {
         if !self.is_paused {
-            self.blade.step().expect("the kernel's events");
+            self.blade().step().expect("the kernel's events");
         }
     }
 }
