@@ -20,8 +20,13 @@ pub struct Blade {
     child: Child,
     socket: PathBuf,
     tcp: String,
-    _directory: tempfile::TempDir,
+    directory: tempfile::TempDir,
+    memory: String,
+    options: Vec<String>,
 }
+
+/// Memory that outlives a blade's process is a file here.
+const IN_MEMORY: &str = "/dev/shm";
 
 impl Blade {
     /// Starts a blade with this much memory (`512MiB`) that listens on a unix socket and on a
@@ -36,14 +41,34 @@ impl Blade {
         Blade::start_command(command, memory, "tcp://127.0.0.1:0", options)
     }
 
+    /// Starts a blade whose memory outlives its process; see [`Blade::restart`].
+    pub fn start_persistent(memory: &str) -> Blade {
+        let directory = tempfile::tempdir_in(IN_MEMORY).expect("a directory in memory");
+        let file = directory.path().join("memory");
+        let options = ["--persist".to_owned(), format!("--backing=file:{}", file.display())];
+        let farpool = Command::new(binaries::program("farpool"));
+        Blade::spawn(farpool, directory, memory, "tcp://127.0.0.1:0", options.into())
+    }
+
     /// Like [`Blade::start_with`], by a command that runs `farpool` elsewhere, listening on `tcp`.
-    pub fn start_command(mut command: Command, memory: &str, tcp: &str, options: &[&str]) -> Blade {
+    pub fn start_command(command: Command, memory: &str, tcp: &str, options: &[&str]) -> Blade {
         let directory = tempfile::tempdir().expect("a directory for the socket");
+        let options = options.iter().map(|option| (*option).to_owned()).collect();
+        Blade::spawn(command, directory, memory, tcp, options)
+    }
+
+    fn spawn(
+        mut command: Command,
+        directory: tempfile::TempDir,
+        memory: &str,
+        tcp: &str,
+        options: Vec<String>,
+    ) -> Blade {
         let socket = directory.path().join("blade.sock");
         let listen = format!("unix://{}", socket.display());
         command.args(["blade", "--json", "--memory", memory, "--listen", &listen, "--listen", tcp]);
         let mut child = command
-            .args(options)
+            .args(&options)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -54,7 +79,23 @@ impl Blade {
         let _ = BufReader::new(stdout).read_line(&mut line);
         let address = line.split('"').find(|word| word.starts_with("tcp://"));
         let tcp = address.unwrap_or_else(|| panic!("the blade said {line:?}")).to_owned();
-        Blade { child, socket, tcp, _directory: directory }
+        Blade { child, socket, tcp, directory, memory: memory.to_owned(), options }
+    }
+
+    /// Ends the blade's process by a signal, and starts another one at the same addresses with the
+    /// same memory and options.
+    pub fn restart(&mut self, signal: i32) {
+        tree::signal(self.pid(), signal);
+        let _ = self.child.wait();
+        let directory = std::mem::replace(&mut self.directory, spare_directory());
+        let farpool = Command::new(binaries::program("farpool"));
+        let options = self.options.clone();
+        *self = Blade::spawn(farpool, directory, &self.memory, &self.tcp, options);
+    }
+
+    /// The file that has its memory, if it is a [persistent](Blade::start_persistent) one.
+    pub fn memory_file(&self) -> PathBuf {
+        self.directory.path().join("memory")
     }
 
     pub fn pid(&self) -> u32 {
@@ -103,6 +144,10 @@ impl Blade {
         serde_json::from_slice(&output.stdout)
             .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)))
     }
+}
+
+fn spare_directory() -> tempfile::TempDir {
+    tempfile::tempdir().expect("a directory")
 }
 
 impl Drop for Blade {

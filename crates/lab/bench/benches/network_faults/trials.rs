@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 mod copies;
 
 use anyhow::{Context, bail, ensure};
-use farpool_e2e::blade::Blade;
+use farpool_e2e::blade::{Blade, Transport};
 use farpool_e2e::proxy::{Fault, Proxy};
 use farpool_e2e::run::{Run, Running};
 use farpool_kernel::monotonic_ns;
@@ -37,6 +37,8 @@ pub(crate) enum NetworkFault {
     DeadFlows,
     FlippedLength,
     RefusedPort,
+    /// The blade is killed and started again with the same memory.
+    RestartedBlade,
     /// One of three blades is killed; the program has two copies.
     KilledBlade,
     /// Such a blade is stopped, and says nothing any more.
@@ -54,10 +56,11 @@ pub(crate) struct Pauses {
 }
 
 impl NetworkFault {
-    pub(crate) const ALL: [NetworkFault; 5] = [
+    pub(crate) const ALL: [NetworkFault; 6] = [
         NetworkFault::DeadFlows,
         NetworkFault::FlippedLength,
         NetworkFault::RefusedPort,
+        NetworkFault::RestartedBlade,
         NetworkFault::KilledBlade,
         NetworkFault::StoppedBlade,
     ];
@@ -67,6 +70,7 @@ impl NetworkFault {
             NetworkFault::DeadFlows => "all flows die, new ones work",
             NetworkFault::FlippedLength => "one bit of a length flips",
             NetworkFault::RefusedPort => "the port refuses for 1 s: beyond that",
+            NetworkFault::RestartedBlade => "the blade is killed and restarted: beyond its start",
             NetworkFault::KilledBlade => "one of 3 blades is killed, 2 copies",
             NetworkFault::StoppedBlade => "one of 3 blades is stopped, 2 copies",
         }
@@ -78,6 +82,7 @@ impl NetworkFault {
             NetworkFault::DeadFlows => "dead-flows",
             NetworkFault::FlippedLength => "flipped-length",
             NetworkFault::RefusedPort => "refused-port",
+            NetworkFault::RestartedBlade => "restarted-blade",
             NetworkFault::KilledBlade => "killed-blade",
             NetworkFault::StoppedBlade => "stopped-blade",
         }
@@ -99,7 +104,9 @@ impl NetworkFault {
                 proxy.serve_again();
                 return monotonic_ns();
             }
-            NetworkFault::KilledBlade | NetworkFault::StoppedBlade => {
+            NetworkFault::RestartedBlade
+            | NetworkFault::KilledBlade
+            | NetworkFault::StoppedBlade => {
                 unreachable!("it is no fault of the network")
             }
         }
@@ -120,6 +127,9 @@ pub(crate) fn measure(fault: NetworkFault, trials: usize) -> anyhow::Result<Paus
     if let NetworkFault::KilledBlade | NetworkFault::StoppedBlade = fault {
         return copies::measure(fault, trials);
     }
+    if fault == NetworkFault::RestartedBlade {
+        return restarts(fault, trials);
+    }
     let blade = Blade::start_with("256MiB", &["--lease", LEASE]);
     let proxy = Proxy::start(blade.tcp());
     let mut running = start(Run::far(LOCAL).blade(proxy.address()))?;
@@ -136,6 +146,32 @@ pub(crate) fn measure(fault: NetworkFault, trials: usize) -> anyhow::Result<Paus
         from_ns.push(begun_ns);
         let longest_ms = longest_ms(&touches(&running), begun_ns);
         eprintln!("{}: {} of {trials}: {longest_ms:.0} ms", fault.name(), number + 1);
+    }
+    pauses(&running, &from_ns, calm_from_ns)
+}
+
+/// Measures one program whose blade is killed and started again so often.
+fn restarts(fault: NetworkFault, trials: usize) -> anyhow::Result<Pauses> {
+    let mut blade = Blade::start_persistent("256MiB");
+    let mut running = start(Run::far(LOCAL).blade(&blade.address(Transport::Tcp)))?;
+    let mut random = Rng::new(trials as u64);
+    let calm_from_ns = monotonic_ns();
+    observe(&mut running, calm_from_ns)?;
+    let mut from_ns = Vec::with_capacity(trials);
+    for number in 0..trials {
+        std::thread::sleep(Duration::from_millis(random.below(SPREAD_MS).into()));
+        let killed_ns = monotonic_ns();
+        blade.restart(libc::SIGKILL);
+        let ready_ns = monotonic_ns();
+        observe(&mut running, ready_ns)?;
+        from_ns.push(ready_ns);
+        let longest_ms = longest_ms(&touches(&running), ready_ns);
+        eprintln!(
+            "{}: {} of {trials}: {longest_ms:.0} ms; its start took {} ms",
+            fault.name(),
+            number + 1,
+            (ready_ns - killed_ns) / 1_000_000
+        );
     }
     pauses(&running, &from_ns, calm_from_ns)
 }

@@ -1,0 +1,95 @@
+//! A blade whose memory outlives its process: programs wait for the next process and lose nothing,
+//! however often; or the blade says that it has begun anew, and nothing wrong is read.
+//!
+//! `FARPOOL_RESTARTS=1000 cargo test -p farpool-e2e --test restart` restarts as often as that.
+
+use std::time::Duration;
+
+use farpool_e2e::blade::{Blade, Transport};
+use farpool_e2e::run::{Door, Run, Running};
+use farpool_e2e::{PATIENCE, turn, wait_until};
+
+const THREADS: usize = 2;
+const MEMORY: &str = "512MiB";
+/// Restarts of each test, unless more are asked for.
+const RESTARTS: usize = 12;
+/// Pages that a program fetches from one restart to the next.
+const FETCHES: u64 = 300;
+/// Longest time for all restarts that are asked for.
+const LONG: Duration = Duration::from_secs(3600);
+
+fn restarts() -> usize {
+    let asked = std::env::var("FARPOOL_RESTARTS").ok();
+    asked.map_or(RESTARTS, |number| number.parse().expect("a number of restarts"))
+}
+
+/// Starts a program of 64 MiB, part of it far, that checks every page it reads.
+fn checker(door: Door, address: &str, seed: u32, operations: &str) -> (Running, tempfile::TempDir) {
+    let end = tempfile::tempdir().expect("a directory");
+    let mut running = Run::through(door, "16MiB")
+        .blade(address)
+        .patience(LONG)
+        .own_program("farpool-stress")
+        .args(["--mib", "64", "--threads", &THREADS.to_string(), "--progress"])
+        .args(["--seconds", "7200", "--seed", &seed.to_string()])
+        .args(["--ops", operations, "--until"])
+        .arg(end.path().join("end"))
+        .start();
+    running.wait_for_output("filled", THREADS);
+    running.wait_until_far();
+    (running, end)
+}
+
+fn wait_for_fetches(running: &Running) {
+    let before = running.fetched().unwrap_or(0);
+    wait_until("pages to be fetched", PATIENCE, || {
+        let said = running.stderr();
+        assert!(!said.contains("far memory is lost"), "{said}");
+        (running.fetched()? > before + FETCHES).then_some(())
+    });
+}
+
+/// The blade is killed and told to end by turns, and each time the program goes on.
+fn outlives(door: Door, transport: Transport, seed: u32, operations: &str) {
+    let mut blade = Blade::start_persistent(MEMORY);
+    let (running, end) = checker(door, &blade.address(transport), seed, operations);
+    for number in 0..restarts() {
+        wait_for_fetches(&running);
+        blade.restart(if number % 3 == 2 { libc::SIGTERM } else { libc::SIGKILL });
+    }
+    wait_for_fetches(&running);
+    std::fs::write(end.path().join("end"), "").expect("a file");
+    let outcome = running.finish();
+    outcome.require_success().require_far();
+    assert_eq!(outcome.counter("lost"), 0, "{}", outcome.stderr);
+}
+
+#[test]
+fn a_preloaded_program_outlives_restarts_of_its_blade_on_a_unix_socket() {
+    let _turn = turn();
+    outlives(Door::Preload, Transport::Unix, 1, "discard,heap,pipe,protect");
+}
+
+#[test]
+fn a_program_with_a_sidecar_outlives_restarts_of_its_blade_on_tcp() {
+    let _turn = turn();
+    outlives(Door::Sidecar, Transport::Tcp, 2, "discard,heap,pipe,protect");
+}
+
+#[test]
+fn forking_programs_outlive_restarts_of_their_blade() {
+    let _turn = turn();
+    outlives(Door::Usual, Transport::Unix, 3, "fork,discard,heap");
+}
+
+/// Memory that was made anew has zeros where the program had pages: it is told, and ends.
+#[test]
+fn a_blade_without_its_memory_is_another_blade() {
+    let _turn = turn();
+    let mut blade = Blade::start_persistent(MEMORY);
+    let address = blade.address(Transport::Tcp);
+    let (running, _end) = checker(Door::Usual, &address, 4, "discard,heap");
+    std::fs::remove_file(blade.memory_file()).expect("its memory");
+    blade.restart(libc::SIGKILL);
+    running.finish().require_lost("it was started anew");
+}
