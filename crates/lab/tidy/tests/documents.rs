@@ -240,9 +240,10 @@ fn every_variable_is_documented() {
 
 /// Formats and protocols: the name on the page, the source of the constant, and the text before the
 /// number.
-const VERSIONS: [(&str, &str, &str); 6] = [
+const VERSIONS: [(&str, &str, &str); 7] = [
     ("wire", "crates/protocol/wire/src/lib.rs", "pub const PROTOCOL_VERSION: u8 = "),
     ("board", "crates/far/board/src/layout.rs", "pub const VERSION: u32 = "),
+    ("table", "crates/far/blade/src/journal/text.rs", "pub(crate) const VERSION: u32 = "),
     ("keyvault", "crates/protocol/keyvault/src/frame.rs", "pub const VERSION: u16 = "),
     ("flash", "crates/cache/kv-tier/src/flash/layout.rs", "pub const VERSION: u32 = "),
     ("acms", "crates/rack/acms/src/datagram.rs", "pub const VERSION: u8 = "),

@@ -1,8 +1,8 @@
 //! What a blade lends outlives its process: each change of the table is kept before anybody is told
 //! of it, and before anything is zeroed because of it ([`crate::journal`]).
 //!
-//! Pages need no care: their file has them from the moment that a client's bytes are received, and a
-//! write that was under way when the process ended was not answered. Its client sends it again.
+//! Pages need no care: their file has them from the moment that a client's bytes are received, and
+//! a write that was under way when the process ended was not answered. Its client sends it again.
 
 use super::{Blade, Memory, Store, backing, random};
 use crate::config::{BackingKind, BladeConfig, Persist};
