@@ -48,7 +48,14 @@ pub(super) struct PoolSuperpage {
 impl Pool {
     pub(super) fn open(path: &Path, capacity_bytes: u64) -> io::Result<Pool> {
         let (file, is_new) = open_or_make(path)?;
-        rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
+        let exclusive = rustix::fs::FlockOperation::NonBlockingLockExclusive;
+        rustix::fs::flock(&file, exclusive).map_err(|errno| match errno {
+            Errno::WOULDBLOCK => io::Error::new(
+                io::ErrorKind::WouldBlock,
+                "another process uses the file, a blade that has not ended perhaps",
+            ),
+            other => other.into(),
+        })?;
         let stat = rustix::fs::fstat(&file)?;
         if rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile {
             // Reserved now: with a full file system, touching a hole later would kill the blade.
