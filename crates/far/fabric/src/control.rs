@@ -14,8 +14,8 @@ use farpool_wire::{
 };
 use rustix::event::PollFlags;
 use rustix::io::Errno;
-use rustix::net::SendFlags;
 
+use crate::channel::{Channel, Trouble};
 use crate::descriptor::Descriptor;
 use crate::dial::Dialer;
 use crate::receive::Break;
@@ -31,7 +31,7 @@ const STALL_TIME: Duration = Duration::from_millis(500);
 #[derive(Debug)]
 pub struct Control {
     dialer: Dialer,
-    socket: Option<Descriptor>,
+    channel: Option<Channel>,
     hello: HelloOk,
     next_id: u64,
     out: Vec<u8>,
@@ -82,10 +82,10 @@ impl Control {
     pub fn connect(session: Arc<Session>, slot: u32) -> Result<Self, ConnectError> {
         let until = session.time.now() + session.deadline;
         let mut dialer = Dialer::new(session, slot)?;
-        let (socket, greeting) = dialer.connect(until).map_err(|error| dialer.explain(error))?;
+        let (channel, greeting) = dialer.connect(until).map_err(|error| dialer.explain(error))?;
         Ok(Control {
             dialer,
-            socket: Some(socket),
+            channel: Some(channel),
             hello: greeting.ok,
             next_id: 1,
             out: Vec::new(),
@@ -155,7 +155,7 @@ impl Control {
         if met.is_given_up() && self.lost.is_none() {
             let reason = "it was given up, as there are copies".to_owned();
             self.lost = Some(ConnectError::Lost { address: address.to_string(), reason });
-            self.socket = None;
+            self.channel = None;
         }
     }
 
@@ -166,16 +166,23 @@ impl Control {
         let until = begun + deadline;
         let (mut attempts, mut patience) = (0u32, STALL_TIME);
         loop {
-            let socket = match self.socket.take() {
-                Some(socket) => socket,
+            // Between two requests it costs nothing to replace a connection.
+            let is_over =
+                |it: &mut Channel| it.has_ended(time.now()) || it.take_renewal(time.now());
+            if self.channel.as_mut().is_some_and(is_over) {
+                self.channel = None;
+            }
+            let mut channel = match self.channel.take() {
+                Some(channel) => channel,
                 None => self.reconnect(begun, until)?,
             };
             attempts += 1;
             let spared = self.spared_from(begun).unwrap_or(until);
-            match self.attempt(&socket, request, until.min(spared).min(time.now() + patience)) {
+            match self.attempt(&mut channel, request, until.min(spared).min(time.now() + patience))
+            {
                 Ok(()) => {
                     self.dialer.session.met.heard(time.now());
-                    self.socket = Some(socket);
+                    self.channel = Some(channel);
                     return Ok(attempts > 1);
                 }
                 Err(end) if time.now() >= until || self.has_ended(begun) => {
@@ -203,7 +210,7 @@ impl Control {
     }
 
     /// Makes the connection again, until then or until the lease has run out.
-    fn reconnect(&mut self, begun: Instant, until: Instant) -> Result<Descriptor, ConnectError> {
+    fn reconnect(&mut self, begun: Instant, until: Instant) -> Result<Channel, ConnectError> {
         let session = Arc::clone(&self.dialer.session);
         let (time, met) = (session.time, &session.met);
         let since = *self.unconnected.get_or_insert_with(|| time.now());
@@ -212,10 +219,10 @@ impl Control {
             let end = met.lease_end(since).map_or(until, |end| end.min(until));
             let end = self.spared_from(begun).map_or(end, |spared| end.min(spared));
             let error = match self.dialer.connect(end) {
-                Ok((socket, _)) => {
+                Ok((channel, _)) => {
                     self.unconnected = None;
                     self.reconnects += 1;
-                    return Ok(socket);
+                    return Ok(channel);
                 }
                 Err(error) => error,
             };
@@ -236,7 +243,7 @@ impl Control {
 
     fn attempt(
         &mut self,
-        socket: &Descriptor,
+        channel: &mut Channel,
         request: &Request<'_>,
         until: Instant,
     ) -> Result<(), Break> {
@@ -246,37 +253,42 @@ impl Control {
         self.received.clear();
         self.files.clear();
         request.encode(id, 0, &mut self.out)?;
-        self.send(socket, until)?;
+        self.send(channel, until)?;
         while !self.is_answer(id, request)? {
-            self.receive(socket, until)?;
+            self.receive(channel, until)?;
         }
         Ok(())
     }
 
-    fn send(&self, socket: &Descriptor, until: Instant) -> Result<(), Break> {
+    fn send(&self, channel: &mut Channel, until: Instant) -> Result<(), Break> {
         let mut left = self.out.as_slice();
-        while !left.is_empty() {
-            match rustix::net::send(socket, left, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
+        loop {
+            let sent = match left {
+                [] if channel.flush()? => return Ok(()),
+                [] => Err(Trouble::System(Errno::AGAIN)),
+                left => channel.send_bytes(left),
+            };
+            match sent {
                 Ok(bytes) => left = &left[bytes..],
-                Err(Errno::AGAIN) => self.wait(socket, PollFlags::OUT, until)?,
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(Break::Broken(errno)),
+                Err(Trouble::System(Errno::AGAIN)) => self.wait(channel, PollFlags::OUT, until)?,
+                Err(Trouble::System(Errno::INTR)) => {}
+                Err(trouble) => return Err(trouble.into()),
             }
         }
-        Ok(())
     }
 
-    fn receive(&mut self, socket: &Descriptor, until: Instant) -> Result<(), Break> {
+    fn receive(&mut self, channel: &mut Channel, until: Instant) -> Result<(), Break> {
         let have = self.received.len();
         self.received.resize(HEAD_LIMIT_BYTES, 0);
         let room = &mut self.received[have..];
-        let got = sys::receive_with_descriptors(socket.as_fd(), room, &mut self.files);
+        let got = channel.receive_bytes(room, &mut self.files);
         self.received.truncate(have + got.unwrap_or(0));
         match got {
             Ok(0) => Err(Break::Closed),
             Ok(_) => Ok(()),
-            Err(Errno::AGAIN) => self.wait(socket, PollFlags::IN, until),
-            Err(errno) => Err(Break::Broken(errno)),
+            Err(Trouble::System(Errno::AGAIN)) => self.wait(channel, PollFlags::IN, until),
+            Err(Trouble::System(Errno::INTR)) => Ok(()),
+            Err(trouble) => Err(trouble.into()),
         }
     }
 
@@ -296,8 +308,8 @@ impl Control {
         Ok(true)
     }
 
-    fn wait(&self, socket: &Descriptor, what: PollFlags, until: Instant) -> Result<(), Break> {
-        match self.dialer.session.time.wait_until(socket.as_fd(), what, until) {
+    fn wait(&self, channel: &Channel, what: PollFlags, until: Instant) -> Result<(), Break> {
+        match self.dialer.session.time.wait_until(channel.as_fd(), what, until) {
             Ok(true) => Ok(()),
             Ok(false) => Err(Break::Broken(Errno::TIMEDOUT)),
             Err(errno) => Err(Break::Broken(errno)),

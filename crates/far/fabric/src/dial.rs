@@ -10,16 +10,17 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use farpool_kernel::Time;
+use farpool_record::RecordError;
 use farpool_wire::{
     Address, ErrorCode, HEADER_BYTES, Hello, HelloOk, NAME_LIMIT_BYTES, Opcode, Request, RequestId,
     Response, WireError, split_head,
 };
 use rustix::event::PollFlags;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
 
 use crate::asked;
-use crate::descriptor::{Descriptor, DescriptorSet};
+use crate::channel::{Channel, Trouble};
+use crate::descriptor::DescriptorSet;
 use crate::opening::{DialError, open};
 use crate::peer::Stranger;
 use crate::session::{ConnectError, Session};
@@ -47,8 +48,10 @@ pub(crate) struct Dialer {
 #[derive(Debug)]
 pub(crate) struct Dial {
     /// The blade's socket, or the one for the answer if another process was asked to open it.
-    socket: Descriptor,
+    channel: Channel,
     is_asked: bool,
+    /// Without keys it is not used.
+    needs_keys: bool,
     connected: bool,
     hello: Vec<u8>,
     sent: usize,
@@ -70,7 +73,8 @@ pub(crate) struct Greeting {
 
 impl Dialer {
     pub(crate) fn new(session: Arc<Session>, slot: u32) -> Result<Self, ConnectError> {
-        if !session.address.is_local() && !session.allow_remote_tcp {
+        let is_allowed = session.allow_remote_tcp || session.secures_tcp;
+        if !session.address.is_local() && !is_allowed {
             return Err(ConnectError::RemoteTcp { address: session.address.to_string() });
         }
         Ok(Dialer { session, slot, generation: 0, blade_id: None })
@@ -80,13 +84,19 @@ impl Dialer {
     pub(crate) fn dial(&mut self) -> Result<Dial, DialError> {
         self.generation += 1;
         let Session { address, descriptors, asks, time, .. } = &*self.session;
-        let asked = asks.map_or(Ok(None), |ask| ask(address)).map_err(DialError::of_connect)?;
+        let needs_keys = self.session.secures_tcp && matches!(address, Address::Tcp(_));
+        let asked = asks.as_ref().map_or(Ok(None), |opener| opener.ask(address));
+        let asked = asked.map_err(DialError::of_connect)?;
         let is_asked = asked.is_some();
+        if needs_keys && !is_asked {
+            return Err(DialError::Unsecured);
+        }
         let socket = asked.map_or_else(|| open(address, |_| false), Ok)?;
         let socket = descriptors.adopt(socket).map_err(DialError::of_connect)?;
         Ok(Dial {
-            socket,
+            channel: Channel::plain(socket),
             is_asked,
+            needs_keys,
             connected: false,
             hello: self.hello().map_err(DialError::Wire)?,
             sent: 0,
@@ -134,13 +144,15 @@ impl Dialer {
         let passes_once_met = match error {
             DialError::Gone(_) | DialError::Forbidden(_) => may_come_back,
             DialError::Wire(_) | DialError::Refused(ErrorCode::VersionMismatch) => true,
-            _ => false,
+            // Certificates are renewed, and a blade that did not ask for one may do so later.
+            DialError::Refused(ErrorCode::CertificateNeeded) => true,
+            other => other.is_distrust(),
         };
         error.may_pass() || (passes_once_met && met.is_set())
     }
 
     /// Connects, waiting at most until the given time.
-    pub(crate) fn connect(&mut self, until: Instant) -> Result<(Descriptor, Greeting), DialError> {
+    pub(crate) fn connect(&mut self, until: Instant) -> Result<(Channel, Greeting), DialError> {
         let (time, mut patience) = (self.session.time, ATTEMPT_TIME);
         loop {
             match self.connect_once(until.min(time.now() + patience)) {
@@ -149,22 +161,22 @@ impl Dialer {
                     if error == DialError::Later(Errno::TIMEDOUT) {
                         patience = patience.saturating_mul(2).min(self.session.deadline);
                     }
-                    time.pause(sys::CONNECT_PAUSE);
+                    time.pause(error.pause());
                 }
                 other => return other,
             }
         }
     }
 
-    fn connect_once(&mut self, until: Instant) -> Result<(Descriptor, Greeting), DialError> {
+    fn connect_once(&mut self, until: Instant) -> Result<(Channel, Greeting), DialError> {
         let mut dial = self.dial()?;
         loop {
             if let Some(greeting) = dial.advance()? {
                 self.met(&greeting);
-                return Ok((dial.socket, greeting));
+                return Ok((dial.channel, greeting));
             }
             let time = self.session.time;
-            let is_ready = time.wait_until(dial.socket.as_fd(), dial.awaits(), until);
+            let is_ready = time.wait_until(dial.descriptor(), dial.awaits(), until);
             if !is_ready.map_err(DialError::Later)? {
                 return Err(DialError::Later(Errno::TIMEDOUT));
             }
@@ -185,6 +197,12 @@ impl Dialer {
             }
             DialError::NotMeant => ConnectError::NotMeant { address },
             DialError::Descriptors => ConnectError::Descriptors { address },
+            DialError::Untrusted(reason) => {
+                ConnectError::Untrusted { address, reason: reason.to_string() }
+            }
+            DialError::Record(RecordError::Alert(_)) => {
+                ConnectError::Untrusted { address, reason: error.to_string() }
+            }
             other => ConnectError::Lost { address, reason: other.to_string() },
         }
     }
@@ -192,11 +210,11 @@ impl Dialer {
 
 impl Dial {
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.channel.as_fd()
     }
 
-    pub(crate) fn into_socket(self) -> Descriptor {
-        self.socket
+    pub(crate) fn into_channel(self) -> Channel {
+        self.channel
     }
 
     /// The events that the next step waits for on the descriptor.
@@ -207,10 +225,17 @@ impl Dial {
     /// Takes the blade's socket from the process asked for it. False if it has not arrived yet.
     fn is_open(&mut self) -> Result<bool, DialError> {
         if self.is_asked
-            && let Some(socket) = asked::take(self.socket.as_fd())?
+            && let Some((socket, keys)) = asked::take(self.channel.as_fd())?
         {
-            self.socket = self.descriptors.adopt(socket).map_err(DialError::of_connect)?;
+            let socket = self.descriptors.adopt(socket).map_err(DialError::of_connect)?;
+            self.channel = match keys {
+                Some(keys) => Channel::sealed(socket, keys, self.time.now()),
+                None => Channel::plain(socket),
+            };
             self.is_asked = false;
+        }
+        if !self.is_asked && self.needs_keys && !self.channel.is_sealed() {
+            return Err(DialError::Unsecured);
         }
         Ok(!self.is_asked)
     }
@@ -221,7 +246,7 @@ impl Dial {
             return Ok(None);
         }
         if !self.connected {
-            self.connected = sys::connected(self.socket.as_fd()).map_err(DialError::of_connect)?;
+            self.connected = sys::connected(self.channel.as_fd()).map_err(DialError::of_connect)?;
         }
         if !self.connected || !self.send_hello()? {
             return Ok(None);
@@ -236,22 +261,21 @@ impl Dial {
             return Err(DialError::Restarted);
         }
         if self.time.is_kernel() {
-            sys::make_patient(self.socket.as_fd()).map_err(DialError::Later)?;
+            sys::make_patient(self.channel.as_fd()).map_err(DialError::Later)?;
         }
         Ok(Some(greeting))
     }
 
     fn send_hello(&mut self) -> Result<bool, DialError> {
         while self.sent < self.hello.len() {
-            let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-            match rustix::net::send(&self.socket, &self.hello[self.sent..], flags) {
+            match self.channel.send_bytes(&self.hello[self.sent..]) {
                 Ok(bytes) => self.sent += bytes,
-                Err(Errno::AGAIN) => return Ok(false),
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(DialError::Later(errno)),
+                Err(Trouble::System(Errno::AGAIN)) => return Ok(false),
+                Err(Trouble::System(Errno::INTR)) => {}
+                Err(trouble) => return Err(trouble.into()),
             }
         }
-        Ok(true)
+        Ok(self.channel.flush()?)
     }
 
     /// How many bytes the answer still lacks, as far as that is known. None when it is complete.
@@ -270,15 +294,16 @@ impl Dial {
     fn receive(&mut self, bytes: usize) -> Result<bool, DialError> {
         let mut buffer = [0; ANSWER_LIMIT_BYTES];
         let room = &mut buffer[..bytes.min(ANSWER_LIMIT_BYTES)];
-        match rustix::net::recv(&self.socket, room, RecvFlags::DONTWAIT) {
-            Ok((_, 0)) => Err(DialError::Closed),
-            Ok((_, got)) => {
+        // A greeting brings no descriptors; those of a blade that sends some are closed.
+        match self.channel.receive_bytes(room, &mut Vec::new()) {
+            Ok(0) => Err(DialError::Closed),
+            Ok(got) => {
                 self.answer.extend_from_slice(&buffer[..got]);
                 Ok(true)
             }
-            Err(Errno::AGAIN) => Ok(false),
-            Err(Errno::INTR) => Ok(true),
-            Err(errno) => Err(DialError::Later(errno)),
+            Err(Trouble::System(Errno::AGAIN)) => Ok(false),
+            Err(Trouble::System(Errno::INTR)) => Ok(true),
+            Err(trouble) => Err(trouble.into()),
         }
     }
 

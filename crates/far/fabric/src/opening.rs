@@ -1,10 +1,14 @@
 //! Opens a connection to an address, before anything is sent on it.
 
+use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
+use farpool_record::RecordError;
 use farpool_wire::{Address, ErrorCode, WireError};
 use rustix::io::Errno;
 
+use crate::channel::Trouble;
 use crate::peer::{self, Stranger};
 use crate::sys;
 
@@ -31,6 +35,56 @@ pub(crate) enum DialError {
     Stranger(Stranger),
     #[error("no descriptor is left in this process")]
     Descriptors,
+    #[error("no trust: {0}")]
+    Untrusted(Words),
+    #[error("{0}")]
+    Record(RecordError),
+    #[error("the process that holds the certificate is gone, or opened it without one")]
+    Unsecured,
+}
+
+/// A reason in words, without memory of its own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Words {
+    bytes: [u8; Self::LIMIT_BYTES],
+    count: usize,
+}
+
+impl Words {
+    /// The longest reason in bytes; it is cut there.
+    pub(crate) const LIMIT_BYTES: usize = 240;
+
+    pub(crate) fn of(text: &str) -> Self {
+        let mut bytes = [0; Self::LIMIT_BYTES];
+        let count = text.floor_char_boundary(Self::LIMIT_BYTES);
+        bytes[..count].copy_from_slice(&text.as_bytes()[..count]);
+        Words { bytes, count }
+    }
+}
+
+impl fmt::Display for Words {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(std::str::from_utf8(&self.bytes[..self.count]).unwrap_or_default())
+    }
+}
+
+impl fmt::Debug for Words {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Time between two attempts where certificates are refused: each costs both ends a handshake, and
+/// somebody has to replace a file in between.
+const DISTRUST_PAUSE: Duration = Duration::from_millis(250);
+
+impl From<Trouble> for DialError {
+    fn from(trouble: Trouble) -> Self {
+        match trouble {
+            Trouble::System(errno) => DialError::Later(errno),
+            Trouble::Record(error) => DialError::Record(error),
+        }
+    }
 }
 
 impl DialError {
@@ -40,11 +94,22 @@ impl DialError {
             DialError::Later(_) | DialError::Closed => true,
             // Our hello was damaged on its way.
             DialError::Refused(ErrorCode::BadFrame) => true,
+            DialError::Record(error) => !matches!(error, RecordError::Alert(_)),
             DialError::Wire(error) => {
                 !matches!(error, WireError::Version { .. } | WireError::Magic { .. })
             }
             _ => false,
         }
+    }
+
+    /// True if one end refuses the other's certificate.
+    pub(crate) fn is_distrust(self) -> bool {
+        matches!(self, DialError::Untrusted(_) | DialError::Record(RecordError::Alert(_)))
+    }
+
+    /// Time to let pass before the next attempt.
+    pub(crate) fn pause(self) -> Duration {
+        if self.is_distrust() { DISTRUST_PAUSE } else { sys::CONNECT_PAUSE }
     }
 
     pub(crate) fn of_connect(errno: Errno) -> Self {

@@ -11,8 +11,7 @@
 //! request succeeds. Impossible bytes (damage, an answer to nothing, a second answer) are a
 //! [`Break::Damaged`], after which nothing of this connection is used.
 
-use std::os::fd::BorrowedFd;
-
+use farpool_record::RecordError;
 use farpool_units::PAGE_BYTES;
 use farpool_wire::{
     HEAD_LIMIT_BYTES, HEADER_BYTES, Head, Header, Kind, PagesChecksum, RequestId, Response,
@@ -20,9 +19,10 @@ use farpool_wire::{
 };
 use rustix::io::Errno;
 
+use crate::channel::{Channel, Trouble};
 use crate::flight::{Flight, REQUEST_LIMIT_PAGES, Slot};
 use crate::link::PageFault;
-use crate::sys::{self, Patience, Vector};
+use crate::sys::{Patience, Vector};
 
 /// Most answers guessed for one system call; more are received by the next one.
 const AHEAD_LIMIT_ANSWERS: usize = 32;
@@ -48,12 +48,28 @@ pub(crate) enum Break {
     /// a new connection is the simple way to leave the rest unsent.
     #[error("the blade refused a request while it was being sent")]
     RefusedEarly,
+    /// Its records do not fit, or its key is used up.
+    #[error("{0}")]
+    Record(RecordError),
+    /// The certificate that the blade showed has ended.
+    #[error("the blade's certificate has ended since the connection was made")]
+    Ended,
 }
 
 impl Break {
     /// True if the peer or the network misbehaves, rather than being gone.
     pub(crate) fn is_damage(self) -> bool {
         matches!(self, Break::Damaged(_) | Break::Unasked(_))
+    }
+}
+
+impl From<Trouble> for Break {
+    fn from(trouble: Trouble) -> Self {
+        match trouble {
+            Trouble::System(errno) => Break::Broken(errno),
+            Trouble::Record(RecordError::Closed) => Break::Closed,
+            Trouble::Record(error) => Break::Record(error),
+        }
     }
 }
 
@@ -104,7 +120,7 @@ impl Receiver {
     /// `sent_bytes`: how much of the stream has been sent; nothing beyond can have an answer.
     pub(crate) fn receive(
         &mut self,
-        socket: BorrowedFd<'_>,
+        channel: &mut Channel,
         flight: &mut Flight,
         sent_bytes: u64,
         patience: Patience,
@@ -114,15 +130,15 @@ impl Receiver {
         let expected =
             if spilling { self.expect_spill()? } else { self.expect(flight, sent_bytes) };
         // SAFETY: heads and spill are ours; the pages are lent to the link until their completion.
-        let got = unsafe { sys::receive(socket, &mut self.vector, patience) };
+        let got = unsafe { channel.receive(&mut self.vector, patience) };
         self.spill.truncate(kept_bytes + got.unwrap_or(0));
         self.received_bytes += got.unwrap_or(0) as u64;
         match got {
             Ok(0) => return Err(Break::Closed),
             Ok(got) if !spilling => self.take_guessed(flight, sent_bytes, got)?,
             Ok(_) => {}
-            Err(Errno::AGAIN | Errno::INTR) => return Ok(false),
-            Err(errno) => return Err(Break::Broken(errno)),
+            Err(Trouble::System(Errno::AGAIN | Errno::INTR)) => return Ok(false),
+            Err(trouble) => return Err(trouble.into()),
         }
         self.take_spilled(flight, sent_bytes)?;
         Ok(got == Ok(expected) && flight.is_busy())

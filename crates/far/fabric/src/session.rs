@@ -1,6 +1,5 @@
 //! Our identity to a blade, and why it could not be reached.
 
-use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -8,8 +7,8 @@ use std::time::{Duration, Instant};
 use farpool_kernel::Time;
 use farpool_units::exactly;
 use farpool_wire::{Address, ClientId, ErrorCode, Grant, HelloOk, Purpose};
-use rustix::io::Errno;
 
+use crate::asked::Opener;
 use crate::descriptor::DescriptorSet;
 use crate::limits::ClientLimits;
 use crate::opening::DialError;
@@ -40,10 +39,12 @@ pub struct Session {
     pub deadline: Duration,
     /// Whether the blade may be given up before that.
     pub spare: Spare,
-    /// Permits TCP to other hosts, which is not encrypted.
+    /// Permits TCP to other hosts without certificates, where nothing but pages is encrypted.
     pub allow_remote_tcp: bool,
+    /// TCP is used only with certificates: `asks` gives connections whose handshake is complete.
+    pub secures_tcp: bool,
     /// Opens the connections in this process's stead, if set.
-    pub asks: Option<Ask>,
+    pub asks: Option<Arc<dyn Opener>>,
     /// The time that deadlines and pauses are of.
     pub time: Time,
     /// The set that holds the connections' descriptors.
@@ -196,10 +197,18 @@ pub enum ConnectError {
         /// The reason.
         code: ErrorCode,
     },
+    /// One end does not accept the other's certificate.
+    #[error("blade {address} and this client do not trust each other: {reason}")]
+    Untrusted {
+        /// The blade's address.
+        address: String,
+        /// The reason, with the remedy.
+        reason: String,
+    },
     /// A TCP address beyond loopback without permission.
     #[error(
-        "blade {address} is on another host and TCP is not encrypted; allow remote TCP explicitly \
-         if you mean it"
+        "blade {address} is on another host and there is no certificate for it; give one (--pki), \
+         or allow remote TCP explicitly if the network is trusted"
     )]
     RemoteTcp {
         /// The blade's address.
@@ -226,10 +235,6 @@ pub enum ConnectError {
         address: String,
     },
 }
-
-/// Asks for a connection to an address; the answer arrives on the socket. None if there is no
-/// process left to ask, and the connection is opened here.
-pub type Ask = fn(&Address) -> Result<Option<OwnedFd>, Errno>;
 
 #[cfg(test)]
 mod tests {

@@ -23,6 +23,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 
 use crate::attention::Attention;
+use crate::channel::{Channel, Trouble};
 use crate::descriptor::Descriptor;
 use crate::dial::{Dial, Dialer, Greeting};
 use crate::flight::{Flight, REQUEST_LIMIT_PAGES};
@@ -71,7 +72,7 @@ struct Timer {
 
 #[derive(Debug)]
 enum State {
-    Up(Descriptor),
+    Up(Channel),
     Dialing(Dial),
     /// No attempt before this time.
     Pausing(Instant),
@@ -90,8 +91,8 @@ impl StreamLink {
         let until = session.time.now() + session.deadline;
         let mut link = Self::later(session, slot)?;
         let connected = link.dialer.connect(until);
-        let (socket, greeting) = connected.map_err(|error| link.dialer.explain(error))?;
-        link.state = State::Up(socket);
+        let (channel, greeting) = connected.map_err(|error| link.dialer.explain(error))?;
+        link.state = State::Up(channel);
         link.greeted(&greeting);
         Ok(link)
     }
@@ -160,9 +161,9 @@ impl StreamLink {
         self.advance_dial();
         self.advance_second();
         let patience = self.waited_for(patience);
-        if let State::Up(socket) = &self.state
+        if let State::Up(channel) = &mut self.state
             && let Err(end) = exchange(
-                socket.as_fd(),
+                channel,
                 &mut self.flight,
                 &mut self.output,
                 &mut self.sent_bytes,
@@ -231,7 +232,7 @@ impl StreamLink {
             Ok(Some(greeting)) => {
                 let pausing = State::Pausing(self.time.now());
                 if let State::Dialing(dial) = std::mem::replace(&mut self.state, pausing) {
-                    self.state = State::Up(dial.into_socket());
+                    self.state = State::Up(dial.into_channel());
                 }
                 self.greeted(&greeting);
             }
@@ -249,11 +250,14 @@ impl StreamLink {
                 self.reconnects += 1;
                 self.flight.ground(false);
                 if let Some(dial) = self.second.take() {
-                    self.state = State::Up(dial.into_socket());
+                    self.state = State::Up(dial.into_channel());
                 }
                 self.greeted(&greeting);
             }
-            Err(DialError::Restarted) => self.dial_failed(DialError::Restarted),
+            // Nor may the first one go on then.
+            Err(error) if error == DialError::Restarted || error.is_distrust() => {
+                self.dial_failed(error);
+            }
             // It says nothing about the first one, which may still answer.
             Err(_) => self.second = None,
         }
@@ -287,7 +291,7 @@ impl StreamLink {
         self.failure = Some(error);
         self.second = None;
         self.state = if self.dialer.may_pass(error) {
-            State::Pausing(self.time.now() + sys::CONNECT_PAUSE)
+            State::Pausing(self.time.now() + error.pause())
         } else {
             State::Lost(error.to_string())
         };
@@ -368,6 +372,27 @@ impl StreamLink {
         };
     }
 
+    /// True if bytes wait for the socket to take them.
+    fn has_unsent(&self) -> bool {
+        let is_sealed_left = match &self.state {
+            State::Up(channel) => channel.has_unsent(),
+            _ => false,
+        };
+        is_sealed_left || self.output.bytes() > 0
+    }
+
+    /// Has another connection take over from one whose key is worn or whose blade has to be
+    /// verified again, and ends one whose blade's certificate has ended.
+    fn renew(&mut self, now: Instant) {
+        let State::Up(channel) = &mut self.state else { return };
+        if channel.has_ended(now) {
+            self.broke(Break::Ended);
+        } else if self.second.is_none() && channel.take_renewal(now) {
+            // If there is no descriptor for it, the first one goes on.
+            self.second = self.dialer.dial().ok();
+        }
+    }
+
     fn lose(&mut self, reason: String, fault: PageFault) {
         self.state = State::Lost(reason);
         self.second = None;
@@ -382,9 +407,8 @@ impl StreamLink {
             self.attention.begin(now);
         }
         self.flight.submit(opcode, pages);
-        if let State::Up(socket) = &self.state {
-            let sent =
-                send_all(socket.as_fd(), &mut self.flight, &mut self.output, &mut self.sent_bytes);
+        if let State::Up(channel) = &mut self.state {
+            let sent = send_all(channel, &mut self.flight, &mut self.output, &mut self.sent_bytes);
             if let Err(end) = sent {
                 self.broke(end);
             }
@@ -406,7 +430,7 @@ impl Timer {
 
 /// Receives and sends alternately as long as either moves something.
 fn exchange(
-    socket: BorrowedFd<'_>,
+    channel: &mut Channel,
     flight: &mut Flight,
     output: &mut Vector,
     sent_bytes: &mut u64,
@@ -415,24 +439,24 @@ fn exchange(
 ) -> Result<(), Break> {
     let mut patience = patience;
     loop {
-        send_all(socket, flight, output, sent_bytes)?;
+        send_all(channel, flight, output, sent_bytes)?;
         if flight.flying.is_empty() {
             return Ok(());
         }
-        if output.bytes() > 0 {
+        if output.bytes() > 0 || channel.has_unsent() {
             patience = Patience::None; // a full socket needs us as soon as it empties
         }
-        let more = receiver.receive(socket, flight, *sent_bytes, patience)?;
+        let more = receiver.receive(channel, flight, *sent_bytes, patience)?;
         patience = Patience::None;
         if !more {
-            return send_all(socket, flight, output, sent_bytes);
+            return send_all(channel, flight, output, sent_bytes);
         }
     }
 }
 
 /// Sends until nothing may be sent or the socket is full.
 fn send_all(
-    socket: BorrowedFd<'_>,
+    channel: &mut Channel,
     flight: &mut Flight,
     output: &mut Vector,
     sent_bytes: &mut u64,
@@ -442,18 +466,18 @@ fn send_all(
             output.clear();
             flight.launch(output, SEND_LIMIT_PARTS);
         }
-        if output.bytes() == 0 {
+        if output.bytes() == 0 && !channel.has_unsent() {
             return Ok(());
         }
         // SAFETY: heads belong to flying requests, pages are lent to the link until their
         // completion.
-        match unsafe { sys::send(socket, output) } {
+        match unsafe { channel.send(output) } {
             Ok(bytes) => {
                 output.advance(bytes);
                 *sent_bytes += bytes as u64;
             }
-            Err(Errno::AGAIN) => return Ok(()),
-            Err(errno) => return Err(Break::Broken(errno)),
+            Err(Trouble::System(Errno::AGAIN)) => return Ok(()),
+            Err(trouble) => return Err(trouble.into()),
         }
     }
 }
@@ -476,7 +500,7 @@ impl Link for StreamLink {
 
     fn wait(&mut self, done: &mut Vec<PageDone>) {
         if self.flight.is_busy() && self.flight.done.is_empty() {
-            let stuck = !matches!(self.state, State::Up(_)) || self.output.bytes() > 0;
+            let stuck = !matches!(self.state, State::Up(_)) || self.has_unsent();
             if stuck {
                 self.pause();
             }
@@ -506,6 +530,7 @@ impl Link for StreamLink {
             self.poll(done);
         } else {
             self.watch_for_stall(now);
+            self.renew(now);
         }
     }
 
@@ -541,7 +566,7 @@ impl Link for StreamLink {
 
     fn is_sending(&self) -> bool {
         // A second connection's descriptor, which has room, would end every wait at once.
-        let is_stuck = self.output.bytes() > 0 && self.second.is_none();
+        let is_stuck = self.has_unsent() && self.second.is_none();
         matches!(self.state, State::Up(_)) && is_stuck
     }
 

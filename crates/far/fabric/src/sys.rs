@@ -189,6 +189,15 @@ pub(crate) enum Patience {
     Step,
 }
 
+impl Patience {
+    pub(crate) fn flags(self) -> RecvFlags {
+        match self {
+            Patience::None => RecvFlags::DONTWAIT,
+            Patience::Step => RecvFlags::empty(),
+        }
+    }
+}
+
 /// Longest that a patient receive waits before its caller checks the deadlines.
 pub(crate) const WAIT_STEP: Duration = Duration::from_millis(20);
 
@@ -202,10 +211,7 @@ pub(crate) unsafe fn receive(
     patience: Patience,
 ) -> Result<usize, Errno> {
     debug_assert!(into.bytes() > 0);
-    let flags = match patience {
-        Patience::None => RecvFlags::DONTWAIT,
-        Patience::Step => RecvFlags::empty(),
-    };
+    let flags = patience.flags();
     let mut none = RecvAncillaryBuffer::default();
     // SAFETY: as promised by the caller.
     let slices = unsafe { into.slices_mut() };
@@ -232,6 +238,51 @@ pub(crate) unsafe fn send(fd: BorrowedFd<'_>, from: &Vector) -> Result<usize, Er
     // SAFETY: as promised by the caller.
     let slices = unsafe { from.slices() };
     again(|| rustix::net::sendmsg(fd, slices, &mut none, SendFlags::NOSIGNAL | SendFlags::DONTWAIT))
+}
+
+/// Hands the parts' bytes to `take`, in order, until it takes less than a part has. Returns how many
+/// bytes were taken.
+///
+/// # Safety
+/// Every part of the vector must be readable during the call.
+pub(crate) unsafe fn gather<E>(
+    from: &Vector,
+    mut take: impl FnMut(&[u8]) -> Result<usize, E>,
+) -> Result<usize, E> {
+    let mut all = 0;
+    // SAFETY: as promised by the caller.
+    for part in unsafe { from.slices() } {
+        let taken = take(part)?;
+        all += taken;
+        if taken < part.len() {
+            break;
+        }
+    }
+    Ok(all)
+}
+
+/// Copies bytes to the front of the vector, as many as it has room for, and drops those parts.
+/// Returns their number.
+///
+/// # Safety
+/// Every part of the vector must be writable, and not used by others, during the call.
+pub(crate) unsafe fn scatter(into: &mut Vector, bytes: &[u8]) -> usize {
+    let mut left = bytes;
+    while !left.is_empty() && into.bytes() > 0 {
+        let mut filled = 0;
+        // SAFETY: as promised by the caller.
+        for part in unsafe { into.slices_mut() } {
+            let (now, later) = left.split_at(left.len().min(part.len()));
+            part[..now.len()].copy_from_slice(now);
+            filled += now.len();
+            left = later;
+            if left.is_empty() {
+                break;
+            }
+        }
+        into.advance(filled);
+    }
+    bytes.len() - left.len()
 }
 
 /// Asks for the bytes in a socket's queue of output (linux/sockios.h, asm-generic/ioctls.h).

@@ -66,6 +66,9 @@ pub enum Refusal {
     /// It answers connections, but people and programs do not.
     #[error("it answers connections as {0}; only controllers and nodes may")]
     NoServer(Role),
+    /// It lends memory, but only nodes do.
+    #[error("it lends memory as {0}; only nodes may (farpool pki issue --role node)")]
+    NoBlade(Role),
     /// Another one was expected.
     #[error("it is {found}, not {expected}")]
     OtherRole {

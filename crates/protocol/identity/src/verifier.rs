@@ -21,6 +21,8 @@ use crate::trust::Side;
 pub enum Expect {
     /// A controller or node whose certificate names the address that the client dials.
     Address,
+    /// A node whose certificate names the address that the client dials: its blade.
+    Node,
     /// This one, at whatever address.
     Role(Role),
 }
@@ -100,7 +102,8 @@ impl OfServers {
         match &self.expect {
             Expect::Role(expected) if *expected == found => Ok(()),
             Expect::Role(expected) => Err(Refusal::OtherRole { expected: expected.clone(), found }),
-            Expect::Address => {
+            Expect::Node if !matches!(found, Role::Node(_)) => Err(Refusal::NoBlade(found)),
+            Expect::Address | Expect::Node => {
                 let malformed = |error: Error| Refusal::Malformed(error.to_string());
                 let parsed = ParsedCertificate::try_from(leaf).map_err(malformed)?;
                 rustls::client::verify_server_name(&parsed, address)

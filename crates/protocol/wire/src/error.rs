@@ -156,4 +156,12 @@ error_codes! {
     /// Detail: the grant's epoch on the blade. Hello's is older: the grant has since gone to
     /// another client. The connection is closed afterwards.
     StaleEpoch = 22, "the grant was issued again since this client got it";
+    /// Detail: 0. Over TCP the blade speaks TLS only. It says so in the clear to a peer that does
+    /// not, and the connection is closed afterwards.
+    CertificateNeeded = 23, "the blade serves over TCP only with certificates; \
+        give the folder with yours: --pki DIR (farpool pki issue)";
+    /// Detail: 0. Hello's purpose is not open to the role of the client's certificate. The
+    /// connection is closed afterwards.
+    RoleNotPermitted = 24, "a certificate of this role may look at the blade and borrow nothing; \
+        use one of a program (farpool pki issue --role program)";
 }

@@ -208,6 +208,7 @@ impl FakeBlade {
             deadline,
             spare: Spare::default(),
             allow_remote_tcp: false,
+            secures_tcp: false,
             asks: None,
             time: farpool_fabric::Time::KERNEL,
             descriptors: Arc::new(DescriptorSet::default()),
