@@ -1,9 +1,11 @@
 //! The configuration of a blade, and every limit it keeps.
 
+use farpool_identity::Credentials;
 use farpool_kernel::Time;
 use farpool_wire::Address;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 use thiserror::Error;
 
@@ -92,8 +94,11 @@ pub struct BladeConfig {
     pub lease: Duration,
     /// Threads that serve connections; 0 for one per processor.
     pub threads: usize,
-    /// Allows TCP addresses beyond loopback. Nothing is encrypted, and peers are not authenticated.
+    /// Allows TCP addresses beyond loopback without certificates. Nothing but pages is encrypted
+    /// then, and peers are not authenticated.
     pub allow_remote_tcp: bool,
+    /// Serves TCP, loopback too, over TLS only, to peers with a certificate of the same rack.
+    pub credentials: Option<Arc<Credentials>>,
     /// Permissions of unix sockets, as in chmod.
     pub socket_mode: u32,
     /// Most pages of one read or write, 1 to 1024. A larger request occupies its connection longer.
@@ -139,6 +144,7 @@ impl Default for BladeConfig {
             lease: LEASE_DEFAULT,
             threads: 0,
             allow_remote_tcp: false,
+            credentials: None,
             socket_mode: 0o600,
             pages_per_request: PAGES_PER_REQUEST_DEFAULT,
             credits: CREDITS_DEFAULT,

@@ -113,6 +113,13 @@ impl Slice {
         checksum.update(unsafe { std::slice::from_raw_parts(self.start, self.bytes) });
     }
 
+    /// Gives the bytes to `take`, which copies what it needs.
+    pub(crate) fn read<R>(self, take: impl FnOnce(&[u8]) -> R) -> R {
+        // SAFETY: as in `checksum`; what another process changes meanwhile does not fit the
+        // checksum that was sent before.
+        take(unsafe { std::slice::from_raw_parts(self.start, self.bytes) })
+    }
+
     /// Copies `source` to the front of the slice.
     pub(crate) fn fill(self, source: &[u8]) {
         assert!(source.len() <= self.bytes, "the source must fit");

@@ -166,6 +166,7 @@ mod tests {
             name: "a \"name\"\n of two lines".into(),
             pid: 7,
             user: Some(1000),
+            identity: Some("spiffe://rack/program/payroll".into()),
             quota_superpages: 9,
         };
         Row::Client(row)

@@ -10,15 +10,17 @@
 //! Invariants:
 //! - All complete requests in the input are carried out before the connection waits for more,
 //!   unless the output is full; then it goes on when the output has drained.
+//! - Over TCP with certificates nothing is read as a frame before the peer is known ([`Way`]).
 //! - A fenced connection carries nothing out: [`Gate`] is held while a connection works.
 //! - A request that its grant's rate holds back stays in the input, and nothing is received behind
 //!   it.
 
-use super::input::Input;
+use super::input::{Input, Received};
 use super::output::Output;
 use super::pace::Pace;
 use super::requests::{self, Greeting, Scratch, Session};
 use super::shared::{Arrival, Shared};
+use super::way::{self, Opened, Way};
 use crate::gate::{Gate, Ticket, Writing};
 use crate::memory::Keep;
 use crate::sources::{Presence, Source};
@@ -27,7 +29,7 @@ use crate::table::{Access, Refused};
 use farpool_kernel::lock;
 use farpool_units::{PAGE_BYTES, exactly};
 use farpool_wire::{
-    ErrorCode, Extent, Header, Hello, Opcode, PagesChecksum, Request, RequestId, Response,
+    ErrorCode, Extent, Header, Hello, Opcode, PagesChecksum, Purpose, Request, RequestId, Response,
     SegmentId, WireError, split_head,
 };
 use std::io;
@@ -55,6 +57,18 @@ pub(super) enum Close {
     /// It said goodbye, or a newer connection took its place.
     #[error("the connection was ended")]
     Ended,
+}
+
+impl Close {
+    /// True if the peer has sent what it never should.
+    pub(super) fn is_for_what_it_sent(&self) -> bool {
+        match self {
+            Close::Bad(_) => true,
+            // A record that does not fit.
+            Close::Gone(error) => error.kind() == io::ErrorKind::InvalidData,
+            Close::Silent { .. } | Close::Ended => false,
+        }
+    }
 }
 
 /// Most pages of a small request: with more, client and worker run better side by side than on one
@@ -90,6 +104,7 @@ struct Talk {
     /// Its key among the connections under its grant.
     ticket: Option<Ticket>,
     pace: Pace,
+    way: Way,
     output: Output,
     arriving: Arriving,
     /// Close once everything has been sent.
@@ -132,16 +147,18 @@ struct Write {
 }
 
 impl Connection {
-    pub(super) fn new(arrival: Arrival, now: Duration) -> Self {
+    pub(super) fn new(arrival: Arrival, shared: &Shared) -> Self {
         let Arrival { socket, presence } = arrival;
+        let way = Way::new(shared.certified.as_ref(), presence.source().is_unix());
         let talk = Talk {
             gate: Arc::new(Gate::new(socket)),
             presence,
-            arrived: now,
+            arrived: shared.now(),
             session: Session::Fresh,
             slot: None,
             ticket: None,
             pace: Pace::default(),
+            way,
             output: Output::default(),
             arriving: Arriving::default(),
             is_ending: false,
@@ -167,7 +184,7 @@ impl Connection {
 
     /// True if it waits for the socket to accept bytes again.
     pub(super) fn wants_to_send(&self) -> bool {
-        !self.talk.output.is_empty()
+        !self.talk.output.is_empty() || self.talk.way.wants_to_send()
     }
 
     /// True if it takes further requests.
@@ -197,6 +214,9 @@ impl Connection {
         if *is_fenced {
             return Err(Close::Ended);
         }
+        if !self.talk.open_way(shared, tools)? {
+            return Ok(());
+        }
         let result = self.work_inside(shared, tools);
         if let Err(Close::Bad(error)) = &result {
             self.talk.answer_bad(*error, tools);
@@ -206,13 +226,12 @@ impl Connection {
 
     fn work_inside(&mut self, shared: &Shared, tools: &mut Tools) -> Result<(), Close> {
         self.drain(shared, tools)?;
-        for _ in 0..ROUNDS {
+        for round in 0.. {
             if !self.wants_to_receive() {
                 break;
             }
-            let missing = self.talk.arriving.missing_slices();
-            let socket = self.talk.gate.socket.as_fd();
-            let Some(received) = self.input.receive(socket, missing, &mut tools.iovecs)? else {
+            let may_read_socket = round < ROUNDS;
+            let Some(received) = self.receive(tools, may_read_socket)? else {
                 break;
             };
             self.talk.arriving.received(received.direct_bytes);
@@ -221,8 +240,27 @@ impl Connection {
                 break;
             }
         }
-        let is_over = self.talk.is_ending && self.talk.output.is_empty();
+        let is_over = self.talk.is_ending && !self.wants_to_send();
         if is_over { Err(Close::Ended) } else { Ok(()) }
+    }
+
+    /// Receives what there is. Of a sealed connection, what was received before is taken even if
+    /// the socket may not be read: no event would report it again.
+    fn receive(
+        &mut self,
+        tools: &mut Tools,
+        may_read_socket: bool,
+    ) -> Result<Option<Received>, Close> {
+        let Talk { way, gate, arriving, .. } = &mut self.talk;
+        let (socket, missing) = (gate.socket.as_fd(), arriving.missing_slices());
+        Ok(match way {
+            Way::Sealed(sealed) => {
+                let incoming = &mut sealed.incoming;
+                self.input.receive_sealed(socket, missing, incoming, may_read_socket)?
+            }
+            _ if !may_read_socket => None,
+            _ => self.input.receive(socket, missing, &mut tools.iovecs)?,
+        })
     }
 
     /// Carries out all input and sends what the socket takes, unless that leaves the output full.
@@ -295,7 +333,31 @@ impl Talk {
     }
 
     fn flush(&mut self, tools: &mut Tools) -> io::Result<()> {
-        self.output.flush(self.gate.socket.as_fd(), &mut tools.iovecs)
+        let socket = self.gate.socket.as_fd();
+        match &mut self.way {
+            Way::Sealed(sealed) => self.output.flush_sealed(socket, &mut sealed.outgoing),
+            _ => self.output.flush(socket, &mut tools.iovecs),
+        }
+    }
+
+    /// Goes on with the handshake, if there is one. True if frames may be read.
+    fn open_way(&mut self, shared: &Shared, tools: &mut Tools) -> Result<bool, Close> {
+        if matches!(self.way, Way::Refused) {
+            let is_there = way::hear_out(self.gate.socket.as_fd());
+            return if is_there { Ok(false) } else { Err(Close::Ended) };
+        }
+        let source_of = self.presence.source();
+        match self.way.open(shared.certified.as_ref(), &self.gate)? {
+            Opened::Ready => return Ok(true),
+            Opened::Waits => return Ok(false),
+            Opened::Clear => {
+                self.answer_at_last(ErrorCode::CertificateNeeded, 0, tools);
+                shared.say_refused(source_of, "it does not speak TLS; give it --pki DIR");
+            }
+            Opened::Refused(why) => shared.say_refused(source_of, &why),
+        }
+        way::end_words(self.gate.socket.as_fd());
+        Ok(false)
     }
 
     /// Carries out one request and answers it; a write is answered once its pages have arrived.
@@ -415,8 +477,11 @@ impl Talk {
             return Err(Refused::new(ErrorCode::HelloExpected, 0));
         }
         self.is_ending = true; // unless all goes well
-        let Greeting { session, ok } =
-            requests::greet(&shared.blade, hello, self.presence.source().origin())?;
+        if hello.purpose != Purpose::Monitor && !self.way.may_borrow() {
+            return Err(Refused::new(ErrorCode::RoleNotPermitted, 0));
+        }
+        let origin = self.way.origin(self.presence.source().origin());
+        let Greeting { session, ok } = requests::greet(&shared.blade, hello, origin)?;
         if let Ok((client, _)) = session.client() {
             let taken = shared.take_slot(client, hello.slot, hello.generation, &self.gate);
             if let Err(refused) = taken {
@@ -468,6 +533,11 @@ impl Talk {
             }
             _ => (ErrorCode::BadFrame, 0),
         };
+        self.answer_at_last(code, detail, tools);
+    }
+
+    /// Sends a last refusal to a peer, if the socket takes it at once.
+    fn answer_at_last(&mut self, code: ErrorCode, detail: u64, tools: &mut Tools) {
         let response = Response::Error { code, detail };
         let encode = |out: &mut Vec<u8>| response.encode(Opcode::Hello, RequestId(0), 0, 0, out);
         if self.output.push_head(encode).is_ok() {

@@ -5,8 +5,12 @@
 //! the segment, and the receive behind them is kept small, so that only a few hundred bytes of the
 //! next payload land here and must be copied.
 
+use super::way;
 use crate::sys::{self, Iovecs, Slice};
+use farpool_record::Incoming;
 use farpool_wire::{HEAD_LIMIT_BYTES, HEADER_BYTES, META_CHECKSUM_BYTES};
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
 use std::io;
 use std::os::fd::BorrowedFd;
 
@@ -93,6 +97,69 @@ impl Input {
         let direct_bytes = count.min(direct_room);
         self.end += count - direct_bytes;
         Ok(Some(Received { direct_bytes, was_full: count == direct_room + room }))
+    }
+
+    /// As [`Self::receive`], from records. The socket is read only if `may_read_socket`: what was
+    /// read from it before has no event that would report it again, so all of it is taken.
+    ///
+    /// # Errors
+    /// As before, or a record does not fit.
+    pub(super) fn receive_sealed(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        slices: &[Slice],
+        incoming: &mut Incoming,
+        may_read_socket: bool,
+    ) -> io::Result<Option<Received>> {
+        self.make_room();
+        let (mut slices, mut direct_bytes, mut has_taken) = (slices.iter().copied(), 0, false);
+        let (mut slice, mut was_full) = (slices.next(), false);
+        let mut may_read = may_read_socket;
+        loop {
+            let content = match incoming.content() {
+                // What came before it is good; the next call fails alike.
+                Err(_) if has_taken => break,
+                other => other.map_err(way::as_io)?,
+            };
+            if content.is_empty() {
+                if has_taken || !may_read {
+                    break;
+                }
+                let room = incoming.room();
+                let room_bytes = room.len();
+                match rustix::net::recv(socket, room, RecvFlags::DONTWAIT) {
+                    Ok((_, 0)) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    Ok((_, count)) => {
+                        incoming.received(count);
+                        was_full = count == room_bytes;
+                    }
+                    Err(Errno::AGAIN | Errno::INTR) => break,
+                    Err(errno) => return Err(errno.into()),
+                }
+                may_read = false;
+                continue;
+            }
+            let count = if let Some(target) = slice {
+                let count = content.len().min(target.bytes());
+                target.fill(&content[..count]);
+                direct_bytes += count;
+                slice = Some(target.skip(count)).filter(|left| left.bytes() > 0);
+                slice = slice.or_else(|| slices.next());
+                count
+            } else {
+                let count = content.len().min(self.buffer.len() - self.end);
+                self.buffer[self.end..self.end + count].copy_from_slice(&content[..count]);
+                self.end += count;
+                count
+            };
+            incoming.take(count);
+            has_taken |= count > 0;
+            if count == 0 {
+                was_full = true;
+                break;
+            }
+        }
+        Ok(has_taken.then_some(Received { direct_bytes, was_full }))
     }
 
     /// Makes room for a long head behind what is there.

@@ -1,5 +1,6 @@
 //! A blade on sockets: as many threads as processors, each with its own connections.
 
+mod certified;
 mod connection;
 mod descriptors;
 mod follow;
@@ -10,10 +11,13 @@ mod pace;
 mod requests;
 mod shared;
 mod stepped;
+mod way;
 mod worker;
 
 use crate::blade::{Blade, BladeStat};
 use crate::config::BladeConfig;
+use certified::Certified;
+use farpool_identity::Refusal;
 use farpool_wire::Address;
 use listener::Listener;
 use shared::Shared;
@@ -39,13 +43,16 @@ pub enum ServeError {
     NoAddress,
     /// TCP beyond this machine, without explicit permission.
     #[error(
-        "{address} can be reached from other machines, and the blade neither encrypts nor asks \
-         who connects; allow remote TCP explicitly if the network is trusted"
+        "{address} can be reached from other machines, and the blade has no certificate to know \
+         who connects; give one (--pki), or allow remote TCP explicitly if the network is trusted"
     )]
     RemoteTcp {
         /// The address.
         address: Address,
     },
+    /// The certificate is of no use to a blade.
+    #[error("the blade's certificate is of no use: {0}")]
+    Certificate(Refusal),
     /// Another process listens there, or the path is not a socket.
     #[error("{address} is in use; stop what listens there or choose another address")]
     InUse {
@@ -79,6 +86,7 @@ pub enum ServeError {
 #[derive(Debug)]
 pub struct Server {
     blade: Arc<Blade>,
+    certified: Option<Arc<Certified>>,
     listeners: Vec<Listener>,
 }
 
@@ -107,9 +115,12 @@ impl Server {
         }
         if let Some(remote) = addresses.iter().find(|a| !a.is_local())
             && !config.allow_remote_tcp
+            && config.credentials.is_none()
         {
             return Err(ServeError::RemoteTcp { address: remote.clone() });
         }
+        let certified = config.credentials.clone().map(Certified::new).transpose();
+        let certified = certified.map_err(ServeError::Certificate)?;
         descriptors::raise_limit();
         let mut listeners: Vec<Listener> = Vec::new();
         for address in addresses {
@@ -120,14 +131,14 @@ impl Server {
             }
         }
         config.backing = config.backing.resolve(addresses, config.require_grants);
-        Server::of(listeners, config)
+        Ok(Server { certified, ..Server::of(listeners, config)? })
     }
 
     fn of(listeners: Vec<Listener>, config: BladeConfig) -> Result<Server, ServeError> {
         let (bytes, backing) = (config.memory_bytes, config.backing.clone());
         let blade =
             Blade::new(config).map_err(|source| ServeError::Memory { bytes, backing, source })?;
-        Ok(Server { blade: Arc::new(blade), listeners })
+        Ok(Server { blade: Arc::new(blade), certified: None, listeners })
     }
 
     /// The addresses it listens on, with the actual TCP ports.
@@ -151,7 +162,8 @@ impl Server {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             threads => threads,
         };
-        let shared = Arc::new(Shared::new(self.blade, count).map_err(ServeError::Threads)?);
+        let shared = Shared::new(self.blade, self.certified, count);
+        let shared = Arc::new(shared.map_err(ServeError::Threads)?);
         let mut serving = Serving { shared, addresses, threads: Vec::new() };
         serving.start(self.listeners).map_err(ServeError::Threads)?; // on an error, drop stops it
         Ok(serving)
@@ -165,6 +177,9 @@ impl Serving {
             let listeners = listeners.take().unwrap_or_default();
             let worker = Worker::new(Arc::clone(&self.shared), thread, listeners)?;
             self.spawn(&format!("fp-blade-{thread}"), move || worker.run())?;
+        }
+        if let Some(certified) = self.shared.certified.clone() {
+            self.spawn("fp-blade-certs", move || certified.watch())?;
         }
         let shared = Arc::clone(&self.shared);
         self.spawn("fp-blade-scrub", move || {

@@ -7,8 +7,10 @@
 //! - The arena is emptied whenever everything has been sent; [`Output::is_full`] ensures that this
 //!   happens before it grows much.
 
+use super::way;
 use crate::memory::Keep;
 use crate::sys::{self, Iovecs, Slice};
+use farpool_record::{Outgoing, RecordError};
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -122,6 +124,37 @@ impl Output {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
             }
+        }
+        Ok(())
+    }
+
+    /// As [`Self::flush`], in records: what is sealed counts as sent, and its memory is let go.
+    pub(super) fn flush_sealed(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        outgoing: &mut Outgoing,
+    ) -> io::Result<()> {
+        while way::flush(outgoing, socket)? && !self.chunks.is_empty() {
+            let mut taken = 0;
+            let mut skip = self.sent_of_first;
+            for chunk in &self.chunks {
+                let count = match chunk.place {
+                    Place::Head { start, bytes } => {
+                        outgoing.add(&self.heads[start + skip..start + bytes])
+                    }
+                    Place::Memory(slice) => slice.skip(skip).read(|bytes| outgoing.add(bytes)),
+                    // Descriptors go through unix sockets, which are plain.
+                    Place::HeadWithDescriptor { .. } => Err(RecordError::Malformed),
+                };
+                let count = count.map_err(way::as_io)?;
+                taken += count;
+                if count < chunk.bytes() - skip {
+                    break;
+                }
+                skip = 0;
+            }
+            outgoing.seal().map_err(way::as_io)?;
+            self.sent(taken);
         }
         Ok(())
     }

@@ -1,8 +1,9 @@
 //! What a server's threads have in common.
 
+use super::certified::Certified;
 use crate::blade::Blade;
 use crate::gate::Gate;
-use crate::sources::Presence;
+use crate::sources::{Presence, Source};
 use crate::table::{ClientNumber, Refused};
 use farpool_kernel::{LogRate, lock};
 use farpool_units::at_most;
@@ -18,6 +19,8 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) blade: Arc<Blade>,
+    /// The certificates that TCP is served with, if there are any.
+    pub(super) certified: Option<Arc<Certified>>,
     stop: AtomicBool,
     mailboxes: Vec<Mailbox>,
     slots: Mutex<HashMap<(ClientNumber, u32), SlotHolder>>,
@@ -25,6 +28,7 @@ pub(super) struct Shared {
     pub(super) bad_frames_log: LogRate,
     pub(super) lost_log: LogRate,
     pub(super) turned_away_log: LogRate,
+    refused_log: LogRate,
 }
 
 /// The connection that holds a slot of a client now.
@@ -49,17 +53,30 @@ pub(super) struct Arrival {
 }
 
 impl Shared {
-    pub(super) fn new(blade: Arc<Blade>, threads: usize) -> io::Result<Shared> {
+    pub(super) fn new(
+        blade: Arc<Blade>,
+        certified: Option<Arc<Certified>>,
+        threads: usize,
+    ) -> io::Result<Shared> {
         let mailboxes = (0..threads).map(|_| Mailbox::new()).collect::<io::Result<_>>()?;
         Ok(Shared {
             blade,
+            certified,
             stop: AtomicBool::new(false),
             mailboxes,
             slots: Mutex::default(),
             bad_frames_log: LogRate::default(),
             lost_log: LogRate::default(),
             turned_away_log: LogRate::default(),
+            refused_log: LogRate::default(),
         })
+    }
+
+    /// Logs why a peer is refused before it is known who it is.
+    pub(super) fn say_refused(&self, source_of: Source, why: &str) {
+        if self.refused_log.may_write(self.now()) {
+            tracing::warn!(%source_of, "a connection is refused: {why}");
+        }
     }
 
     /// Time since the blade started.
@@ -79,6 +96,9 @@ impl Shared {
         }
         if let Some((more, seconds)) = self.turned_away_log.more(now) {
             tracing::warn!("{more} more connections were turned away in the last {seconds} s");
+        }
+        if let Some((more, seconds)) = self.refused_log.more(now) {
+            tracing::warn!("{more} more connections were refused in the last {seconds} s");
         }
     }
 
@@ -104,6 +124,9 @@ impl Shared {
         self.stop.store(true, Ordering::Release);
         self.mailboxes.iter().for_each(Mailbox::wake);
         self.blade.wake_scrubber();
+        if let Some(certified) = &self.certified {
+            certified.stop();
+        }
     }
 
     /// Gives the client's slot to a connection of `generation`. Returns once older ones cannot work

@@ -27,7 +27,7 @@ impl SteppedServer {
     pub fn new(mut config: BladeConfig) -> Result<SteppedServer, ServeError> {
         config.backing = config.backing.resolve(&[], config.require_grants);
         let server = Server::of(Vec::new(), config)?;
-        let shared = Arc::new(Shared::new(server.blade, 1).map_err(ServeError::Threads)?);
+        let shared = Arc::new(Shared::new(server.blade, None, 1).map_err(ServeError::Threads)?);
         let worker =
             Worker::new(Arc::clone(&shared), 0, Vec::new()).map_err(ServeError::Threads)?;
         Ok(SteppedServer { shared, worker })

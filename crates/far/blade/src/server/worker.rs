@@ -311,7 +311,7 @@ impl Worker {
     }
 
     fn add(&mut self, arrival: Arrival) {
-        let connection = Connection::new(arrival, self.shared.now());
+        let connection = Connection::new(arrival, &self.shared);
         self.has_silent = true;
         let index = self.free.pop().unwrap_or_else(|| {
             self.connections.push(None);
@@ -348,7 +348,7 @@ impl Worker {
             return;
         };
         let counters = &self.shared.blade.counters;
-        if let Some(Close::Bad(error)) = &reason {
+        if let Some(error) = reason.as_ref().filter(|reason| reason.is_for_what_it_sent()) {
             counters.bad_frames.fetch_add(1, Ordering::Relaxed);
             if self.shared.bad_frames_log.may_write(self.shared.now()) {
                 tracing::warn!(%error, "a connection was closed for what it sent");

@@ -43,7 +43,7 @@ impl ClientCounters {
 pub(super) const ROOT: u32 = 0;
 
 /// Where a client's connection comes from.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Origin {
     /// A user of this host, over a unix socket.
     User(u32),
@@ -51,14 +51,33 @@ pub enum Origin {
     Loopback,
     /// Another host.
     Network,
+    /// Over TCP, with a certificate.
+    Certified {
+        /// Whose it is, as the certificate names it.
+        identity: Arc<str>,
+        /// Whether it is on this host.
+        is_here: bool,
+    },
 }
 
 impl Origin {
-    fn user(self) -> Option<u32> {
+    fn user(&self) -> Option<u32> {
         match self {
-            Origin::User(user) => Some(user),
-            Origin::Loopback | Origin::Network => None,
+            Origin::User(user) => Some(*user),
+            _ => None,
         }
+    }
+
+    fn identity(&self) -> Option<&Arc<str>> {
+        match self {
+            Origin::Certified { identity, .. } => Some(identity),
+            _ => None,
+        }
+    }
+
+    /// True for another host.
+    fn is_remote(&self) -> bool {
+        matches!(self, Origin::Network | Origin::Certified { is_here: false, .. })
     }
 }
 
@@ -70,6 +89,8 @@ pub(super) struct Client {
     /// The user of this host that uses it, once one came over a unix socket. A keeper does not
     /// count: it may be root's, and the program another user's.
     user: Option<u32>,
+    /// Whose certificate began it. Only connections with that identity may use it.
+    identity: Option<Arc<str>>,
     /// The grant that it is under, for all its life.
     pub(super) grant: Option<GrantId>,
     pub(super) quota_superpages: u32,
@@ -120,13 +141,14 @@ pub struct Connected {
 }
 
 impl Client {
-    fn new(hello: &Hello<'_>, origin: Origin, grant: Option<GrantId>, limits: &Limits) -> Self {
-        let is_stranger = origin == Origin::Network && grant.is_none();
+    fn new(hello: &Hello<'_>, origin: &Origin, grant: Option<GrantId>, limits: &Limits) -> Self {
+        let is_stranger = origin.is_remote() && grant.is_none();
         Client {
             id: hello.client,
             name: hello.name.to_owned(),
             pid: hello.pid,
             user: None,
+            identity: origin.identity().cloned(),
             grant,
             quota_superpages: limits.quota_superpages(hello.quota_wanted_bytes, is_stranger),
             used_superpages: 0,
@@ -144,6 +166,7 @@ impl Client {
             name: self.name.clone(),
             pid: self.pid,
             user: self.user,
+            identity: self.identity.as_deref().map(str::to_owned),
             quota_superpages: self.quota_superpages,
         }
     }
@@ -155,6 +178,7 @@ impl Client {
             name: row.name.clone(),
             pid: row.pid,
             user: row.user,
+            identity: row.identity.as_deref().map(Arc::from),
             grant: None,
             quota_superpages: row.quota_superpages,
             used_superpages: 0,
@@ -165,31 +189,34 @@ impl Client {
         }
     }
 
-    fn may_be_used_by(&self, user: Option<u32>) -> bool {
-        self.user.is_none() || user == self.user || user == Some(ROOT)
+    fn may_be_used_by(&self, origin: &Origin) -> bool {
+        let user = origin.user();
+        let fits_user = self.user.is_none() || user == self.user;
+        user == Some(ROOT) || (fits_user && self.identity.as_ref() == origin.identity())
     }
 }
 
 impl<M: Clone> Table<M> {
     /// Adds a connection of the client; a new client is created. Once a user of this host uses a
-    /// client, only that user and root may, whoever else has learned its id.
+    /// client, only that user and root may, whoever else has learned its id; and a client that began
+    /// with a certificate is used only with certificates of that identity.
     ///
     /// # Errors
     /// The blade has as many clients as allowed, or the client needs a grant, shows one that is
-    /// unknown or stale, or is under another one, or is another user's.
+    /// unknown or stale, or is under another one, or is another user's or identity's.
     pub fn connect(&mut self, hello: &Hello<'_>, origin: Origin) -> Result<Connected, Refused> {
         let grant = self.grants.admit(hello.grant, self.limits.require_grants)?;
         let grant_id = grant.as_ref().map(|pass| pass.id);
         let (number, mut has_changed) = match self.numbers.get(&hello.client) {
             Some(number) => (*number, false),
-            None => (self.add_client(hello, origin, grant_id)?, true),
+            None => (self.add_client(hello, &origin, grant_id)?, true),
         };
         let client =
             self.clients.get_mut(&number).ok_or(Refused::new(ErrorCode::NotPermitted, 0))?;
         if client.grant != grant_id {
             return Err(Refused::new(ErrorCode::NotGranted, 0));
         }
-        if !client.may_be_used_by(origin.user()) {
+        if !client.may_be_used_by(&origin) {
             return Err(Refused::new(ErrorCode::NotPermitted, 0));
         }
         if client.user.is_none() && hello.purpose != Purpose::Keeper {
@@ -219,7 +246,7 @@ impl<M: Clone> Table<M> {
     fn add_client(
         &mut self,
         hello: &Hello<'_>,
-        origin: Origin,
+        origin: &Origin,
         grant: Option<GrantId>,
     ) -> Result<ClientNumber, Refused> {
         if self.clients.len() >= self.limits.clients {

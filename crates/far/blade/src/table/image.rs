@@ -27,6 +27,9 @@ pub struct ClientRow {
     pub pid: u32,
     /// The user of this host that it belongs to.
     pub user: Option<u32>,
+    /// Whose certificate began it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<String>,
     /// The most it may use.
     pub quota_superpages: u32,
 }

@@ -20,6 +20,7 @@ fn client(number: u64) -> Row {
         name: String::new(),
         pid: 1,
         user: None,
+        identity: None,
         quota_superpages: 8,
     };
     Row::Client(row)

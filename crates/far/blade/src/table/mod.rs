@@ -21,6 +21,8 @@ mod client;
 mod grant;
 #[cfg(test)]
 mod grant_tests;
+#[cfg(test)]
+mod identity_tests;
 mod image;
 #[cfg(test)]
 mod image_tests;

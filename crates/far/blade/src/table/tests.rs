@@ -593,8 +593,8 @@ fn a_client_is_its_users_once_one_uses_it() {
     assert_eq!(connect(&keeper, Origin::User(ROOT)), Ok(()), "a keeper does not make it root's");
     assert_eq!(connect(&hello(1), Origin::User(7)), Ok(()));
     for origin in [Origin::User(8), Origin::Loopback, Origin::Network] {
-        assert_eq!(connect(&hello(1), origin), refused, "{origin:?}");
-        assert_eq!(connect(&keeper, origin), refused, "{origin:?}");
+        assert_eq!(connect(&hello(1), origin.clone()), refused, "{origin:?}");
+        assert_eq!(connect(&keeper, origin.clone()), refused, "{origin:?}");
     }
     assert_eq!(connect(&hello(1), Origin::User(7)), Ok(()));
     assert_eq!(connect(&hello(1), Origin::User(ROOT)), Ok(()));
