@@ -161,7 +161,8 @@ pub struct RunSettings {
     #[arg(long, value_name = "URL", env = "FARPOOL_RUN_POOL", hide_env_values = true)]
     #[arg(conflicts_with = "blade")]
     pub pool: Option<String>,
-    /// With --pool: folder with the program's certificate (farpool pki issue), for https://
+    /// Folder with the program's certificate (farpool pki issue), for https:// and for blades over
+    /// TCP, which are then used with TLS only
     #[arg(long, value_name = "DIR", env = "FARPOOL_RUN_PKI", hide_env_values = true)]
     pub pki: Option<PathBuf>,
     /// With --pool: read the controller's token from this file
@@ -222,7 +223,8 @@ pub struct RunSettings {
     #[arg(long, value_name = "COPIES", env = "FARPOOL_RUN_REDUNDANCY", hide_env_values = true)]
     #[arg(conflicts_with = "pool")]
     pub redundancy: Option<Redundancy>,
-    /// Allow blades beyond this machine's loopback; all but sealed pages is sent unencrypted
+    /// Without --pki: allow blades beyond this machine's loopback; all but sealed pages is sent
+    /// unencrypted
     #[arg(long, value_name = "BOOL", env = "FARPOOL_RUN_ALLOW_REMOTE_TCP", hide_env_values = true)]
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub allow_remote_tcp: Option<bool>,
@@ -295,7 +297,12 @@ pub struct BladeSettings {
     #[arg(long, value_name = "N", env = "FARPOOL_BLADE_THREADS", hide_env_values = true)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
-    /// Allow listening beyond loopback; pages are sent unencrypted and anyone may connect
+    /// Serve TCP over TLS only, to certificates of the rack, with the node's certificate in this
+    /// folder (farpool pki issue --role node)
+    #[arg(long, value_name = "DIR", env = "FARPOOL_BLADE_PKI", hide_env_values = true)]
+    pub pki: Option<PathBuf>,
+    /// Without --pki: allow listening beyond loopback; all but sealed pages is sent unencrypted,
+    /// and anyone may connect
     #[arg(
         long,
         value_name = "BOOL",
@@ -333,8 +340,9 @@ pub struct AttachArgs {
     /// commas
     #[arg(long, value_name = "URL", conflicts_with = "blade")]
     pub pool: Option<String>,
-    /// With --pool: folder with the program's certificate (farpool pki issue), for https://
-    #[arg(long, value_name = "DIR", requires = "pool")]
+    /// Folder with the program's certificate (farpool pki issue), for https:// and for blades over
+    /// TCP, which are then used with TLS only
+    #[arg(long, value_name = "DIR")]
     pub pki: Option<PathBuf>,
     /// With --pool: read the controller's token from this file
     #[arg(long, value_name = "FILE", requires = "pool")]
@@ -378,7 +386,8 @@ pub struct AttachArgs {
     /// costs a pause of at most a second, and pages are always sealed
     #[arg(long, value_name = "COPIES", default_value = "none", conflicts_with = "pool")]
     pub redundancy: Redundancy,
-    /// Allow blades beyond this machine's loopback; all but sealed pages is sent unencrypted
+    /// Without --pki: allow blades beyond this machine's loopback; all but sealed pages is sent
+    /// unencrypted
     #[arg(long)]
     pub allow_remote_tcp: bool,
     /// Print errors only
@@ -457,7 +466,8 @@ pub struct BladesArgs {
     /// Return once the blades of --leave hold no memory of the program
     #[arg(long)]
     pub wait: bool,
-    /// Allow new blades beyond this machine's loopback; pages are sent unencrypted
+    /// Allow new blades beyond this machine's loopback, in a run without --pki; all but sealed pages
+    /// is sent unencrypted
     #[arg(long)]
     pub allow_remote_tcp: bool,
     /// Print JSON: a list of the blades
@@ -487,6 +497,10 @@ pub struct StatSettings {
     #[arg(value_delimiter = ',')]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub blade: Vec<BladeAddress>,
+    /// Folder with a certificate (farpool pki issue), for blades over TCP, which are then asked with
+    /// TLS only
+    #[arg(long, value_name = "DIR", env = "FARPOOL_STAT_PKI", hide_env_values = true)]
+    pub pki: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -65,9 +65,9 @@ fill_from!(RunSettings:
         when_outside, quiet;
     lists blade);
 fill_from!(BladeSettings:
-    options memory, backing, persist, quota, lease, threads, allow_remote_tcp;
+    options memory, backing, persist, quota, lease, threads, pki, allow_remote_tcp;
     lists listen);
-fill_from!(StatSettings: options; lists blade);
+fill_from!(StatSettings: options pki; lists blade);
 fill_from!(ControlSettings:
     options topology, advertise, store, pki, token_file, insecure, audit;
     lists listen, switch);

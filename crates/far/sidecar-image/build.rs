@@ -34,6 +34,7 @@ fn watch_sources(workspace: &Path) {
         "far/pool",
         "far/seal",
         "far/fabric",
+        "far/record",
         "protocol/wire",
         "ground/kernel",
         "ground/policy",

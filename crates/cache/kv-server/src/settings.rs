@@ -75,8 +75,10 @@ pub struct FarSettings {
     pub deadline: Duration,
     /// When what lies there is sealed.
     pub seal: SealPolicy,
-    /// Permits TCP to other hosts, which is not encrypted.
+    /// Permits TCP to other hosts without certificates, where nothing but pages is encrypted.
     pub allow_remote_tcp: bool,
+    /// The certificate that blades are shown; TCP is used only with it then, and TLS.
+    pub credentials: Option<Arc<farpool_identity::Credentials>>,
 }
 
 /// How a server is set up.

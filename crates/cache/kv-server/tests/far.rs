@@ -56,6 +56,7 @@ impl Running {
                 deadline: Duration::from_secs(1),
                 seal: SealPolicy::Remote,
                 allow_remote_tcp: false,
+                credentials: None,
             }),
             ..Settings::default()
         };

@@ -214,6 +214,7 @@ fn what_a_late_read_brings_answers_no_later_request() {
                 deadline: PATIENCE,
                 seal: SealPolicy::Remote,
                 allow_remote_tcp: false,
+                credentials: None,
             }),
             ..Settings::default()
         };

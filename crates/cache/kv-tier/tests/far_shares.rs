@@ -34,6 +34,7 @@ fn share(number: u64, blade: &Serving) -> Share {
         allow_remote_tcp: false,
         copies: 1,
         seals_pages: true,
+        secures_tcp: false,
         asks: None,
         time: farpool_pool::Time::KERNEL,
     })

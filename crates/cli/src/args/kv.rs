@@ -56,8 +56,9 @@ pub struct KvArgs {
     #[arg(long, value_name = "URL", env = "FARPOOL_KV_POOL", hide_env_values = true)]
     #[arg(conflicts_with = "blade", requires = "far")]
     pub pool: Option<String>,
-    /// With --pool: folder with the cache's certificate (farpool pki issue), for https://
-    #[arg(long, value_name = "DIR", requires = "pool")]
+    /// Folder with the cache's certificate (farpool pki issue), for https:// and for blades over
+    /// TCP, which are then used with TLS only
+    #[arg(long, value_name = "DIR", requires = "far")]
     #[arg(env = "FARPOOL_KV_PKI", hide_env_values = true)]
     pub pki: Option<PathBuf>,
     /// With --pool: ask an http:// controller beyond loopback; all is sent unencrypted
@@ -80,7 +81,8 @@ pub struct KvArgs {
     /// else. remote: if a blade is reached by TCP, or with --pool; always: also on this host
     #[arg(long, value_enum, default_value = "remote")]
     pub seal: Seal,
-    /// Allow blades over TCP beyond this host; all but what is sealed is sent unencrypted
+    /// Without --pki: allow blades over TCP beyond this host; all but what is sealed is sent
+    /// unencrypted
     #[arg(long)]
     pub allow_remote_tcp: bool,
     /// Keep items on flash too: a file (created if missing) or block device, and how much of it to

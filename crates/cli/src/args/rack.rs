@@ -157,8 +157,8 @@ pub struct NodeSettings {
     /// a topology [default: the speed of its slowest link]
     #[arg(long, value_name = "SIZE", env = "FARPOOL_NODE_BANDWIDTH", hide_env_values = true)]
     pub bandwidth: Option<Size>,
-    /// Folder with this node's certificate (farpool pki issue), for https:// controllers; with
-    /// --collaborate, --rest speaks TLS only
+    /// Folder with this node's certificate (farpool pki issue), for https:// controllers and for
+    /// its blade, which serves TCP with TLS only then; with --collaborate, so does --rest
     #[arg(long, value_name = "DIR", env = "FARPOOL_NODE_PKI", hide_env_values = true)]
     pub pki: Option<PathBuf>,
     /// File with the controller's token
@@ -171,7 +171,7 @@ pub struct NodeSettings {
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     #[arg(conflicts_with = "rack_key_file")]
     pub insecure: Option<bool>,
-    /// Allow listening beyond loopback; pages are sent unencrypted
+    /// Without --pki: allow listening beyond loopback; all but sealed pages is sent unencrypted
     #[arg(
         long,
         value_name = "BOOL",

@@ -7,6 +7,7 @@ use farpool_run::{
 };
 
 use super::run::rack;
+use super::service::read_pki;
 use super::{board_of, refuse_remote, trace};
 use crate::args::{AttachArgs, DetachArgs, RunSettings};
 use crate::config::UsageError;
@@ -14,7 +15,7 @@ use crate::values::{Size, Span};
 
 /// Attaches and stays until the process ends or is detached.
 pub fn main(args: AttachArgs) -> anyhow::Result<u8> {
-    refuse_remote(&args.blade, Some(args.allow_remote_tcp))?;
+    refuse_remote(&args.blade, Some(args.allow_remote_tcp || args.pki.is_some()))?;
     let (pid, local, quiet) = (args.pid, args.local, args.quiet);
     let reach = if args.tree { Reach::Tree } else { Reach::Process };
     let out = args.trace.clone();
@@ -72,7 +73,7 @@ fn options(args: AttachArgs) -> Result<RunOptions, UsageError> {
     let mut options = RunOptions::new("", args.local.into());
     options.rack = rack(&RunSettings {
         pool: args.pool,
-        pki: args.pki,
+        pki: args.pki.clone(),
         token_file: args.token_file,
         insecure: Some(args.insecure),
         host: args.host,
@@ -80,6 +81,10 @@ fn options(args: AttachArgs) -> Result<RunOptions, UsageError> {
         spill: args.spill,
         ..RunSettings::default()
     })?;
+    options.credentials = match &options.rack {
+        Some(rack) => rack.access.credentials.clone(),
+        None => read_pki(args.pki.as_deref())?,
+    };
     options.blades = args.blade.iter().map(ToString::to_string).collect();
     options.quota_bytes = args.quota.map(|Size(bytes)| bytes);
     options.stats_file = args.stats;

@@ -24,7 +24,8 @@ pub fn main(args: &BladeArgs) -> anyhow::Result<u8> {
         let how = "no address to listen on; give --listen unix:///path.sock or tcp://ip:port";
         return Err(UsageError(how.into()).into());
     }
-    refuse_remote(&settings.listen, settings.allow_remote_tcp)?;
+    let is_allowed = config.allow_remote_tcp || config.credentials.is_some();
+    refuse_remote(&settings.listen, Some(is_allowed))?;
     logging::start()?;
     // Caught before anything is set up, so that no signal can leave a socket file behind.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("signals cannot be watched")?;
@@ -46,6 +47,7 @@ fn config(settings: &BladeSettings) -> Result<BladeConfig, UsageError> {
     let Size(memory_bytes) = settings.memory.ok_or_else(missing)?;
     let mut config = BladeConfig { memory_bytes, ..BladeConfig::default() };
     config.allow_remote_tcp = settings.allow_remote_tcp == Some(true);
+    config.credentials = service::read_pki(settings.pki.as_deref())?;
     if let Some(Backing(backing)) = &settings.backing {
         config.backing = backing.clone();
     }

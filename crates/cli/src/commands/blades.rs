@@ -15,9 +15,10 @@ const LOOK_STEP: Duration = Duration::from_millis(50);
 
 /// Makes the requested changes, waits if asked to, and shows the blades.
 pub fn main(args: &BladesArgs) -> anyhow::Result<u8> {
-    refuse_remote(&args.add, Some(args.allow_remote_tcp))?;
     let path = board_of(args.pid)?;
     let (board, folder) = (open_board(&path)?, path.parent().unwrap_or(&path));
+    let is_allowed = args.allow_remote_tcp || board.header().settings().secures_tcp;
+    refuse_remote(&args.add, Some(is_allowed))?;
     let blades = RunBlades::new(&board);
     for address in &args.add {
         blades.add(&BladeOffer::open(address.to_string()), folder)?;

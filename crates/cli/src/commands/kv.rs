@@ -278,9 +278,13 @@ fn far(args: &KvArgs) -> Result<Option<FarSettings>, UsageError> {
             return Err(UsageError(how.into()));
         }
         None => {
-            refuse_remote(&args.blade, Some(args.allow_remote_tcp))?;
+            refuse_remote(&args.blade, Some(args.allow_remote_tcp || args.pki.is_some()))?;
             FarSource::Blades(args.blade.iter().map(|blade| blade.0.clone()).collect())
         }
+    };
+    let credentials = match &source {
+        FarSource::Pool(pool) => pool.access.credentials.clone(),
+        FarSource::Blades(_) => service::read_pki(args.pki.as_deref())?,
     };
     Ok(Some(FarSettings {
         source,
@@ -288,6 +292,7 @@ fn far(args: &KvArgs) -> Result<Option<FarSettings>, UsageError> {
         deadline: args.far_deadline.0,
         seal: args.seal.into(),
         allow_remote_tcp: args.allow_remote_tcp,
+        credentials,
     }))
 }
 

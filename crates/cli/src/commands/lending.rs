@@ -19,7 +19,8 @@ const DRAIN_TIMEOUT_DEFAULT: Duration = Duration::from_secs(30);
 
 /// Returns the addresses to listen on, if they are allowed.
 pub(super) fn listen(settings: &NodeSettings) -> anyhow::Result<Vec<Address>> {
-    refuse_remote(&settings.listen, settings.allow_remote_tcp)?;
+    let is_allowed = settings.allow_remote_tcp == Some(true) || settings.pki.is_some();
+    refuse_remote(&settings.listen, Some(is_allowed))?;
     let mut listen: Vec<Address> = settings.listen.iter().map(|at| at.0.clone()).collect();
     if listen.is_empty() {
         listen.push(LISTEN_DEFAULT.parse()?);

@@ -40,14 +40,15 @@ use farpool_run::{read_statistics, runs};
 use crate::config::UsageError;
 use crate::values::BladeAddress;
 
-/// Refuses TCP addresses beyond loopback unless the user allowed them: nothing on that path is
-/// encrypted or authenticated yet.
+/// Refuses TCP addresses beyond loopback unless there is a certificate for them, or the user
+/// allowed them without: nothing but pages is encrypted then, and nobody authenticated.
 pub fn refuse_remote(addresses: &[BladeAddress], allowed: Option<bool>) -> Result<(), UsageError> {
     let remote = addresses.iter().find(|address| !address.0.is_local());
     match remote {
         Some(address) if allowed != Some(true) => Err(UsageError(format!(
-            "{address} is beyond this machine: pages would travel unencrypted and anyone on the \
-             path could read them; give --allow-remote-tcp if that is what you want"
+            "{address} is beyond this machine, and without certificates anyone on the path could read \
+             and change what is sent: give --pki DIR (farpool pki issue), or --allow-remote-tcp if \
+             the network is trusted"
         ))),
         _ => Ok(()),
     }

@@ -81,6 +81,7 @@ fn options(settings: NodeSettings) -> anyhow::Result<NodeOptions> {
     let advertise = settings.advertise.into_iter().map(|BladeAddress(address)| address);
     let blade = BladeConfig {
         allow_remote_tcp: settings.allow_remote_tcp == Some(true),
+        credentials: access.credentials.clone(),
         ..BladeConfig::default()
     };
     Ok(NodeOptions {

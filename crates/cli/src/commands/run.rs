@@ -12,7 +12,7 @@ use farpool_units::PAGE_BYTES_U64;
 
 use crate::args::{RunArgs, RunSettings};
 use crate::commands::refuse_remote;
-use crate::commands::service::access;
+use crate::commands::service::{access, read_pki};
 use crate::config::UsageError;
 use crate::terminal::counter;
 use crate::values::{Door, LocalLimit, PeakMemory, Redundancy, Size, Span, WhenFull, WhenOutside};
@@ -22,7 +22,8 @@ const _: () = assert!(farpool_run::PERCENT_FLOOR_BYTES == farpool_sim::pager::SH
 
 /// Runs the program. Returns its exit code, or 128 + n if signal n ended it.
 pub fn main(args: RunArgs) -> anyhow::Result<u8> {
-    refuse_remote(&args.settings.blade, args.settings.allow_remote_tcp)?;
+    let is_allowed = args.settings.allow_remote_tcp == Some(true) || args.settings.pki.is_some();
+    refuse_remote(&args.settings.blade, Some(is_allowed))?;
     let options = options(args)?;
     let code = farpool_run::run(&options).map_err(|error| match error {
         RunError::LimitTooSmall { .. }
@@ -53,6 +54,10 @@ fn options(args: RunArgs) -> anyhow::Result<RunOptions> {
     options.quota_bytes = settings.quota.map(|Size(bytes)| bytes);
     options.stats_file = settings.stats;
     options.allow_remote_tcp = settings.allow_remote_tcp == Some(true);
+    options.credentials = match &options.rack {
+        Some(rack) => rack.access.credentials.clone(),
+        None => read_pki(settings.pki.as_deref())?,
+    };
     options.no_check = settings.no_check == Some(true);
     options.quiet = settings.quiet == Some(true);
     if let Some(door) = settings.door {

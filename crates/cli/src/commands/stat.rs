@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use farpool_board::quantile_ns;
 use farpool_fabric::{Address, ClientId, Control, DescriptorSet, Session, Spare};
+use farpool_handshake::Dialer;
 use farpool_run::{ProcessStatistics, RunStatistics, read_statistics, runs};
 use farpool_wire::{BladeTotals, ClientUsage, Purpose, Request, Response};
 use serde_json::{Value, json};
 
 use crate::args::StatArgs;
+use crate::commands::service::read_pki;
 use crate::terminal::{self, table};
 
 /// How long a blade may take to answer before it is shown as unreachable.
@@ -25,10 +27,15 @@ type BladeAnswer = Result<(BladeTotals, Vec<ClientUsage>), String>;
 
 /// Prints once, or repeatedly with `--watch`.
 pub fn main(args: &StatArgs) -> anyhow::Result<u8> {
+    let dialer = read_pki(args.settings.pki.as_deref())?.map(Dialer::new).transpose()?;
     loop {
         let runs = live_runs();
-        let blades: Vec<(Address, BladeAnswer)> =
-            args.settings.blade.iter().map(|at| (at.0.clone(), ask(&at.0))).collect();
+        let blades: Vec<(Address, BladeAnswer)> = args
+            .settings
+            .blade
+            .iter()
+            .map(|at| (at.0.clone(), ask(&at.0, dialer.as_ref())))
+            .collect();
         terminal::print(&match args.json {
             true => format!("{}\n", as_json(&runs, &blades)),
             false => tables(&runs, &blades, args.watch.is_some()),
@@ -50,7 +57,7 @@ fn live_runs() -> Vec<RunStatistics> {
 }
 
 /// Asks a blade for its counters and its clients.
-fn ask(address: &Address) -> BladeAnswer {
+fn ask(address: &Address, dialer: Option<&Arc<Dialer>>) -> BladeAnswer {
     let session = Session {
         address: address.clone(),
         client: ClientId(0),
@@ -63,7 +70,8 @@ fn ask(address: &Address) -> BladeAnswer {
         // The user named the address, and only counters are sent.
         spare: Spare::default(),
         allow_remote_tcp: true,
-        asks: None,
+        secures_tcp: dialer.is_some(),
+        asks: dialer.map(|dialer| Arc::clone(dialer) as _),
         time: farpool_fabric::Time::KERNEL,
         descriptors: Arc::new(DescriptorSet::default()),
         met: farpool_fabric::Met::default(),

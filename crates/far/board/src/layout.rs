@@ -17,7 +17,7 @@ const NAME_BYTES: usize = 64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"farpool\x01");
 /// Raised whenever the layout changes; programs and keeper come from one build, `stat` may not.
-pub const VERSION: u32 = 13;
+pub const VERSION: u32 = 14;
 
 /// What happens to a program that needs more far memory than the blades give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +59,8 @@ pub struct Settings {
     /// The blades at the start.
     pub blades: Vec<BladeOffer>,
     pub allow_remote_tcp: bool,
+    /// TCP is used only with the certificates of the run.
+    pub secures_tcp: bool,
     pub sealing: Sealing,
     /// Copies of each superpage, on as many failure domains; more than one of sealed pages only.
     pub copies: u32,
@@ -86,6 +88,7 @@ pub struct Header {
     pub limit_bytes: AtomicU64,
     pub local_percent: AtomicU32,
     pub(crate) allow_remote_tcp: AtomicU32,
+    pub(crate) secures_tcp: AtomicU32,
     pub(crate) sealing: AtomicU32,
     pub(crate) copies: AtomicU32,
     pub(crate) when_full: AtomicU32,
@@ -331,6 +334,7 @@ impl Header {
         self.local_percent.store(settings.local_percent, Relaxed);
         self.quota_bytes.store(settings.quota_bytes, Relaxed);
         self.allow_remote_tcp.store(u32::from(settings.allow_remote_tcp), Relaxed);
+        self.secures_tcp.store(u32::from(settings.secures_tcp), Relaxed);
         self.sealing.store(settings.sealing as u32, Relaxed);
         self.copies.store(settings.copies, Relaxed);
         self.when_full.store(u32::from(settings.when_full == WhenFull::Fail), Relaxed);
@@ -354,6 +358,7 @@ impl Header {
             quota_bytes: self.quota_bytes.load(Relaxed),
             blades: self.blades.offers(),
             allow_remote_tcp: self.allow_remote_tcp.load(Relaxed) != 0,
+            secures_tcp: self.secures_tcp.load(Relaxed) != 0,
             // What nobody wrote must not be taken for leave to send pages as they are.
             sealing: Sealing::from_number(self.sealing.load(Relaxed)).unwrap_or(Sealing::Sealed),
             copies: self.copies.load(Relaxed),

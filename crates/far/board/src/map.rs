@@ -355,6 +355,7 @@ mod tests {
                 BladeOffer::open("tcp://127.0.0.1:7070"),
             ],
             allow_remote_tcp: true,
+            secures_tcp: true,
             sealing: crate::Sealing::PlainOnThisHost,
             copies: 1,
             when_full: WhenFull::Fail,

@@ -50,6 +50,15 @@ pub trait Opener: std::fmt::Debug + Send + Sync {
     fn ask(&self, address: &Address) -> Result<Option<OwnedFd>, Errno>;
 }
 
+/// An [`Opener`] without a state of its own.
+pub type Ask = fn(&Address) -> Result<Option<OwnedFd>, Errno>;
+
+impl Opener for Ask {
+    fn ask(&self, address: &Address) -> Result<Option<OwnedFd>, Errno> {
+        self(address)
+    }
+}
+
 /// Hands over a connection whose handshake is complete, or says why there is none.
 pub fn answer_secured(asker: &OwnedFd, opened: Result<(OwnedFd, Keys), OpenFailure>) {
     // A process that no longer listens has given up.

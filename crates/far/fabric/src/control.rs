@@ -166,13 +166,7 @@ impl Control {
         let until = begun + deadline;
         let (mut attempts, mut patience) = (0u32, STALL_TIME);
         loop {
-            // Between two requests it costs nothing to replace a connection.
-            let is_over =
-                |it: &mut Channel| it.has_ended(time.now()) || it.take_renewal(time.now());
-            if self.channel.as_mut().is_some_and(is_over) {
-                self.channel = None;
-            }
-            let mut channel = match self.channel.take() {
+            let mut channel = match self.current() {
                 Some(channel) => channel,
                 None => self.reconnect(begun, until)?,
             };
@@ -193,6 +187,21 @@ impl Control {
                     time.pause(sys::CONNECT_PAUSE * u32::from(attempts > 1));
                 }
             }
+        }
+    }
+
+    /// The connection, unless there is none or its blade's certificate has ended. One that should be
+    /// replaced is, if that can be done at once: between two requests it costs no more than that.
+    fn current(&mut self) -> Option<Channel> {
+        let now = self.dialer.session.time.now();
+        let mut channel = self.channel.take().filter(|channel| !channel.has_ended(now))?;
+        if !channel.take_renewal(now) {
+            return Some(channel);
+        }
+        match self.dialer.connect(now + STALL_TIME) {
+            Ok((renewed, _)) => Some(renewed),
+            Err(error) if error.is_distrust() => None,
+            Err(_) => Some(channel),
         }
     }
 

@@ -385,6 +385,9 @@ impl StreamLink {
     /// verified again, and ends one whose blade's certificate has ended.
     fn renew(&mut self, now: Instant) {
         let State::Up(channel) = &mut self.state else { return };
+        if !self.flight.is_busy() {
+            return; // nobody would drive another one to its greeting
+        }
         if channel.has_ended(now) {
             self.broke(Break::Ended);
         } else if self.second.is_none() && channel.take_renewal(now) {

@@ -6,6 +6,7 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use farpool_fabric::{Address, Keys, OpenFailure, Opener, answer_secured};
@@ -24,13 +25,27 @@ const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
 /// certificate was revoked is left after this time at the latest. A handshake takes both ends a
 /// millisecond.
 const RENEW_EVERY: Duration = Duration::from_secs(300);
+/// Handshakes under way at a time; who asks for more is told to ask again. A program can have its
+/// keeper asked as often as it likes.
+const HANDSHAKES_LIMIT: usize = 256;
 /// Most bytes of one read.
 const BITE_BYTES: usize = 4096;
 
 /// Connects to blades with a certificate.
+#[derive(Clone)]
 pub struct Dialer {
     credentials: Arc<Credentials>,
     config: Arc<ClientConfig>,
+    under_way: Arc<AtomicUsize>,
+}
+
+/// One of the handshakes under way.
+struct Place(Arc<AtomicUsize>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl fmt::Debug for Dialer {
@@ -47,18 +62,26 @@ impl Dialer {
     pub fn new(credentials: Arc<Credentials>) -> Result<Arc<Self>, Refusal> {
         let mut config = credentials.client(Expect::Node)?;
         config.enable_secret_extraction = true;
-        Ok(Arc::new(Dialer { credentials, config: Arc::new(config) }))
+        let (config, under_way) = (Arc::new(config), Arc::default());
+        Ok(Arc::new(Dialer { credentials, config, under_way }))
     }
 
     /// Connects, in a thread of its own, and hands the connection to whoever asked.
-    pub fn answer(self: &Arc<Self>, asker: OwnedFd, address: SocketAddr) {
-        let own = Arc::clone(self);
+    pub fn answer(&self, asker: OwnedFd, address: SocketAddr) {
+        let place = Place(Arc::clone(&self.under_way));
+        if place.0.fetch_add(1, Ordering::Relaxed) >= HANDSHAKES_LIMIT {
+            return answer_secured(&asker, Err(OpenFailure::System(Errno::AGAIN)));
+        }
+        let own = self.clone();
         let thread = std::thread::Builder::new().name("farpool-tls".into());
         let (asker, spare) = match asker.try_clone() {
             Ok(spare) => (asker, Some(spare)),
             Err(_) => (asker, None),
         };
-        let spawned = thread.spawn(move || answer_secured(&asker, own.open(address)));
+        let spawned = thread.spawn(move || {
+            let _until_its_end = place;
+            answer_secured(&asker, own.open(address));
+        });
         if let (Err(error), Some(asker)) = (spawned, spare) {
             answer_secured(&asker, Err(system(&error)));
         }
@@ -111,13 +134,9 @@ impl Opener for Dialer {
     /// A TCP connection is made by a thread of this process; others are opened by the asking one.
     fn ask(&self, address: &Address) -> Result<Option<OwnedFd>, Errno> {
         let Address::Tcp(address) = address else { return Ok(None) };
-        let own = Arc::new(Dialer {
-            credentials: Arc::clone(&self.credentials),
-            config: Arc::clone(&self.config),
-        });
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (here, there) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-        own.answer(there, *address);
+        self.answer(there, *address);
         Ok(Some(here))
     }
 }

@@ -140,6 +140,7 @@ fn read_at_pace(
         allow_remote_tcp: false,
         copies: 1,
         seals_pages: false,
+        secures_tcp: false,
         asks: None,
         time: farpool_pool::Time::KERNEL,
     })?;

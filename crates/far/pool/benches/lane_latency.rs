@@ -120,6 +120,7 @@ fn lane(address: &Address) -> Result<(Vec<Duration>, Vec<Duration>), Failure> {
         allow_remote_tcp: false,
         copies: 1,
         seals_pages: false,
+        secures_tcp: false,
         asks: None,
         time: farpool_pool::Time::KERNEL,
     })?;

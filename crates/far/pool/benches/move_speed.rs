@@ -88,6 +88,7 @@ impl World {
             allow_remote_tcp: false,
             copies: 1,
             seals_pages: false,
+            secures_tcp: false,
             asks: None,
             time: farpool_pool::Time::KERNEL,
         })?;

@@ -51,6 +51,7 @@ impl Side {
             allow_remote_tcp: false,
             copies: 1,
             seals_pages,
+            secures_tcp: false,
             asks: None,
             time: farpool_pool::Time::KERNEL,
         })?;

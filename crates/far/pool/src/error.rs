@@ -121,8 +121,8 @@ pub enum PoolError {
     },
     /// A TCP address beyond loopback without permission.
     #[error(
-        "blade {address} is on another host; traffic is not encrypted, so say --allow-remote-tcp \
-         if you mean it"
+        "blade {address} is on another host: give a certificate (--pki), or --allow-remote-tcp if \
+         the network is trusted"
     )]
     RemoteTcp {
         /// The blade's address.
@@ -228,7 +228,8 @@ impl From<ConnectError> for PoolError {
             ConnectError::RemoteTcp { address } => PoolError::RemoteTcp { address },
             barred @ (ConnectError::Stranger { .. }
             | ConnectError::Forbidden { .. }
-            | ConnectError::NotMeant { .. }) => PoolError::Barred(barred),
+            | ConnectError::NotMeant { .. }
+            | ConnectError::Untrusted { .. }) => PoolError::Barred(barred),
             ConnectError::Descriptors { address } => PoolError::Descriptors { address },
         }
     }

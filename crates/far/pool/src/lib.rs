@@ -26,7 +26,7 @@ mod types;
 pub use copies::COPIES_LIMIT;
 pub use error::{BladeIndex, PageError, PoolError};
 pub use farpool_fabric::{
-    Address, AddressError, Ask, ClientId, ClientLimits, Grant, GrantKey, Meters, RateLimit,
+    Address, AddressError, Ask, ClientId, ClientLimits, Grant, GrantKey, Meters, Opener, RateLimit,
 };
 pub use farpool_kernel::Time;
 pub use lane::Lane;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use farpool_fabric::{Address, Ask, ClientId, ClientLimits, Grant};
+use farpool_fabric::{Address, ClientId, ClientLimits, Grant, Opener};
 use farpool_kernel::{Time, fill_random};
 use farpool_units::{PAGES_PER_SUPERPAGE, exactly};
 
@@ -61,15 +61,17 @@ pub struct PoolConfig {
     pub quota_bytes: u64,
     /// A request older than this means that its blade is lost.
     pub deadline: Duration,
-    /// Permits TCP to other hosts, which is not encrypted.
+    /// Permits TCP to other hosts without certificates, where nothing but pages is encrypted.
     pub allow_remote_tcp: bool,
+    /// TCP is used only with certificates: `asks` gives connections whose handshake is complete.
+    pub secures_tcp: bool,
     /// Copies of each superpage, each on another failure domain, 1 to [`COPIES_LIMIT`]. Pages must
     /// be sealed if there is more than one: their seals tell them apart.
     pub copies: u8,
     /// Seals pages: no blade can read them, or return anything else in their stead.
     pub seals_pages: bool,
     /// Opens the connections in this process's stead, if set.
-    pub asks: Option<Ask>,
+    pub asks: Option<Arc<dyn Opener>>,
     /// The time that deadlines and pauses are of.
     pub time: Time,
 }

@@ -3,6 +3,7 @@
 mod common;
 
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::Duration;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use common::{Blades, Pages, config, connect, finish, pattern};
 use farpool_blade::BladeConfig;
 use farpool_pool::{
-    Address, BladeIndex, BladeSpec, FrozenToken, Lane, MAX_SEGMENTS, PageError, PageRead,
+    Address, Ask, BladeIndex, BladeSpec, FrozenToken, Lane, MAX_SEGMENTS, PageError, PageRead,
     PageWrite, Pool, PoolConfig, PoolError, SUPERPAGE_PAGES, SegmentHandle, SegmentPage,
 };
 use farpool_units::SUPERPAGE_BYTES;
@@ -264,7 +265,11 @@ fn a_child_tries_again_where_its_parents_pages_are_and_only_there() {
     let token = parent.freeze(segment).expect("frozen");
     let on: Vec<bool> = (0..2).map(|blade| token.is_on(BladeIndex(blade))).collect();
     assert_eq!(on, [true, false]);
-    let config = PoolConfig { asks: Some(refuse_some), blades: Vec::new(), ..config(&blades) };
+    let config = PoolConfig {
+        asks: Some(Arc::new(refuse_some as Ask)),
+        blades: Vec::new(),
+        ..config(&blades)
+    };
     let child = Pool::new(config);
     for (blade, is_met) in on.into_iter().enumerate() {
         REFUSALS_LEFT.store(3, SeqCst);

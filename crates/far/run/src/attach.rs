@@ -21,6 +21,7 @@ use farpool_uffd::Uffd;
 use rustix::process::{PidfdFlags, Resource, Signal, pidfd_open, pidfd_send_signal};
 use signal_hook::consts::signal::{SIGHUP, SIGINT, SIGTERM};
 
+use crate::dialing::Dialing;
 use crate::directory::{BOARD, RunDirectory, is_in_another_run, keeper_of};
 use crate::faults::{FaultRecorder, FaultTrace, Recording};
 use crate::holder::{memory_folder, share_memory};
@@ -153,6 +154,7 @@ pub fn attach(
     let (blades, private_blade) = keeper::blades(options, &directory)?;
     let board_path = directory.join(BOARD);
     blades.iter().try_for_each(|address| dialing::name(directory.path(), address))?;
+    let dialing = Dialing::new(directory.path(), options.credentials.as_ref())?;
     let settings = keeper::settings(options, blades, Path::new(name.trim_end()));
     let board = Arc::new(Board::create(&board_path, &settings)?);
     keeper::open_to_others(&directory)?;
@@ -178,14 +180,14 @@ pub fn attach(
     };
     let end = match reach {
         Reach::Process => {
-            let nursery = Nursery::open(&board_path, true)?;
+            let nursery = Nursery::open(&board_path, dialing, true)?;
             let ward = nursery.admit(target, &mut [], &mut Vec::new())?;
             let (stopped, threads) = ward.stopped();
             told(Entered { stopped, threads, processes: 1 })?;
             stay(&mut keeper, &board, &nursery, ward, &must_leave)
         }
         Reach::Tree => {
-            let wards = Wards::attach(&board_path, pid)?;
+            let wards = Wards::attach(&board_path, dialing, pid)?;
             stay_with_tree(pid, &mut keeper, &board, wards, &must_leave, told)
         }
     };

@@ -1,5 +1,7 @@
 //! Connections to blades, opened for sidecars: a sidecar has the root directory, the namespaces and
-//! the user of its program, but the blade is where this process sees it.
+//! the user of its program, but the blade is where this process sees it. And with a certificate
+//! only this process has its key: handshakes of TLS are made here, for sidecars and for the
+//! preloaded library.
 //!
 //! The program can write to its sidecar's memory, so it can ask for a connection, too. It gets one
 //! only to a blade that was named by a user who may write to the run's folder: not by the board,
@@ -8,17 +10,35 @@
 use std::io::{Error, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
+use farpool_handshake::Dialer;
+use farpool_identity::Credentials;
 use farpool_inject::Pid;
 use farpool_wire::Address;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
 
 use crate::RunError;
 use crate::talk::receive;
+use crate::uffd_guardian::is_of_the_run;
 
 /// The blades of a run, in its folder: one address a line. Blades that have left stay listed.
 const NAMES: &str = "blades";
+/// Name of the socket in a run's folder on which the preloaded library asks for connections.
+pub(crate) const DIAL_SOCKET: &str = "dial.sock";
+/// A process that has connected asks at once: one that was stopped in between holds up all others.
+const ASK_TIME: Duration = Duration::from_secs(10);
+
+/// How the connections of a run are opened.
+#[derive(Clone, Debug)]
+pub(crate) struct Dialing {
+    folder: PathBuf,
+    /// Set with a certificate: TCP is then used in no other way.
+    secure: Option<Arc<Dialer>>,
+}
 
 /// Names a blade that programs of the run may be connected to.
 pub(crate) fn name(folder: &Path, address: &str) -> Result<(), RunError> {
@@ -37,28 +57,74 @@ fn meant(folder: &Path, name: &str) -> Option<Address> {
     names.lines().filter_map(|name| name.parse().ok()).find(|address| *address == asked)
 }
 
-/// Opens connections for a sidecar until it ends, in a thread of its own so that none holds up the
-/// keeper. Returns the socket for the sidecar's requests.
-pub(crate) fn serve(sidecar: Pid, folder: &Path) -> Result<OwnedFd, Error> {
-    let flags = SocketFlags::CLOEXEC;
-    let (here, there) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    let folder = folder.to_owned();
-    let thread = std::thread::Builder::new().name("farpool-dial".into());
-    thread.spawn(move || answer_all(&here, sidecar, &folder))?;
-    Ok(there)
-}
+impl Dialing {
+    /// For the run in this folder.
+    pub(crate) fn new(
+        folder: &Path,
+        credentials: Option<&Arc<Credentials>>,
+    ) -> Result<Dialing, RunError> {
+        let secure = credentials.map(|credentials| Dialer::new(Arc::clone(credentials)));
+        let secure = secure.transpose().map_err(RunError::Certificate)?;
+        Ok(Dialing { folder: folder.to_owned(), secure })
+    }
 
-fn answer_all(requests: &OwnedFd, sidecar: Pid, folder: &Path) {
-    loop {
-        match receive(requests, RecvFlags::empty()) {
-            Ok((name, _)) if name.is_empty() => return,
-            Ok((name, Some(asker))) => {
-                farpool_fabric::answer(&asker, meant(folder, &name).as_ref(), user_of(sidecar));
+    /// Opens connections for a sidecar until it ends, in a thread of its own so that none holds up
+    /// the keeper. Returns the socket for the sidecar's requests.
+    pub(crate) fn serve(&self, sidecar: Pid) -> Result<OwnedFd, Error> {
+        let flags = SocketFlags::CLOEXEC;
+        let (here, there) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        let own = self.clone();
+        let thread = std::thread::Builder::new().name("farpool-dial".into());
+        thread.spawn(move || own.answer_all(&here, sidecar))?;
+        Ok(there)
+    }
+
+    fn answer_all(&self, requests: &OwnedFd, sidecar: Pid) {
+        loop {
+            match receive(requests, RecvFlags::empty()) {
+                Ok((name, _)) if name.is_empty() => return,
+                Ok((name, Some(asker))) => self.answer(asker, &name, user_of(sidecar)),
+                // The sidecar does not wait for an answer.
+                Ok((_, None)) => {}
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(_) => return,
             }
-            // The sidecar does not wait for an answer.
-            Ok((_, None)) => {}
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(_) => return,
+        }
+    }
+
+    /// Opens connections over TCP for processes with the preloaded library, as long as this process
+    /// lives. Without a certificate they open their own.
+    pub(crate) fn listen(&self) -> Result<(), RunError> {
+        if self.secure.is_none() {
+            return Ok(());
+        }
+        let path = self.folder.join(DIAL_SOCKET);
+        let own = self.clone();
+        let accept = move |listener: UnixListener| {
+            for stream in listener.incoming().flatten() {
+                own.answer_one(&stream);
+            }
+        };
+        let thread = std::thread::Builder::new().name("farpool-dial".into());
+        let listening = UnixListener::bind(&path);
+        let spawned = listening.and_then(|listener| thread.spawn(move || accept(listener)));
+        spawned.map(drop).map_err(|error| RunError::Directory { path, error })
+    }
+
+    fn answer_one(&self, stream: &UnixStream) {
+        if stream.set_read_timeout(Some(ASK_TIME)).is_err() || !is_of_the_run(stream) {
+            return;
+        }
+        // One that sends nonsense waits in vain.
+        if let Ok((name, Some(asker))) = receive(stream, RecvFlags::empty()) {
+            self.answer(asker, &name, None);
+        }
+    }
+
+    fn answer(&self, asker: OwnedFd, name: &str, user: Option<u32>) {
+        match (meant(&self.folder, name), &self.secure) {
+            (Some(Address::Tcp(address)), Some(secure)) => secure.answer(asker, address),
+            (address, _) => farpool_fabric::answer(&asker, address.as_ref(), user),
         }
     }
 }

@@ -26,7 +26,7 @@ use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
 
 use crate::blades::RunBlades;
-use crate::dialing;
+use crate::dialing::{self, DIAL_SOCKET, Dialing};
 use crate::directory::{self, BLADE_SOCKET, BOARD, RunDirectory};
 use crate::door::{self, Door, Means};
 use crate::faults::{FaultRecorder, FaultTrace, Recording};
@@ -96,6 +96,8 @@ fn run_recorded(
     let (blades, private_blade) = blades(options, &directory)?;
     let board_path = directory.join(BOARD);
     blades.iter().try_for_each(|address| dialing::name(directory.path(), address))?;
+    let dialing = Dialing::new(directory.path(), options.credentials.as_ref())?;
+    dialing.listen()?;
     let board = Arc::new(Board::create(&board_path, &settings(options, blades, &path))?);
     let guardian_path = directory.join(UFFD_GUARDIAN_SOCKET);
     let uffd_guardian = UffdGuardian::start(&guardian_path)
@@ -114,7 +116,7 @@ fn run_recorded(
     let (door, preload, wards) = match way {
         Way::Library(library) => (Door::Preload, Some(library), None),
         Way::Sidecars(means) => {
-            let wards = Wards::open(means, &board_path, options.when_outside)?;
+            let wards = Wards::open(means, &board_path, dialing, options.when_outside)?;
             (Door::Sidecar, None, Some(wards))
         }
     };
@@ -453,6 +455,7 @@ pub(crate) fn settings(options: &RunOptions, blades: Vec<String>, path: &Path) -
         quota_bytes: quota_bytes(options),
         blades: blades.into_iter().map(BladeOffer::open).collect(),
         allow_remote_tcp: options.allow_remote_tcp,
+        secures_tcp: options.credentials.is_some(),
         sealing,
         copies: options.redundancy.copies().into(),
         when_full: options.when_full,
@@ -542,7 +545,7 @@ pub(crate) fn open_to_others(directory: &RunDirectory) -> Result<(), RunError> {
     if !rustix::process::geteuid().is_root() {
         return Ok(());
     }
-    for name in [BOARD, BLADE_SOCKET, UFFD_GUARDIAN_SOCKET] {
+    for name in [BOARD, BLADE_SOCKET, UFFD_GUARDIAN_SOCKET, DIAL_SOCKET] {
         let path = directory.join(name);
         if path.exists() {
             let permissions = std::fs::Permissions::from_mode(0o666);

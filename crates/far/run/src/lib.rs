@@ -50,10 +50,12 @@ mod working_set;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub use farpool_board::BladeOffer;
 use farpool_board::WhenFull;
+use farpool_identity::{Credentials, Refusal};
 pub use farpool_seal::SealPolicy;
 use farpool_units::SUPERPAGE_BYTES;
 
@@ -107,6 +109,8 @@ pub struct RunOptions {
     pub threshold_bytes: u64,
     pub deadline: Duration,
     pub allow_remote_tcp: bool,
+    /// The certificate that blades are shown; TCP is used only with it then, and TLS.
+    pub credentials: Option<Arc<Credentials>>,
     /// When pages are sealed; they are with copies.
     pub seal: SealPolicy,
     /// How many copies there are of what is far.
@@ -140,6 +144,7 @@ impl RunOptions {
             threshold_bytes: 64 << 10,
             deadline: Duration::from_secs(10),
             allow_remote_tcp: false,
+            credentials: None,
             seal: SealPolicy::default(),
             redundancy: Redundancy::default(),
             stats_file: None,
@@ -163,6 +168,8 @@ pub enum RunError {
     Door(DoorLack),
     #[error("the private blade cannot be started")]
     Blade(#[from] farpool_blade::ServeError),
+    #[error("the certificate is of no use: {0}")]
+    Certificate(Refusal),
     #[error("the blade address {address} is not usable: {reason}")]
     Address { address: String, reason: String },
     #[error(

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use farpool_board::Board;
 use farpool_fabric::{Address, ClientId, Control, DescriptorSet, Session, Spare};
+use farpool_handshake::Dialer;
 use farpool_kernel::fill_random;
 use farpool_uffd::{OpenError, Uffd, features};
 use farpool_wire::{Purpose, Request};
@@ -170,6 +171,8 @@ fn check_blade(options: &RunOptions, address: &str) -> Result<(), RunError> {
         let error: farpool_fabric::AddressError = error;
         refused(error.to_string())
     })?;
+    let dialer = options.credentials.clone().map(Dialer::new).transpose();
+    let dialer = dialer.map_err(RunError::Certificate)?;
     let session = Session {
         address: parsed,
         client: fresh_client()?,
@@ -181,7 +184,8 @@ fn check_blade(options: &RunOptions, address: &str) -> Result<(), RunError> {
         deadline: BLADE_WAIT.min(options.deadline),
         spare: Spare::default(),
         allow_remote_tcp: options.allow_remote_tcp,
-        asks: None,
+        secures_tcp: dialer.is_some(),
+        asks: dialer.map(|dialer| dialer as _),
         time: farpool_fabric::Time::KERNEL,
         descriptors: Arc::new(DescriptorSet::default()),
         met: farpool_fabric::Met::default(),

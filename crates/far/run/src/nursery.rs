@@ -6,7 +6,7 @@
 use std::fs::File;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Instant;
 
 use farpool_board::{BladeOffer, Board};
@@ -15,6 +15,7 @@ use farpool_uffd::{OpenError, features};
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use crate::dialing::Dialing;
 use crate::door::Means;
 use crate::families;
 use crate::inherits::Inherits;
@@ -26,15 +27,14 @@ use crate::sidecars::{Begun, Ward, reap, retired, withdraw};
 use crate::talk::{ANSWER_TIME, Message, ask, ask_as, next_tag, refused};
 use crate::waits::{await_readiness, end_before_return};
 use crate::warden::{Retired, Warden};
-use crate::{authority, dialing, rights};
+use crate::{authority, rights};
 
 /// What all sidecars of a run start from.
 #[derive(Debug)]
 pub struct Nursery {
     means: Means,
     board: File,
-    /// Where the board is.
-    folder: PathBuf,
+    dialing: Dialing,
     /// The programs outlive the keeper.
     programs_stay: bool,
     /// All far memory goes to memory files.
@@ -42,21 +42,26 @@ pub struct Nursery {
 }
 
 impl Nursery {
-    pub fn open(board: &Path, programs_stay: bool) -> Result<Nursery, SidecarError> {
-        Nursery::with(Means::open().map_err(SidecarError::Means)?, board, programs_stay)
+    pub(crate) fn open(
+        board: &Path,
+        dialing: Dialing,
+        programs_stay: bool,
+    ) -> Result<Nursery, SidecarError> {
+        let means = Means::open().map_err(SidecarError::Means)?;
+        Nursery::with(means, board, dialing, programs_stay)
     }
 
     pub(crate) fn with(
         means: Means,
         board: &Path,
+        dialing: Dialing,
         programs_stay: bool,
     ) -> Result<Nursery, SidecarError> {
         let has_files = Board::open(board, false)
             .is_ok_and(|board| are_files(&board.header().settings().blades));
-        let folder = board.parent().unwrap_or(board).to_owned();
         let board = File::options().read(true).write(true).open(board);
         let board = board.map_err(|error| SidecarError::Kernel { what: "the board", error })?;
-        Ok(Nursery { means, board, folder, programs_stay, has_files })
+        Ok(Nursery { means, board, dialing, programs_stay, has_files })
     }
 
     /// Puts a sidecar into a process and has it page. On failure the process goes on as before. A
@@ -123,8 +128,9 @@ impl Nursery {
                 .map_err(kernel("the control socket"))?;
         }
         lift_limits(sidecar.pid);
-        let dialer = dialing::serve(sidecar.pid, &self.folder).map_err(|error| {
-            SidecarError::Kernel { what: "a thread that opens connections to blades", error }
+        let dialer = self.dialing.serve(sidecar.pid).map_err(|error| SidecarError::Kernel {
+            what: "a thread that opens connections to blades",
+            error,
         })?;
         ask(pid, sidecar, "DIALER", Some(dialer.as_fd()), "NOTED", aside)?;
         drop(dialer);

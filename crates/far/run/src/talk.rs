@@ -2,7 +2,7 @@
 //! a descriptor. The requests are listed in crates/far/sidecar/src/paging.rs.
 
 use std::io::Error;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
@@ -179,7 +179,7 @@ pub(crate) fn send(
 }
 
 pub(crate) fn receive(
-    control: &OwnedFd,
+    control: impl AsFd,
     flags: RecvFlags,
 ) -> Result<(String, Option<OwnedFd>), Error> {
     let mut bytes = vec![0; MESSAGE_BYTES];

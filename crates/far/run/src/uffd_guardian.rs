@@ -105,7 +105,7 @@ pub(crate) fn end_orphans(uffd: &Uffd) -> Vec<Uffd> {
 
 /// True if a process may be one of the run's: it has the keeper's user, or root gave it another
 /// one. For that, root's socket is open to all that know its random name.
-fn is_of_the_run(stream: &UnixStream) -> bool {
+pub(crate) fn is_of_the_run(stream: &UnixStream) -> bool {
     let user = rustix::process::geteuid();
     let peer = rustix::net::sockopt::socket_peercred(stream);
     user.is_root() || peer.is_ok_and(|peer| peer.uid == user || peer.uid.is_root())

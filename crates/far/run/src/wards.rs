@@ -20,6 +20,7 @@ use farpool_units::PAGE_BYTES_U64;
 
 use crate::births::Births;
 use crate::brakes::Brakes;
+use crate::dialing::Dialing;
 use crate::directory::is_in_another_run;
 use crate::door::Means;
 use crate::holder::{Holder, share_memory};
@@ -120,15 +121,17 @@ impl Wards {
     pub(crate) fn open(
         means: Means,
         board: &Path,
+        dialing: Dialing,
         when_outside: WhenOutside,
     ) -> Result<Wards, SidecarError> {
-        Ok(Wards::with(Nursery::with(means, board, false)?, board, None, when_outside))
+        let nursery = Nursery::with(means, board, dialing, false)?;
+        Ok(Wards::with(nursery, board, None, when_outside))
     }
 
     /// Serves a process that was not started from here, and all below it. They outlive this
     /// process.
-    pub fn attach(board: &Path, root: u32) -> Result<Wards, SidecarError> {
-        let nursery = Nursery::open(board, true)?;
+    pub(crate) fn attach(board: &Path, dialing: Dialing, root: u32) -> Result<Wards, SidecarError> {
+        let nursery = Nursery::open(board, dialing, true)?;
         Ok(Wards::with(nursery, board, Some(Kin::of(root)), WhenOutside::Warn))
     }
 

@@ -5,11 +5,11 @@
 //! connections are opened from here.
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use farpool_kernel::send_with_descriptors;
 use farpool_pager::sys;
-use farpool_pool::Address;
+use farpool_pool::{Address, Ask};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, socketpair};
 
@@ -20,7 +20,7 @@ static DIALER: OnceLock<OwnedFd> = OnceLock::new();
 pub fn begin(socket: Option<OwnedFd>) -> Result<(), String> {
     let socket = socket.ok_or("DIALER wants a socket")?;
     DIALER.set(socket).map_err(|_| "there is a dialer already")?;
-    sys::set_dialer(ask);
+    sys::set_dialer(Arc::new(ask as Ask));
     Ok(())
 }
 

@@ -53,6 +53,7 @@ fn session(address: &str, quota_bytes: u64) -> Result<Arc<Session>, BenchError> 
         deadline: DEADLINE,
         spare: Spare::default(),
         allow_remote_tcp: false,
+        secures_tcp: false,
         asks: None,
         time: farpool_fabric::Time::KERNEL,
         descriptors: Arc::new(DescriptorSet::default()),

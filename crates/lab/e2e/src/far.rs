@@ -99,6 +99,7 @@ impl Far {
             allow_remote_tcp: false,
             copies: 1,
             seals_pages: true,
+            secures_tcp: false,
             asks: None,
             time: farpool_pool::Time::KERNEL,
         })

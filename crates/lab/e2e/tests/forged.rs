@@ -84,6 +84,7 @@ fn stored(seals_pages: bool) -> Stored {
         allow_remote_tcp: false,
         copies: 1,
         seals_pages,
+        secures_tcp: false,
         asks: None,
         time: farpool_pool::Time::KERNEL,
     });

@@ -7,11 +7,12 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_acms::Rng;
 use farpool_pool::{
-    Alone, BladeIndex, ClientId, FrozenToken, Mover, PageError, Pool, PoolConfig, PoolError,
+    Alone, Ask, BladeIndex, ClientId, FrozenToken, Mover, PageError, Pool, PoolConfig, PoolError,
     Refusals, SUPERPAGE_PAGES, Seals, SegmentHandle, SegmentPage, Step,
 };
 use farpool_wire::ErrorCode;
@@ -129,7 +130,8 @@ impl Program {
             allow_remote_tcp: true,
             copies: habits.copies,
             seals_pages: habits.seals_pages,
-            asks: Some(world::ask),
+            secures_tcp: false,
+            asks: Some(Arc::new(world::ask as Ask)),
             time: world::time(),
         };
         let pool = Rc::new(Pool::connect(config.clone())?);

@@ -275,6 +275,7 @@ fn serve(
         memory_bytes: most,
         require_grants: true,
         allow_remote_tcp: options.allow_remote_tcp,
+        credentials: options.protection.credentials.clone(),
         ..BladeConfig::default()
     };
     let addresses = [Address::Unix(options.socket.clone()), Address::Tcp(blade)];

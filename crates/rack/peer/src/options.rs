@@ -139,7 +139,8 @@ impl CollaborateOptions {
         }
         self.rest_tls()?;
         for address in std::iter::once(self.listen).chain(self.blade_listen) {
-            if !address.ip().is_loopback() && !self.allow_remote_tcp {
+            let is_secure = self.protection.credentials.is_some();
+            if !address.ip().is_loopback() && !is_secure && !self.allow_remote_tcp {
                 return Err(CollaborateError::RemoteTcp(address));
             }
             if self.advertised_ip(address).is_unspecified() {

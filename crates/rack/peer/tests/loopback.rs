@@ -28,6 +28,7 @@ fn is_open(segment: &ClientSegment, attempt: u128) -> bool {
         deadline: Duration::from_secs(5),
         spare: Spare::default(),
         allow_remote_tcp: false,
+        secures_tcp: false,
         asks: None,
         time: farpool_fabric::Time::KERNEL,
         descriptors: Arc::new(DescriptorSet::default()),

@@ -59,6 +59,7 @@ pub fn connect(core: &Core, inherited: &[FrozenToken]) -> Result<(Pool, Blades),
         copies: u8::try_from(settings.copies)
             .unwrap_or_else(|_| fail_closed("the board says a number of copies that nobody gave")),
         seals_pages: settings.sealing == Sealing::Sealed,
+        secures_tcp: settings.secures_tcp,
         asks: sys::dialer(),
         time: farpool_pool::Time::KERNEL,
     });

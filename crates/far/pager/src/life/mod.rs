@@ -4,6 +4,7 @@ pub(crate) mod activation;
 pub mod attached;
 pub(crate) mod blades;
 pub mod children;
+pub(crate) mod dialing;
 pub(crate) mod fetcher;
 pub(crate) mod files;
 pub mod fork;

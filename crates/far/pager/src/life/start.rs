@@ -1,5 +1,6 @@
 //! How the pager of a process begins: its steward is started, watches, and makes it active.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use farpool_board::ProcessState;
@@ -7,6 +8,7 @@ use farpool_uffd::register_mode;
 
 use crate::core::{Core, Parts};
 use crate::error::StartError;
+use crate::life::dialing::ByKeeper;
 use crate::life::files::{Files, LATE_FILES};
 use crate::life::process::Pager;
 use crate::life::steward::{self, Steward};
@@ -62,6 +64,9 @@ impl Pager {
         };
         let core = self.make_core(files, false)?;
         activation::start_threads(self, core)?;
+        if core.settings.secures_tcp {
+            sys::set_dialer(Arc::new(ByKeeper::new(self.board_path)));
+        }
         if inherits {
             core.pool.set(blades::connect(core, &self.inheritance.tokens())?);
             self.inheritance.attach(core)?;

@@ -1,18 +1,18 @@
 //! Opens connections to blades on behalf of this process.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use farpool_pool::Ask;
+use farpool_pool::Opener;
 
-/// The function that opens connections to blades on behalf of this process.
-static DIALER: OnceLock<Ask> = OnceLock::new();
+/// Who opens connections to blades on behalf of this process.
+static DIALER: OnceLock<Arc<dyn Opener>> = OnceLock::new();
 
-/// Makes connections to blades be opened through `ask`. The first call counts.
-pub fn set_dialer(ask: Ask) {
-    let _ = DIALER.set(ask);
+/// Makes connections to blades be opened by `opener`. The first call counts.
+pub fn set_dialer(opener: Arc<dyn Opener>) {
+    let _ = DIALER.set(opener);
 }
 
-/// The function set by [`set_dialer`]. None: this process opens connections itself.
-pub fn dialer() -> Option<Ask> {
-    DIALER.get().copied()
+/// Who was set by [`set_dialer`]. None: this process opens connections itself.
+pub fn dialer() -> Option<Arc<dyn Opener>> {
+    DIALER.get().cloned()
 }

@@ -94,6 +94,7 @@ pub(crate) fn config(blades: &Blades) -> PoolConfig {
         allow_remote_tcp: false,
         copies: 1,
         seals_pages: false,
+        secures_tcp: false,
         asks: None,
         time: farpool_pool::Time::KERNEL,
     }

@@ -80,8 +80,8 @@ pub enum RackError {
     )]
     NotReady { why: String },
     #[error(
-        "the memory granted is on another machine ({address}), and TCP is not encrypted; say \
-         --allow-remote-tcp if you mean it"
+        "the memory granted is on another machine ({address}): give a certificate (--pki), or \
+         --allow-remote-tcp if the network is trusted"
     )]
     RemoteTcp { address: String },
     #[error("no random numbers for an id: {0}")]
@@ -129,7 +129,7 @@ impl RackRun {
             placements: Placements::default(),
             quota_bytes: options.quota_bytes.unwrap_or(u64::MAX),
             rate_bytes_per_s: rack.rate_bytes_per_s,
-            allow_remote_tcp: options.allow_remote_tcp,
+            allow_remote_tcp: options.allow_remote_tcp || options.credentials.is_some(),
             refused_since: None,
             grow_after: None,
             may_grow: true,

@@ -68,6 +68,7 @@ mod tests {
             quota_bytes: 1 << 30,
             blades: Vec::new(),
             allow_remote_tcp: false,
+            secures_tcp: false,
             sealing: farpool_board::Sealing::Sealed,
             copies: 1,
             when_full: WhenFull::Fail,

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use farpool_api::Place;
 use farpool_api::placements::PlaceKey;
 use farpool_api::tenant::{Tenant, best_address};
+use farpool_handshake::Dialer;
 use farpool_pool::{
     Address, BladeIndex, BladeSpec, ClientLimits, Grant, GrantKey, Pool, PoolConfig, PoolError,
     RateLimit, fresh_client,
@@ -277,6 +278,8 @@ impl Keeper {
         blades: Vec<BladeSpec>,
         superpages: u32,
     ) -> Result<GrantNumber, FarError> {
+        let dialer = self.settings.credentials.clone().map(Dialer::new).transpose();
+        let dialer = dialer.map_err(FarError::Certificate)?;
         let pool = Arc::new(Pool::connect(PoolConfig {
             blades,
             client: fresh_client()?,
@@ -284,9 +287,10 @@ impl Keeper {
             quota_bytes: u64::from(superpages) * SUPERPAGE_BYTES,
             deadline: self.settings.deadline,
             allow_remote_tcp: self.settings.allow_remote_tcp,
+            secures_tcp: dialer.is_some(),
             copies: 1,
             seals_pages: self.settings.seal.seals(self.settings.source.is_remote()),
-            asks: None,
+            asks: dialer.map(|dialer| dialer as _),
             time: farpool_pool::Time::KERNEL,
         })?);
         // A blade would keep what it has given so far until its lease is over.

@@ -12,6 +12,7 @@ mod rack;
 pub(crate) mod shard;
 
 use farpool_api::ApiError;
+use farpool_identity::Refusal;
 use farpool_pool::PoolError;
 
 pub use crate::settings::{FarSettings, FarSource, PoolOptions};
@@ -22,6 +23,8 @@ pub(crate) use keeper::Keeper;
 pub enum FarError {
     #[error("far memory: {0}")]
     Pool(#[from] PoolError),
+    #[error("the certificate is of no use to far memory: {0}")]
+    Certificate(Refusal),
     #[error("far memory")]
     Api(#[from] ApiError),
     #[error(

@@ -215,6 +215,7 @@ mod tests {
             allow_remote_tcp: false,
             copies: 1,
             seals_pages: true,
+            secures_tcp: false,
             asks: None,
             time: farpool_pool::Time::KERNEL,
         })
