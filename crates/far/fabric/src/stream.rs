@@ -50,8 +50,10 @@ pub struct StreamLink {
     receiver: Receiver,
     /// Times the connection broke and was made again.
     reconnects: u64,
-    /// Another connection on its way, while this one is silent.
+    /// Another connection on its way, while this one is silent, or is to be replaced.
     second: Option<Dial>,
+    /// The second one is there to replace the first, which answers meanwhile.
+    replaces: bool,
     watch: StallWatch,
     attention: Attention,
     /// The bytes received when the session was last told of any.
@@ -119,6 +121,7 @@ impl StreamLink {
             receiver: Receiver::new(),
             reconnects: 0,
             second: None,
+            replaces: false,
             watch: StallWatch::new(),
             attention: Attention::default(),
             heard_bytes: 0,
@@ -160,6 +163,7 @@ impl StreamLink {
         }
         self.advance_dial();
         self.advance_second();
+        self.renew();
         let patience = self.waited_for(patience);
         if let State::Up(channel) = &mut self.state
             && let Err(end) = exchange(
@@ -282,6 +286,7 @@ impl StreamLink {
         if let State::Up(_) = self.state {
             // If there is no descriptor for it, the first one is all there is.
             self.second = self.dialer.dial().ok();
+            self.replaces = false;
         } else {
             self.redial();
         }
@@ -383,16 +388,18 @@ impl StreamLink {
 
     /// Has another connection take over from one whose key is worn or whose blade has to be
     /// verified again, and ends one whose blade's certificate has ended.
-    fn renew(&mut self, now: Instant) {
+    fn renew(&mut self) {
         let State::Up(channel) = &mut self.state else { return };
-        if !self.flight.is_busy() {
-            return; // nobody would drive another one to its greeting
+        if !channel.is_sealed() {
+            return;
         }
+        let now = self.time.now();
         if channel.has_ended(now) {
             self.broke(Break::Ended);
         } else if self.second.is_none() && channel.take_renewal(now) {
             // If there is no descriptor for it, the first one goes on.
             self.second = self.dialer.dial().ok();
+            self.replaces = true;
         }
     }
 
@@ -408,6 +415,7 @@ impl StreamLink {
             let now = self.time.now();
             self.unconnected = self.unconnected.map(|_| now);
             self.attention.begin(now);
+            self.renew();
         }
         self.flight.submit(opcode, pages);
         if let State::Up(channel) = &mut self.state {
@@ -533,7 +541,6 @@ impl Link for StreamLink {
             self.poll(done);
         } else {
             self.watch_for_stall(now);
-            self.renew(now);
         }
     }
 
@@ -560,7 +567,8 @@ impl Link for StreamLink {
                 Some(timer.descriptor.as_fd())
             }
             (State::Up(socket), _) => {
-                Some(self.second.as_ref().map_or(socket.as_fd(), Dial::descriptor))
+                let second = self.second.as_ref().filter(|_| !self.replaces);
+                Some(second.map_or(socket.as_fd(), Dial::descriptor))
             }
             (State::Dialing(dial), _) => Some(dial.descriptor()),
             _ => None,
@@ -569,7 +577,7 @@ impl Link for StreamLink {
 
     fn is_sending(&self) -> bool {
         // A second connection's descriptor, which has room, would end every wait at once.
-        let is_stuck = self.has_unsent() && self.second.is_none();
+        let is_stuck = self.has_unsent() && (self.second.is_none() || self.replaces);
         matches!(self.state, State::Up(_)) && is_stuck
     }
 

@@ -210,6 +210,6 @@ fn main() -> Result<(), Failure> {
     }
     let [p50, p99, read, written] = [0, 1, 2, 3].map(|column| rows[1][column] / rows[0][column]);
     println!("{:<8}{p50:>14.3}{p99:>14.3}{read:>16.3}{written:>16.3}", "ratio");
-    sides.map(|side| side.serving.shutdown());
+    sides.into_iter().for_each(|side| side.serving.shutdown());
     Ok(())
 }

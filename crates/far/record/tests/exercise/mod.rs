@@ -38,7 +38,7 @@ fn opened(cipher: Cipher, bytes: &[u8], piece: usize) -> Vec<u8> {
 
 /// The first bytes choose what is done: the rest arrives as it is, from which nothing may come out,
 /// or is sealed and changed in one place, from which nothing but what was sealed may come out.
-pub fn receive_any(bytes: &[u8]) {
+pub(crate) fn receive_any(bytes: &[u8]) {
     let Some((&[how, at, change, piece], rest)) = bytes.split_first_chunk() else { return };
     let cipher = CIPHERS[usize::from(how) % CIPHERS.len()];
     let piece = 1 + usize::from(piece);
