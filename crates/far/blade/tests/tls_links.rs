@@ -99,7 +99,7 @@ impl Tampering {
                     std::thread::spawn(move || {
                         pass(ends, |byte| {
                             let at = seen.fetch_add(1, Ordering::Relaxed);
-                            if at >= from_byte && (at - from_byte) % every_bytes == 0 {
+                            if at >= from_byte && (at - from_byte).is_multiple_of(every_bytes) {
                                 changed.fetch_add(1, Ordering::Relaxed);
                                 *byte ^= 1 << (at % 8);
                             }

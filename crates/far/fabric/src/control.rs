@@ -236,10 +236,10 @@ impl Control {
                 Err(error) => error,
             };
             let now = time.now();
-            if !self.dialer.may_pass(error) || now >= until || self.has_ended(begun) {
+            if !self.dialer.may_pass(&error) || now >= until || self.has_ended(begun) {
                 return Err(self.dialer.explain(error));
             }
-            if let Some(reason) = met.lapse(since, now, Some(error)) {
+            if let Some(reason) = met.lapse(since, now, Some(&error)) {
                 return Err(ConnectError::Lost { address: session.address.to_string(), reason });
             }
         }

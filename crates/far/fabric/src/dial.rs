@@ -138,7 +138,7 @@ impl Dialer {
     /// and another version, in its answer or read from our hello, or no frame at all is damage. On
     /// this host, a socket that refuses belongs to a process that has ended, which only matters if
     /// what it lent has ended with it.
-    pub(crate) fn may_pass(&self, error: DialError) -> bool {
+    pub(crate) fn may_pass(&self, error: &DialError) -> bool {
         let Session { address, met, .. } = &*self.session;
         let may_come_back = matches!(address, Address::Tcp(_)) || met.may_come_back();
         let passes_once_met = match error {
@@ -156,7 +156,7 @@ impl Dialer {
         let (time, mut patience) = (self.session.time, ATTEMPT_TIME);
         loop {
             match self.connect_once(until.min(time.now() + patience)) {
-                Err(error) if self.may_pass(error) && time.now() < until => {
+                Err(error) if self.may_pass(&error) && time.now() < until => {
                     // Only what was waited for in vain is waited for longer: a refusal is at once.
                     if error == DialError::Later(Errno::TIMEDOUT) {
                         patience = patience.saturating_mul(2).min(self.session.deadline);

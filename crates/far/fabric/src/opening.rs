@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_record::RecordError;
@@ -13,7 +14,7 @@ use crate::peer::{self, Stranger};
 use crate::sys;
 
 /// Why an attempt failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum DialError {
     #[error("no blade serves there ({0})")]
     Gone(Errno),
@@ -43,34 +44,22 @@ pub(crate) enum DialError {
     Unsecured,
 }
 
-/// A reason in words, without memory of its own.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Words {
-    bytes: [u8; Self::LIMIT_BYTES],
-    count: usize,
-}
+/// A reason in words.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Words(Arc<str>);
 
 impl Words {
     /// The longest reason in bytes; it is cut there.
     pub(crate) const LIMIT_BYTES: usize = 240;
 
     pub(crate) fn of(text: &str) -> Self {
-        let mut bytes = [0; Self::LIMIT_BYTES];
-        let count = text.floor_char_boundary(Self::LIMIT_BYTES);
-        bytes[..count].copy_from_slice(&text.as_bytes()[..count]);
-        Words { bytes, count }
+        Words(text[..text.floor_char_boundary(Self::LIMIT_BYTES)].into())
     }
 }
 
 impl fmt::Display for Words {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(std::str::from_utf8(&self.bytes[..self.count]).unwrap_or_default())
-    }
-}
-
-impl fmt::Debug for Words {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
+        f.write_str(&self.0)
     }
 }
 
@@ -89,7 +78,7 @@ impl From<Trouble> for DialError {
 
 impl DialError {
     /// True if another attempt may succeed.
-    pub(crate) fn may_pass(self) -> bool {
+    pub(crate) fn may_pass(&self) -> bool {
         match self {
             DialError::Later(_) | DialError::Closed => true,
             // Our hello was damaged on its way.
@@ -103,12 +92,12 @@ impl DialError {
     }
 
     /// True if one end refuses the other's certificate.
-    pub(crate) fn is_distrust(self) -> bool {
+    pub(crate) fn is_distrust(&self) -> bool {
         matches!(self, DialError::Untrusted(_) | DialError::Record(RecordError::Alert(_)))
     }
 
     /// Time to let pass before the next attempt.
-    pub(crate) fn pause(self) -> Duration {
+    pub(crate) fn pause(&self) -> Duration {
         if self.is_distrust() { DISTRUST_PAUSE } else { sys::CONNECT_PAUSE }
     }
 
@@ -122,9 +111,11 @@ impl DialError {
     }
 
     /// The kernel's error, if there was one.
-    pub(crate) fn errno(self) -> Errno {
+    pub(crate) fn errno(&self) -> Errno {
         match self {
-            DialError::Gone(errno) | DialError::Forbidden(errno) | DialError::Later(errno) => errno,
+            DialError::Gone(errno) | DialError::Forbidden(errno) | DialError::Later(errno) => {
+                *errno
+            }
             // Trouble of the opening process (no descriptors, say), not of the asking one.
             _ => Errno::NOBUFS,
         }

@@ -144,7 +144,7 @@ impl Met {
         &self,
         since: Instant,
         now: Instant,
-        failure: Option<DialError>,
+        failure: Option<&DialError>,
     ) -> Option<String> {
         self.lease_end(since).filter(|end| now >= *end)?;
         let lease_ms = self.0.lease_ms.load(Ordering::Relaxed);

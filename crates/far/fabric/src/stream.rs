@@ -293,20 +293,21 @@ impl StreamLink {
     }
 
     fn dial_failed(&mut self, error: DialError) {
-        self.failure = Some(error);
         self.second = None;
-        self.state = if self.dialer.may_pass(error) {
+        self.state = if self.dialer.may_pass(&error) {
             State::Pausing(self.time.now() + error.pause())
         } else {
             State::Lost(error.to_string())
         };
+        self.failure = Some(error);
     }
 
     /// Why the blade is lost by now, if it is. `is_fair` unless this side has not listened.
     fn end(&self, now: Instant, is_fair: bool) -> Option<(String, PageFault)> {
         let Session { deadline, met, .. } = &*self.dialer.session;
         let oldest = self.flight.oldest()?;
-        let lapsed = self.unconnected.and_then(|since| met.lapse(since, now, self.failure));
+        let lapsed =
+            self.unconnected.and_then(|since| met.lapse(since, now, self.failure.as_ref()));
         if let Some(reason) = lapsed {
             return Some((reason, PageFault::Lost));
         }
@@ -314,7 +315,7 @@ impl StreamLink {
             return None;
         }
         let within = format!("no answer within {} ms", deadline.as_millis());
-        Some(match self.failure {
+        Some(match &self.failure {
             Some(failure) => (format!("{within}, and no connection: {failure}"), PageFault::Lost),
             None => (within, PageFault::Deadline),
         })
@@ -332,7 +333,7 @@ impl StreamLink {
         };
         let refused = refused.map(|since| now.saturating_duration_since(since));
         let reason = match refused {
-            Some(time) if time >= REFUSED_LIMIT => self.failure.map(|it| it.to_string()),
+            Some(time) if time >= REFUSED_LIMIT => self.failure.as_ref().map(ToString::to_string),
             _ if waited >= SILENCE_LIMIT => {
                 Some(format!("no answer within {} ms", SILENCE_LIMIT.as_millis()))
             }
