@@ -466,8 +466,8 @@ pub struct BladesArgs {
     /// Return once the blades of --leave hold no memory of the program
     #[arg(long)]
     pub wait: bool,
-    /// Allow new blades beyond this machine's loopback, in a run without --pki; all but sealed pages
-    /// is sent unencrypted
+    /// Allow new blades beyond this machine's loopback, in a run without --pki; all but sealed
+    /// pages is sent unencrypted
     #[arg(long)]
     pub allow_remote_tcp: bool,
     /// Print JSON: a list of the blades
@@ -497,8 +497,8 @@ pub struct StatSettings {
     #[arg(value_delimiter = ',')]
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub blade: Vec<BladeAddress>,
-    /// Folder with a certificate (farpool pki issue), for blades over TCP, which are then asked with
-    /// TLS only
+    /// Folder with a certificate (farpool pki issue), for blades over TCP, which are then asked
+    /// with TLS only
     #[arg(long, value_name = "DIR", env = "FARPOOL_STAT_PKI", hide_env_values = true)]
     pub pki: Option<PathBuf>,
 }

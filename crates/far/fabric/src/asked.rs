@@ -226,7 +226,7 @@ mod tests {
         for reason in ["its certificate was revoked", &long] {
             answer_secured(&there, Err(OpenFailure::Untrusted(reason.to_owned())));
             let error = take(here.as_fd()).expect_err("a reason").to_string();
-            assert!(reason.starts_with(error.strip_prefix("no trust: ").expect("a reason")));
+            assert!(!error.is_empty() && reason.starts_with(&error), "{error}");
         }
         answer_secured(&there, Err(OpenFailure::System(Errno::CONNREFUSED)));
         let error = take(here.as_fd()).expect_err("a reason");

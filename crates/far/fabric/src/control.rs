@@ -190,8 +190,8 @@ impl Control {
         }
     }
 
-    /// The connection, unless there is none or its blade's certificate has ended. One that should be
-    /// replaced is, if that can be done at once: between two requests it costs no more than that.
+    /// The connection, unless there is none or its blade's certificate has ended. One that should
+    /// be replaced is, if that can be done at once: between two requests it costs no more.
     fn current(&mut self) -> Option<Channel> {
         let now = self.dialer.session.time.now();
         let mut channel = self.channel.take().filter(|channel| !channel.has_ended(now))?;

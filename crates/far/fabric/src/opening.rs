@@ -36,7 +36,7 @@ pub(crate) enum DialError {
     Stranger(Stranger),
     #[error("no descriptor is left in this process")]
     Descriptors,
-    #[error("no trust: {0}")]
+    #[error("{0}")]
     Untrusted(Words),
     #[error("{0}")]
     Record(RecordError),

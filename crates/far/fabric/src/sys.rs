@@ -240,8 +240,8 @@ pub(crate) unsafe fn send(fd: BorrowedFd<'_>, from: &Vector) -> Result<usize, Er
     again(|| rustix::net::sendmsg(fd, slices, &mut none, SendFlags::NOSIGNAL | SendFlags::DONTWAIT))
 }
 
-/// Hands the parts' bytes to `take`, in order, until it takes less than a part has. Returns how many
-/// bytes were taken.
+/// Hands the parts' bytes to `take`, in order, until it takes less than a part has. Returns how
+/// many bytes were taken.
 ///
 /// # Safety
 /// Every part of the vector must be readable during the call.

@@ -198,8 +198,8 @@ impl Client {
 
 impl<M: Clone> Table<M> {
     /// Adds a connection of the client; a new client is created. Once a user of this host uses a
-    /// client, only that user and root may, whoever else has learned its id; and a client that began
-    /// with a certificate is used only with certificates of that identity.
+    /// client, only that user and root may, whoever else has learned its id; and a client that
+    /// began with a certificate is used only with certificates of that identity.
     ///
     /// # Errors
     /// The blade has as many clients as allowed, or the client needs a grant, shows one that is
