@@ -61,5 +61,5 @@ pub(crate) fn receive_any(bytes: &[u8]) {
     }
     let found = opened(cipher, &sealed, piece);
     assert!(rest.starts_with(&found), "only what was sealed");
-    assert!(change == 0 || found.len() < taken, "a change is seen");
+    assert!(change == 0 || taken == 0 || found.len() < taken, "a change is seen");
 }
