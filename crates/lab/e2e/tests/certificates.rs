@@ -44,7 +44,7 @@ impl Rack {
         let run = run.arg("--pki").arg(self.folder("program-payroll"));
         run.own_program("farpool-stress")
             .args(["--mib", "64", "--threads", "2", "--progress", "--seed", "5"])
-            .args(["--ops", "discard,pipe,heap,fork", "--seconds", seconds])
+            .args(["--ops", "discard,pipe,heap", "--seconds", seconds])
             .start()
     }
 
