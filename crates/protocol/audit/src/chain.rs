@@ -53,7 +53,9 @@ impl FromStr for Hash {
     fn from_str(text: &str) -> Result<Hash, NoHash> {
         let no_hash = || NoHash(text.to_owned());
         let (pairs, rest) = text.as_bytes().as_chunks::<2>();
-        if pairs.len() != HASH_BYTES || !rest.is_empty() {
+        // It is written in one way only: another one shows that somebody else has written it.
+        let is_other = text.bytes().any(|digit| digit.is_ascii_uppercase());
+        if pairs.len() != HASH_BYTES || !rest.is_empty() || is_other {
             return Err(no_hash());
         }
         let mut bytes = [0; HASH_BYTES];
@@ -359,6 +361,16 @@ mod tests {
     fn a_line_without_an_end_is_not_read_for_ever() {
         let long = "x".repeat(10 * usize::try_from(LINE_LIMIT_BYTES).expect("small"));
         assert_eq!(broken_at(&[long]), Some(1));
+    }
+
+    /// The last line's hash is bound by no line after it: 32 is what makes a digit a capital.
+    #[test]
+    fn a_hash_in_capitals_is_a_change() {
+        let log = log_of(5).concat();
+        let hash = log.trim_end().rsplit('"').nth(1).expect("a hash");
+        let changed = log.replace(hash, &hash.to_uppercase());
+        assert_ne!(changed, log);
+        assert!(verify(changed.as_bytes(), None).is_err());
     }
 
     proptest! {
