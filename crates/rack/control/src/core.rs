@@ -13,6 +13,7 @@ use farpool_kernel::{fill_random, lock, unix_ms};
 use farpool_units::at_most;
 use tokio::sync::watch;
 
+use crate::clock::{ListeningClock, STALL_MS};
 use crate::history::History;
 use crate::model::{Applied, Command, Records, State};
 use crate::reconcile;
@@ -49,6 +50,9 @@ struct Guarded {
     /// Batches queued for the store so far.
     queued: u64,
     history: History,
+    clock: ListeningClock,
+    /// A stall of the store has been logged, and not yet its end.
+    is_stall_logged: bool,
 }
 
 /// A leading controller.
@@ -71,7 +75,9 @@ impl Core {
         committer: Committer,
         started: Instant,
     ) -> Arc<Self> {
-        let guarded = Guarded { state, random: Random::default(), queued: 0, history };
+        let clock = ListeningClock::new(at_most(started.elapsed().as_millis()));
+        let random = Random::default();
+        let guarded = Guarded { state, random, queued: 0, history, clock, is_stall_logged: false };
         Arc::new(Self {
             guarded: Mutex::new(guarded),
             committer,
@@ -83,8 +89,14 @@ impl Core {
     }
 
     /// Uptime in ms; monotonic, so the wall clock may jump.
-    pub(crate) fn now_ms(&self) -> u64 {
+    fn uptime_ms(&self) -> u64 {
         at_most(self.started.elapsed().as_millis())
+    }
+
+    /// The time by which nodes and clients become late.
+    fn now_ms(&self, guarded: &mut Guarded) -> u64 {
+        let durable = self.committer.durable();
+        guarded.clock.look(self.uptime_ms(), durable, guarded.queued)
     }
 
     /// Permits answers until `until`.
@@ -101,7 +113,7 @@ impl Core {
 
     /// Whether no other controller can lead at this moment.
     pub(crate) fn leads(&self) -> bool {
-        let over = self.now_ms() >= self.valid_until_ms.load(Ordering::Acquire);
+        let over = self.uptime_ms() >= self.valid_until_ms.load(Ordering::Acquire);
         !over && !self.ended.load(Ordering::Acquire)
     }
 
@@ -143,7 +155,7 @@ impl Core {
             if let Some(tenant) = asker.tenant() {
                 guarded.state.check_owns(tenant, &command).inspect_err(say_refused)?;
             }
-            let now_ms = self.now_ms();
+            let now_ms = self.now_ms(&mut guarded);
             let applied = guarded.apply(command, now_ms, self)?;
             (look(&guarded.state, &applied, now_ms), guarded.queued)
         };
@@ -155,8 +167,9 @@ impl Core {
     pub(crate) async fn read<T>(&self, look: impl FnOnce(&State, u64) -> T) -> Result<T, Problem> {
         self.check_leads()?;
         let (seen, queued) = {
-            let guarded = self.lock();
-            (look(&guarded.state, self.now_ms()), guarded.queued)
+            let mut guarded = self.lock();
+            let now_ms = self.now_ms(&mut guarded);
+            (look(&guarded.state, now_ms), guarded.queued)
         };
         self.durable(queued).await?;
         Ok(seen)
@@ -164,7 +177,9 @@ impl Core {
 
     /// Reads the state without waiting for the store: for metrics and switches only.
     pub(crate) fn peek<T>(&self, look: impl FnOnce(&State, u64) -> T) -> T {
-        look(&self.lock().state, self.now_ms())
+        let mut guarded = self.lock();
+        let now_ms = self.now_ms(&mut guarded);
+        look(&guarded.state, now_ms)
     }
 
     /// Checks `arrived` now and at each change. Returns when it holds or the time is over.
@@ -208,7 +223,8 @@ impl Core {
             return;
         }
         let mut guarded = self.lock();
-        let now_ms = self.now_ms();
+        let now_ms = self.now_ms(&mut guarded);
+        guarded.log_stall();
         for command in reconcile::due(&guarded.state, now_ms) {
             // A command may no longer be due after the one before it; the next tick checks again.
             let _ = guarded.apply(command, now_ms, self);
@@ -219,7 +235,7 @@ impl Core {
     pub(crate) fn command(&self, command: Command) {
         if self.check_leads().is_ok() {
             let mut guarded = self.lock();
-            let now_ms = self.now_ms();
+            let now_ms = self.now_ms(&mut guarded);
             // No client asked, so none needs the refusal; the next check sees the result.
             let _ = guarded.apply(command, now_ms, self);
         }
@@ -269,8 +285,25 @@ pub(crate) fn say_refused(problem: &Problem) {
 }
 
 impl Guarded {
+    /// Logs when the store begins to stall, and when it goes on.
+    fn log_stall(&mut self) {
+        let is_stalled = self.clock.is_stalled();
+        if std::mem::replace(&mut self.is_stall_logged, is_stalled) == is_stalled {
+            return;
+        }
+        if is_stalled {
+            tracing::warn!(
+                "the store has finished nothing for {} s; no request is answered until it does, \
+                 and meanwhile no node or client counts as late",
+                STALL_MS / 1000
+            );
+        } else {
+            tracing::info!("the store goes on");
+        }
+    }
+
     fn apply(&mut self, command: Command, now_ms: u64, core: &Core) -> Result<Applied, Problem> {
-        let Self { state, random, queued, history } = self;
+        let Self { state, random, queued, history, .. } = self;
         let version = state.last_version;
         let mut applied = state.apply(command, now_ms, &mut || random.next())?;
         let time_unix_ms = unix_ms();

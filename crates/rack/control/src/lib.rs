@@ -4,12 +4,14 @@
 //! * `reconcile`: what is due next, from intent and observation; pure.
 //! * [`store`]: where intent is kept: a redb file, or etcd for several controllers.
 //! * `core`: the state under its lock, durable before it is published.
+//! * `clock`: the time by which nodes and clients become late; pure.
 //! * `history`: the events that are remembered, also over a restart.
 //! * `lead`: which controller leads, the reconciler's ticks, the switches.
 //! * `rest`, `metrics`: the HTTP interface; `model::owners`: a program speaks for its tenant only.
 //!
 //! Nothing on the data path asks the controller: clients and blades continue while it is down.
 
+mod clock;
 mod core;
 mod history;
 mod lead;

@@ -47,6 +47,11 @@ impl Committer {
         let _ = self.queue.send((number, ops));
     }
 
+    /// The number up to which all batches are durable.
+    pub(crate) fn durable(&self) -> u64 {
+        self.state.borrow().durable
+    }
+
     /// Returns a receiver of how far the store has come.
     pub(crate) fn state(&self) -> watch::Receiver<CommitState> {
         self.state.clone()
