@@ -12,7 +12,7 @@ use farpool_blade::BladeConfig;
 use farpool_control::{ControlError, ControlOptions, StoreChoice, serve};
 use farpool_e2e::PATIENCE;
 use farpool_host::MemoryFiles;
-use farpool_node::{NodeDaemon, NodeError, NodeOptions};
+use farpool_node::{Ended, NodeDaemon, NodeError, NodeOptions};
 
 pub(crate) const SUPERPAGE: u64 = 16 << 20;
 
@@ -118,5 +118,16 @@ pub(crate) fn start_node(
         bandwidth_bytes_per_s: None,
         thresholds: Thresholds::default(),
         memory: MemoryFiles::at(machine.0.path(), machine.0.path()),
+    })
+}
+
+/// Waits until a node has ended, and returns how.
+pub(crate) fn end_of(node: NodeDaemon) -> Result<Ended, NodeError> {
+    let handle = node.handle();
+    let (ended, end) = channel();
+    std::thread::spawn(move || ended.send(node.wait()));
+    end.recv_timeout(PATIENCE).unwrap_or_else(|_| {
+        handle.stop();
+        panic!("the node goes on")
     })
 }
