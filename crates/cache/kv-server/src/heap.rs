@@ -1,5 +1,8 @@
 //! How the allocator treats large buffers.
 
+use farpool_units::PAGE_BYTES;
+use rustix::mm::{Advice, madvise};
+
 /// Freed buffers of at least this size return to the kernel at once: requests with the largest
 /// default items fit below it, and for larger ones new memory costs little beside the copy.
 const APART_BYTES: libc::c_int = 2 << 20;
@@ -18,6 +21,32 @@ pub fn keep_large_buffers_apart() {
     }
 }
 
+/// Frees a buffer whose memory goes to the kernel at once. Freed as usual, it stays resident as a
+/// gap in the heap until something of its length comes.
+pub fn give_back(mut buffer: Vec<u8>) {
+    let start = buffer.as_mut_ptr();
+    let until_page = start.align_offset(PAGE_BYTES);
+    let pages_bytes = buffer.capacity().saturating_sub(until_page) / PAGE_BYTES * PAGE_BYTES;
+    if pages_bytes > 0 {
+        // SAFETY: the pages lie whole within the buffer, which nothing else refers to. They read as
+        // zeros afterwards, and nobody reads them before it is freed.
+        unsafe {
+            let pages = start.add(until_page).cast();
+            // A refusal (memory that is locked) leaves them resident, as without this.
+            let _ = madvise(pages, pages_bytes, Advice::LinuxDontNeed);
+        }
+    }
+}
+
+/// Makes room for `more` bytes in a buffer. Memory that it leaves goes to the kernel at once.
+pub fn grow(buffer: &mut Vec<u8>, more: usize) {
+    if buffer.capacity() - buffer.len() < more {
+        let mut larger = Vec::with_capacity(buffer.len() + more);
+        larger.extend_from_slice(buffer);
+        give_back(std::mem::replace(buffer, larger));
+    }
+}
+
 /// Returns the allocator's free memory to the kernel, wherever it is in the heap. Threads that
 /// allocate meanwhile wait.
 pub fn return_free_memory() {
@@ -25,5 +54,26 @@ pub fn return_free_memory() {
     // SAFETY: it changes only memory that is free; it may be called at any time.
     unsafe {
         libc::malloc_trim(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_that_grows_keeps_its_bytes() {
+        let mut buffer = Vec::new();
+        for number in 0..300_000_u32 {
+            if buffer.len() == buffer.capacity() {
+                let more = buffer.len().max(7);
+                grow(&mut buffer, more);
+            }
+            buffer.push(number.to_le_bytes()[0]);
+        }
+        let expected = (0..300_000_u32).map(|number| number.to_le_bytes()[0]);
+        assert!(buffer.iter().copied().eq(expected));
+        give_back(buffer);
+        give_back(Vec::new());
     }
 }

@@ -106,6 +106,8 @@ impl Worker {
     /// Closes a connection; replies still owed to it are lost.
     pub(crate) fn close(&mut self, number: usize, reason: CloseReason) {
         let Some(mut connection) = self.clients.take(number) else { return };
+        let input = std::mem::take(&mut connection.client.input);
+        self.clients.free_input(input);
         self.clients.forget_held(&connection);
         Clients::end_session(&mut connection);
         if let Some(keyvault) = &mut connection.keyvault {
@@ -214,7 +216,8 @@ impl Worker {
         if missing.min(client.input.len()) < DIRECT_BYTES_MIN {
             return self.receive_by_buffer(connection, id);
         }
-        client.input.reserve_exact(missing.min(client.input.len()));
+        let more = missing.min(client.input.len());
+        self.clients.grow_input(&mut client.input, more);
         let room = rustix::buffer::spare_capacity(&mut client.input);
         let read = rustix::io::read(&connection.socket, room);
         self.on_read(connection, id, read, |_| ())
@@ -286,6 +289,7 @@ impl Worker {
             // A greeting that another thread is to read is there already, in front. Of a buffer
             // that is mostly free only what is used is kept.
             kept.append(&mut input);
+            self.clients.free_input(input);
         }
         self.clients.finish(connection, &mut self.me.counts)
     }

@@ -89,6 +89,21 @@ impl Clients {
         connection.counted = now;
     }
 
+    /// Whether clients hold so much that gaps between their buffers matter.
+    const fn holds_much(&self) -> bool {
+        self.held.bytes >= RETURNED_BYTES_MIN
+    }
+
+    /// Makes room for `more` bytes of input.
+    pub(crate) fn grow_input(&self, input: &mut Vec<u8>, more: usize) {
+        if self.holds_much() { heap::grow(input, more) } else { input.reserve_exact(more) }
+    }
+
+    /// Frees input.
+    pub(super) fn free_input(&self, input: Vec<u8>) {
+        if self.holds_much() { heap::give_back(input) } else { drop(input) }
+    }
+
     /// Counts no longer what a connection holds.
     pub(super) const fn forget_held(&mut self, connection: &Connection) {
         self.held.bytes -= connection.counted.bytes;
