@@ -46,7 +46,8 @@ fn stays_as_it_was(process: &Process, node: &mut Agent) {
     let refused = api.put_node("n0", &twin(node)).unwrap_err();
     assert!(refused.is(ProblemKind::NameInUse), "{refused}");
     assert_eq!(api.node("n0").unwrap().state, NodeState::Up);
-    let segment = api.segment(SegmentId::from_u128(SEGMENT)).expect("its client's lease is not over");
+    let segment =
+        api.segment(SegmentId::from_u128(SEGMENT)).expect("its client's lease is not over");
     assert_eq!(segment.client, Some(ClientId::from_u128(CLIENT)));
     node.step(&api);
     assert!(node.answer.grants.iter().any(|grant| grant.segment == segment.id));
