@@ -27,7 +27,8 @@ type BladeAnswer = Result<(BladeTotals, Vec<ClientUsage>), String>;
 
 /// Prints once, or repeatedly with `--watch`.
 pub fn main(args: &StatArgs) -> anyhow::Result<u8> {
-    let dialer = read_pki(args.settings.pki.as_deref())?.map(Dialer::new).transpose()?;
+    let dial = |credentials| Dialer::new(credentials, |news| eprintln!("farpool: {news}"));
+    let dialer = read_pki(args.settings.pki.as_deref())?.map(dial).transpose()?;
     loop {
         let runs = live_runs();
         let blades: Vec<(Address, BladeAnswer)> = args

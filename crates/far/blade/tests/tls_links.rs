@@ -7,7 +7,7 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farpool_fabric::{Address, Link, OpenFailure, Opener, answer_secured};
 use farpool_handshake::Dialer;
@@ -45,7 +45,7 @@ fn connections_are_replaced_in_time_and_no_page_is_wrong() {
     let long = Duration::from_secs(1000);
     for (renew_within, valid_for) in [(Duration::ZERO, long), (long, Duration::from_secs(1))] {
         let mut own = session(&blade.addresses()[0], 1, Purpose::Client, Some(&program));
-        let dialer = Dialer::new(Arc::clone(&program)).expect("a dialer");
+        let dialer = Dialer::new(Arc::clone(&program), |_| ()).expect("a dialer");
         own.asks = Some(Arc::new(Hasty { dialer, renew_within, valid_for }));
         let mut client = Client::new(own);
         let mut round = 0;
@@ -64,17 +64,40 @@ fn a_client_leaves_a_blade_that_was_revoked() {
     let (blade, program) = (rack.blade("node/n"), rack.credentials("program/p"));
     let mut own = session(&blade.addresses()[0], 1, Purpose::Client, Some(&program));
     own.deadline = Duration::from_secs(2);
-    let dialer = Dialer::new(Arc::clone(&program)).expect("a dialer");
-    let (renew_within, valid_for) = (Duration::ZERO, Duration::from_secs(1000));
-    own.asks = Some(Arc::new(Hasty { dialer, renew_within, valid_for }));
     let mut client = Client::new(own);
     client.round(1, 3);
     rack.revoke("node/n");
-    farpool_testkit::wait_until("it leaves", PATIENCE, || {
-        client.read(1).iter().any(|done| done.result.is_err())
-    });
+    let revoked = Instant::now();
+    let mut read = revoked;
+    while client.read(1).iter().all(|done| done.result.is_ok()) {
+        read = Instant::now();
+        assert!(read < revoked + PATIENCE, "it reads on");
+    }
+    println!("the last page came {} ms after the revocation", (read - revoked).as_millis());
     let why = client.link.loss().unwrap_or_default();
     assert!(why.contains("was revoked"), "{why}");
+    let why =
+        client.control.call(&Request::Ping).map(drop).expect_err("as its requests").to_string();
+    assert!(why.contains("was revoked"), "{why}");
+}
+
+#[test]
+fn a_connection_that_is_closed_is_watched_no_more() {
+    let mut rack = Rack::new();
+    let (blade, program) = (rack.blade("node/n"), rack.credentials("program/p"));
+    let own = session(&blade.addresses()[0], 1, Purpose::Client, Some(&program));
+    let before = descriptors();
+    let mut client = Client::new(own);
+    client.round(1, 3);
+    assert!(descriptors() > before);
+    drop(client);
+    farpool_testkit::wait_until("all descriptors to be closed", PATIENCE, || {
+        descriptors() <= before
+    });
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").expect("procfs").count()
 }
 
 /// A way to a blade on which one bit in so many bytes, in both directions, is another one. The
@@ -145,7 +168,7 @@ fn whatever_is_changed_on_the_way_no_page_is_wrong() {
 fn nobody_is_asked_twice_for_what_cannot_be() {
     let mut rack = Rack::new();
     let program = rack.credentials("program/p");
-    let dialer = Dialer::new(program).expect("a dialer");
+    let dialer = Dialer::new(program, |_| ()).expect("a dialer");
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let at = listener.local_addr().expect("an address");
     drop(listener);

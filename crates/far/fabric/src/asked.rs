@@ -10,6 +10,9 @@
 //! certificate's key, which is good for years and for every blade; the keys of one connection are
 //! worth no more than the connection. And the handshake allocates, reads files and takes a
 //! millisecond of a processor, which no pager thread may.
+//!
+//! Who made a handshake also notices first that its blade is not to be trusted any more, and says so
+//! on the socket on which it answered; so both keep that as long as the connection.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -80,12 +83,16 @@ pub fn answer_secured(asker: &OwnedFd, opened: Result<(OwnedFd, Keys), OpenFailu
         Err(OpenFailure::System(errno)) => {
             send(format!("FAILED {}", errno.raw_os_error()).as_bytes(), &[]);
         }
-        Err(OpenFailure::Untrusted(reason)) => {
-            let mut text = format!("UNTRUSTED {reason}");
-            text.truncate(text.floor_char_boundary(ANSWER_BYTES));
-            send(text.as_bytes(), &[]);
-        }
+        Err(OpenFailure::Untrusted(reason)) => tell_untrusted(asker, &reason),
     }
+}
+
+/// Tells a process that a blade is not to be trusted, also of a connection that it was handed.
+pub fn tell_untrusted(asker: &OwnedFd, reason: &str) {
+    let mut text = format!("UNTRUSTED {reason}");
+    text.truncate(text.floor_char_boundary(ANSWER_BYTES));
+    // A process that no longer listens has given up.
+    let _ = send_with_descriptors(asker, text.as_bytes(), &[], SendFlags::DONTWAIT);
 }
 
 /// Opens a connection on behalf of the asking process, and hands it over. `user` is the asking
@@ -131,6 +138,31 @@ pub(crate) fn take(asked: BorrowedFd<'_>) -> Result<Option<Taken>, DialError> {
         // The peer has ended, or its message was truncated: this process has no descriptor left.
         (None, None) if got == 0 => Err(DialError::Later(Errno::CONNRESET)),
         (None, None) => Err(DialError::Descriptors),
+    }
+}
+
+/// What is said later of a connection that was handed over.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Notice {
+    /// Nothing.
+    None,
+    /// Its blade is not to be trusted any more.
+    Untrusted(Words),
+    /// Nobody watches its blade any more.
+    Unwatched,
+}
+
+/// Looks for what is said later.
+pub(crate) fn notice(asked: BorrowedFd<'_>) -> Notice {
+    let mut bytes = [0; ANSWER_BYTES];
+    match rustix::net::recv(asked, &mut bytes[..], RecvFlags::DONTWAIT) {
+        Err(Errno::AGAIN | Errno::INTR) => Notice::None,
+        Ok((got @ 1.., _)) => match understand(&bytes[..got]) {
+            Some(DialError::Untrusted(reason)) => Notice::Untrusted(reason),
+            // Nothing else is ever said: whoever says it is not to be relied on.
+            _ => Notice::Unwatched,
+        },
+        Ok(_) | Err(_) => Notice::Unwatched,
     }
 }
 
@@ -217,6 +249,23 @@ mod tests {
             let error = take(here.as_fd()).expect_err("no keys");
             assert_eq!(error, DialError::Later(Errno::PROTO));
         }
+    }
+
+    #[test]
+    fn what_is_said_later_arrives_too() {
+        let (here, there) = sockets();
+        let (socket, _other) = sockets();
+        answer_secured(&there, Ok((socket, keys())));
+        take(here.as_fd()).expect("an answer").expect("a socket");
+        assert_eq!(notice(here.as_fd()), Notice::None);
+        tell_untrusted(&there, "its certificate was revoked");
+        let Notice::Untrusted(reason) = notice(here.as_fd()) else { panic!("a reason") };
+        assert_eq!(reason.to_string(), "its certificate was revoked");
+        assert_eq!(notice(here.as_fd()), Notice::None);
+        send_with_descriptors(&there, b"nonsense", &[], SendFlags::empty()).expect("it is sent");
+        assert_eq!(notice(here.as_fd()), Notice::Unwatched);
+        drop(there);
+        assert_eq!(notice(here.as_fd()), Notice::Unwatched);
     }
 
     #[test]

@@ -12,11 +12,14 @@ use farpool_record::{Incoming, Outgoing, RecordError, Secrets};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
+use crate::asked::{self, Notice};
 use crate::descriptor::Descriptor;
 use crate::sys::{self, Patience, Vector};
 
 /// How long a connection that should be replaced is left alone after a try that failed.
 const RENEWAL_PAUSE: Duration = Duration::from_secs(1);
+/// How often a connection in use looks whether its blade is still trusted: one system call.
+const NOTICE_EVERY: Duration = Duration::from_millis(250);
 
 /// Why a channel cannot move bytes now, or ever.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +60,10 @@ struct Sealed {
     tried_at: Option<Instant>,
     /// None if it is later than the clock can tell.
     ends_at: Option<Instant>,
+    /// Where whoever made the handshake says that the blade is not to be trusted any more. None
+    /// once nobody can: then it is found out by the next renewal.
+    notices: Option<Descriptor>,
+    looked_at: Instant,
 }
 
 #[derive(Debug)]
@@ -70,16 +77,18 @@ impl Channel {
         Channel { socket, sealed: None }
     }
 
-    pub(crate) fn sealed(socket: Descriptor, keys: Keys, now: Instant) -> Self {
+    /// From now on all is sealed with these keys, which came on the socket `notices`.
+    pub(crate) fn seal(&mut self, keys: Keys, notices: Descriptor, now: Instant) {
         let Keys { secrets: Secrets { sending, receiving }, renew_within, valid_for } = keys;
-        let sealed = Sealed {
+        self.sealed = Some(Box::new(Sealed {
             outgoing: Outgoing::new(sending),
             incoming: Incoming::new(receiving),
             renew_at: now.checked_add(renew_within).unwrap_or(now),
             tried_at: None,
             ends_at: now.checked_add(valid_for),
-        };
-        Channel { socket, sealed: Some(Box::new(sealed)) }
+            notices: Some(notices),
+            looked_at: now,
+        }));
     }
 
     pub(crate) fn is_sealed(&self) -> bool {
@@ -108,6 +117,30 @@ impl Channel {
     pub(crate) fn has_ended(&self, now: Instant) -> bool {
         let ends_at = self.sealed.as_ref().and_then(|sealed| sealed.ends_at);
         ends_at.is_some_and(|end| now >= end)
+    }
+
+    /// True if the blade is no longer trusted since the handshake, as far as was said. Looks now and
+    /// then.
+    pub(crate) fn is_distrusted(&mut self, now: Instant) -> bool {
+        let Some(sealed) = &mut self.sealed else { return false };
+        let Some(notices) = &sealed.notices else { return false };
+        if now < sealed.looked_at + NOTICE_EVERY {
+            return false;
+        }
+        sealed.looked_at = now;
+        match asked::notice(notices.as_fd()) {
+            Notice::None => false,
+            Notice::Untrusted(_) => true,
+            Notice::Unwatched => {
+                sealed.notices = None;
+                false
+            }
+        }
+    }
+
+    /// The socket of a plain connection.
+    pub(crate) fn into_socket(self) -> Descriptor {
+        self.socket
     }
 
     /// Sends what the socket takes now. Returns how many of the vector's bytes were taken; of

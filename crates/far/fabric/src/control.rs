@@ -190,11 +190,14 @@ impl Control {
         }
     }
 
-    /// The connection, unless there is none or its blade's certificate has ended. One that should
-    /// be replaced is, if that can be done at once: between two requests it costs no more.
+    /// The connection, unless there is none or its blade is not to be trusted any more. One that
+    /// should be replaced is, if that can be done at once: between two requests it costs no more.
     fn current(&mut self) -> Option<Channel> {
         let now = self.dialer.session.time.now();
-        let mut channel = self.channel.take().filter(|channel| !channel.has_ended(now))?;
+        let mut channel = self.channel.take()?;
+        if channel.has_ended(now) || channel.is_distrusted(now) {
+            return None;
+        }
         if !channel.take_renewal(now) {
             return Some(channel);
         }

@@ -154,15 +154,20 @@ impl Dialer {
     /// Connects, waiting at most until the given time.
     pub(crate) fn connect(&mut self, until: Instant) -> Result<(Channel, Greeting), DialError> {
         let (time, mut patience) = (self.session.time, ATTEMPT_TIME);
+        let timed_out = DialError::Later(Errno::TIMEDOUT);
+        let mut distrust = None;
         loop {
             match self.connect_once(until.min(time.now() + patience)) {
                 Err(error) if self.may_pass(&error) && time.now() < until => {
                     // Only what was waited for in vain is waited for longer: a refusal is at once.
-                    if error == DialError::Later(Errno::TIMEDOUT) {
+                    if error == timed_out {
                         patience = patience.saturating_mul(2).min(self.session.deadline);
                     }
                     time.pause(error.pause());
+                    distrust = Some(error).filter(DialError::is_distrust).or(distrust);
                 }
+                // That the last attempt had little time tells less than what was told before.
+                Err(error) if error == timed_out => return Err(distrust.unwrap_or(error)),
                 other => return other,
             }
         }
@@ -228,10 +233,10 @@ impl Dial {
             && let Some((socket, keys)) = asked::take(self.channel.as_fd())?
         {
             let socket = self.descriptors.adopt(socket).map_err(DialError::of_connect)?;
-            self.channel = match keys {
-                Some(keys) => Channel::sealed(socket, keys, self.time.now()),
-                None => Channel::plain(socket),
-            };
+            let asked = std::mem::replace(&mut self.channel, Channel::plain(socket)).into_socket();
+            if let Some(keys) = keys {
+                self.channel.seal(keys, asked, self.time.now());
+            }
             self.is_asked = false;
         }
         if !self.is_asked && self.needs_keys && !self.channel.is_sealed() {

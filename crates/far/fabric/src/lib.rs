@@ -29,7 +29,7 @@ mod stall;
 mod stream;
 mod sys;
 
-pub use asked::{Ask, OpenFailure, Opener, answer, answer_secured};
+pub use asked::{Ask, OpenFailure, Opener, answer, answer_secured, tell_untrusted};
 pub use channel::Keys;
 pub use control::{Answer, CallError, Control};
 pub use descriptor::{DESCRIPTOR_FLOOR, DESCRIPTOR_LIMIT, Descriptor, DescriptorSet};

@@ -54,6 +54,9 @@ pub(crate) enum Break {
     /// The certificate that the blade showed has ended.
     #[error("the blade's certificate has ended since the connection was made")]
     Ended,
+    /// Its certificate was revoked, or its authority is not trusted any more.
+    #[error("the blade is not trusted any more")]
+    Distrusted,
 }
 
 impl Break {

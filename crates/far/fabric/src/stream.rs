@@ -388,7 +388,7 @@ impl StreamLink {
     }
 
     /// Has another connection take over from one whose key is worn or whose blade has to be
-    /// verified again, and ends one whose blade's certificate has ended.
+    /// verified again, and ends one whose blade's certificate has ended or is not trusted any more.
     fn renew(&mut self) {
         let State::Up(channel) = &mut self.state else { return };
         if !channel.is_sealed() {
@@ -397,6 +397,8 @@ impl StreamLink {
         let now = self.time.now();
         if channel.has_ended(now) {
             self.broke(Break::Ended);
+        } else if channel.is_distrusted(now) {
+            self.broke(Break::Distrusted);
         } else if self.second.is_none() && channel.take_renewal(now) {
             // If there is no descriptor for it, the first one goes on.
             self.second = self.dialer.dial().ok();

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use farpool_fabric::{Address, Keys, OpenFailure, Opener, answer_secured};
-use farpool_identity::{Credentials, Expect, Peer, Refusal, Side, UnixTime, explain_tls};
+use farpool_identity::{Credentials, Expect, Live, Peer, Refusal, Side, UnixTime, explain_tls};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use rustls::pki_types::ServerName;
@@ -18,12 +18,12 @@ use rustls::{ClientConfig, ClientConnection, InvalidMessage};
 
 use crate::keys::secrets_of;
 use crate::record::{NoRecord, Record};
+use crate::watch::Watch;
 
 /// Longest time for a connection and its handshake; the pager that asked gives up before.
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(10);
-/// How often a connection is replaced, so that its blade is verified again: a blade whose
-/// certificate was revoked is left after this time at the latest. A handshake takes both ends a
-/// millisecond.
+/// How often a connection is replaced, so that its blade is verified again also if nobody watches
+/// it any more. A handshake takes both ends a millisecond.
 const RENEW_EVERY: Duration = Duration::from_secs(300);
 /// Handshakes under way at a time; who asks for more is told to ask again. A program can have its
 /// keeper asked as often as it likes.
@@ -36,6 +36,7 @@ const BITE_BYTES: usize = 4096;
 pub struct Dialer {
     credentials: Arc<Credentials>,
     config: Arc<ClientConfig>,
+    watch: Arc<Watch>,
     under_way: Arc<AtomicUsize>,
 }
 
@@ -55,21 +56,25 @@ impl fmt::Debug for Dialer {
 }
 
 impl Dialer {
-    /// Shows the certificate of these credentials, as its files are at each connection.
+    /// Shows the certificate of these credentials, as its files are at each connection. `tell` is
+    /// told, in sentences for people, why connections are left and why files cannot be read anew.
     ///
     /// # Errors
     /// None that is known.
-    pub fn new(credentials: Arc<Credentials>) -> Result<Arc<Self>, Refusal> {
+    pub fn new(credentials: Arc<Credentials>, tell: fn(&str)) -> Result<Arc<Self>, Refusal> {
         let mut config = credentials.client(Expect::Node)?;
         config.enable_secret_extraction = true;
+        let watch = Watch::new(Arc::clone(&credentials), tell);
         let (config, under_way) = (Arc::new(config), Arc::default());
-        Ok(Arc::new(Dialer { credentials, config, under_way }))
+        Ok(Arc::new(Dialer { credentials, config, watch, under_way }))
     }
 
-    /// Connects, in a thread of its own, and hands the connection to whoever asked.
+    /// Connects, in a thread of its own, and hands the connection to whoever asked. As long as that
+    /// keeps the other end of `asker`, it is told there if the blade is not to be trusted any more.
     pub fn answer(&self, asker: OwnedFd, address: SocketAddr) {
         let place = Place(Arc::clone(&self.under_way));
-        if place.0.fetch_add(1, Ordering::Relaxed) >= HANDSHAKES_LIMIT {
+        let is_over = place.0.fetch_add(1, Ordering::Relaxed) >= HANDSHAKES_LIMIT;
+        if is_over || self.watch.is_full() {
             return answer_secured(&asker, Err(OpenFailure::System(Errno::AGAIN)));
         }
         let own = self.clone();
@@ -80,10 +85,22 @@ impl Dialer {
         };
         let spawned = thread.spawn(move || {
             let _until_its_end = place;
-            answer_secured(&asker, own.open(address));
+            own.hand_over(asker, address);
         });
         if let (Err(error), Some(asker)) = (spawned, spare) {
             answer_secured(&asker, Err(system(&error)));
+        }
+    }
+
+    fn hand_over(&self, asker: OwnedFd, address: SocketAddr) {
+        let opened = self.watch.start().map_err(|error| system(&error));
+        let opened = opened.and_then(|()| self.open_watched(address));
+        match opened {
+            Ok((socket, keys, live)) => {
+                answer_secured(&asker, Ok((socket, keys)));
+                self.watch.hand_over(asker, live);
+            }
+            Err(failure) => answer_secured(&asker, Err(failure)),
         }
     }
 
@@ -92,8 +109,12 @@ impl Dialer {
     /// # Errors
     /// The blade cannot be reached, or one end refuses the other.
     pub fn open(&self, address: SocketAddr) -> Result<(OwnedFd, Keys), OpenFailure> {
+        self.open_watched(address).map(|(socket, keys, _)| (socket, keys))
+    }
+
+    fn open_watched(&self, address: SocketAddr) -> Result<(OwnedFd, Keys, Live), OpenFailure> {
         let now = UnixTime::now();
-        // What cannot be read leaves what was read before in force, and is tried again each time.
+        // What cannot be read leaves what was read before in force; whoever watches says so.
         let _ = self.credentials.reload(now);
         let until = Instant::now() + HANDSHAKE_LIMIT;
         let stream =
@@ -112,14 +133,18 @@ impl Dialer {
         stream.set_read_timeout(None).map_err(|error| system(&error))?;
         stream.set_write_timeout(None).map_err(|error| system(&error))?;
         stream.set_nonblocking(true).map_err(|error| system(&error))?;
-        Ok((OwnedFd::from(stream), keys_of(connection, now)?))
+        let peer = Peer::of(&connection, Side::Server).map_err(refused)?;
+        let left_s = peer.certificate.not_after_s.saturating_sub(now.as_secs());
+        let live = self.watch.admit(peer, now).map_err(refused)?;
+        Ok((OwnedFd::from(stream), keys_of(connection, left_s)?, live))
     }
 }
 
-fn keys_of(connection: ClientConnection, now: UnixTime) -> Result<Keys, OpenFailure> {
-    let refused = |refusal: Refusal| OpenFailure::Untrusted(refusal.to_string());
-    let peer = Peer::of(&connection, Side::Server).map_err(refused)?;
-    let left_s = peer.certificate.not_after_s.saturating_sub(now.as_secs());
+fn refused(refusal: Refusal) -> OpenFailure {
+    OpenFailure::Untrusted(refusal.to_string())
+}
+
+fn keys_of(connection: ClientConnection, left_s: u64) -> Result<Keys, OpenFailure> {
     let extracted = connection.dangerous_extract_secrets().map_err(|error| distrust(&error))?;
     let secrets = secrets_of(extracted);
     let unspoken = || OpenFailure::Untrusted("it chose a cipher that is not spoken".into());

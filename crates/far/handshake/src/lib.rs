@@ -18,6 +18,7 @@ mod accept;
 mod dial;
 mod keys;
 mod record;
+mod watch;
 
 pub use accept::{Accept, AcceptError, Accepted};
 pub use dial::Dialer;

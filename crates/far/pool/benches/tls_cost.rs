@@ -58,7 +58,7 @@ impl Side {
     ) -> Result<Side, Failure> {
         let (node, program) = pki.unzip();
         let (serving, address) = serve(node)?;
-        let dialer = program.map(Dialer::new).transpose()?;
+        let dialer = program.map(|it| Dialer::new(it, |_| ())).transpose()?;
         let pool = Pool::connect(PoolConfig {
             blades: vec![address.into()],
             client: fresh_client()?,

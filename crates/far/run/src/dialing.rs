@@ -22,6 +22,7 @@ use farpool_wire::Address;
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, socketpair};
 
 use crate::RunError;
+use crate::say::say;
 use crate::talk::receive;
 use crate::uffd_guardian::is_of_the_run;
 
@@ -63,7 +64,7 @@ impl Dialing {
         folder: &Path,
         credentials: Option<&Arc<Credentials>>,
     ) -> Result<Dialing, RunError> {
-        let secure = credentials.map(|credentials| Dialer::new(Arc::clone(credentials)));
+        let secure = credentials.map(|credentials| Dialer::new(Arc::clone(credentials), tell));
         let secure = secure.transpose().map_err(RunError::Certificate)?;
         Ok(Dialing { folder: folder.to_owned(), secure })
     }
@@ -127,6 +128,11 @@ impl Dialing {
             (address, _) => farpool_fabric::answer(&asker, address.as_ref(), user),
         }
     }
+}
+
+/// Tells the user what happens to certificates and blades.
+pub(crate) fn tell(news: &str) {
+    say!("farpool: {news}");
 }
 
 /// A user whose blades the program may use besides root's and this process's: its own.

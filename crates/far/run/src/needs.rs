@@ -12,6 +12,7 @@ use farpool_uffd::{OpenError, Uffd, features};
 use farpool_wire::{Purpose, Request};
 use rustix::process::{Resource, Rlimit, getrlimit};
 
+use crate::dialing::tell;
 use crate::{RunError, RunOptions};
 
 /// A blade that does not answer within this time is not accepted; a busy one answers in
@@ -171,7 +172,7 @@ fn check_blade(options: &RunOptions, address: &str) -> Result<(), RunError> {
         let error: farpool_fabric::AddressError = error;
         refused(error.to_string())
     })?;
-    let dialer = options.credentials.clone().map(Dialer::new).transpose();
+    let dialer = options.credentials.clone().map(|it| Dialer::new(it, tell)).transpose();
     let dialer = dialer.map_err(RunError::Certificate)?;
     let session = Session {
         address: parsed,

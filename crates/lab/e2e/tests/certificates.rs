@@ -110,3 +110,20 @@ fn a_revoked_program_loses_its_far_memory_and_is_told_why() {
     assert_eq!(outcome.code, 135, "stdout: {} stderr: {}", outcome.stdout, outcome.stderr);
     assert!(outcome.stderr.contains("this certificate was revoked"), "{}", outcome.stderr);
 }
+
+#[test]
+fn a_program_leaves_a_blade_that_was_revoked() {
+    let _turn = turn();
+    for door in [Door::Usual, Door::Preload] {
+        let rack = Rack::new();
+        let blade = rack.blade();
+        let mut running = rack.stress(door, &blade, "60");
+        running.wait_for_output("filled", 2);
+        rack.pki(&["revoke", "node-n"]);
+        let outcome = running.finish();
+        let said = &outcome.stderr;
+        assert_eq!(outcome.code, 135, "{door:?} stdout: {} stderr: {said}", outcome.stdout);
+        assert!(said.contains("was revoked"), "{door:?} {said}");
+        assert!(said.contains("a connection to spiffe://rack1/node/n is left"), "{door:?} {said}");
+    }
+}

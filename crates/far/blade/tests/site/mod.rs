@@ -102,7 +102,7 @@ pub(crate) fn session(
     purpose: Purpose,
     credentials: Option<&Arc<Credentials>>,
 ) -> Session {
-    let dialer = credentials.map(|it| Dialer::new(Arc::clone(it)).expect("a dialer"));
+    let dialer = credentials.map(|it| Dialer::new(Arc::clone(it), |_| ()).expect("a dialer"));
     Session {
         address: address.clone(),
         client: ClientId(id),

@@ -61,6 +61,8 @@ struct Granted {
 pub struct Keeper {
     shared: Arc<Shared>,
     settings: FarSettings,
+    /// Connects over TCP, with a certificate.
+    dialer: Option<Arc<Dialer>>,
     granted: BTreeMap<GrantNumber, Granted>,
     next_grant: u64,
     rack: Option<(Plan, Option<Tenant>)>,
@@ -88,9 +90,12 @@ impl Keeping {
 impl Keeper {
     /// Connects to the blades of the settings and takes their memory. A pool is asked only later.
     pub fn start(shared: &Arc<Shared>, settings: &FarSettings) -> Result<Self, FarError> {
+        let dial = |credentials| Dialer::new(credentials, |news| tracing::warn!("{news}"));
+        let dialer = settings.credentials.clone().map(dial).transpose();
         let mut keeper = Self {
             shared: Arc::clone(shared),
             settings: settings.clone(),
+            dialer: dialer.map_err(FarError::Certificate)?,
             granted: BTreeMap::new(),
             next_grant: 0,
             rack: None,
@@ -278,8 +283,6 @@ impl Keeper {
         blades: Vec<BladeSpec>,
         superpages: u32,
     ) -> Result<GrantNumber, FarError> {
-        let dialer = self.settings.credentials.clone().map(Dialer::new).transpose();
-        let dialer = dialer.map_err(FarError::Certificate)?;
         let pool = Arc::new(Pool::connect(PoolConfig {
             blades,
             client: fresh_client()?,
@@ -287,10 +290,10 @@ impl Keeper {
             quota_bytes: u64::from(superpages) * SUPERPAGE_BYTES,
             deadline: self.settings.deadline,
             allow_remote_tcp: self.settings.allow_remote_tcp,
-            secures_tcp: dialer.is_some(),
+            secures_tcp: self.dialer.is_some(),
             copies: 1,
             seals_pages: self.settings.seal.seals(self.settings.source.is_remote()),
-            asks: dialer.map(|dialer| dialer as _),
+            asks: self.dialer.clone().map(|dialer| dialer as _),
             time: farpool_pool::Time::KERNEL,
         })?);
         // A blade would keep what it has given so far until its lease is over.
