@@ -1,4 +1,7 @@
 //! Links over TLS that are replaced, and a network that changes what they carry.
+//!
+//! `FARPOOL_ROTATIONS=1000 cargo test -p farpool-blade --test tls_links` replaces certificates as
+//! often as that.
 
 mod site;
 
@@ -6,7 +9,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use farpool_fabric::{Address, Link, OpenFailure, Opener, answer_secured};
@@ -93,6 +96,46 @@ fn a_connection_that_is_closed_is_watched_no_more() {
     drop(client);
     farpool_testkit::wait_until("all descriptors to be closed", PATIENCE, || {
         descriptors() <= before
+    });
+}
+
+/// How often certificates are replaced under load.
+fn rotations() -> u128 {
+    let asked = std::env::var("FARPOOL_ROTATIONS").ok();
+    asked.map_or(20, |times| times.parse().expect("FARPOOL_ROTATIONS is a number"))
+}
+
+#[test]
+fn certificates_are_replaced_under_load_and_no_page_fails() {
+    let mut rack = Rack::new();
+    let (blade, program) = (rack.blade("node/n"), rack.credentials("program/p"));
+    let address = blade.addresses()[0].clone();
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let load = scope.spawn(|| {
+            let mut own = session(&address, 1, Purpose::Client, Some(&program));
+            let dialer = Dialer::new(Arc::clone(&program), |_| ()).expect("a dialer");
+            let (renew_within, valid_for) = (Duration::ZERO, Duration::from_secs(1000));
+            own.asks = Some(Arc::new(Hasty { dialer, renew_within, valid_for }));
+            let mut client = Client::new(own);
+            let mut round = 0;
+            while !is_over.load(Ordering::Relaxed) {
+                round += 1;
+                client.round(round, 20);
+            }
+            (round, client.link.reconnects())
+        });
+        for number in 0..rotations() {
+            rack.renew("node/n");
+            rack.renew("program/p");
+            let own = session(&address, 2 + number, Purpose::Client, Some(&program));
+            let mut client = Client::new(own);
+            client.round(7, 3);
+            client.control.call(&Request::Goodbye).expect("the end");
+        }
+        is_over.store(true, Ordering::Relaxed);
+        let (rounds, replaced) = load.join().expect("no page fails");
+        println!("{rounds} rounds over {replaced} connections, {} rotations", rotations());
     });
 }
 
