@@ -526,11 +526,12 @@ fn a_file_system_that_hangs_stops_nobody() {
     assert!(disk.faults.done() > 0 && sync.hangs(), "the disk hangs");
     eprintln!("{rounds} rounds, the longest {longest:?}, {} requests late", disk.faults.done());
     // Killed while the disk hangs. Its successor can begin only when the disk answers again.
+    let before = kv.log();
     drop(kv);
     sync.end().expect("all is written");
     let mut kv = start(&home);
     let there = known.check(&mut kv.client, 0..KEYS);
-    assert!(there > KEYS / 4, "{there} are served after a kill");
+    assert!(there > KEYS / 4, "{there} are served after a kill\n{before}\n{}", kv.log());
     known.store(&mut kv.client, 0..KEYS);
     kv.signal(Signal::TERM);
     assert_eq!(kv.ends_within(Duration::from_secs(40)), Some(0));

@@ -4,7 +4,7 @@
 //! The socket on which a connection was asked for stays open for that; it is closed by the asking
 //! side together with the connection.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, Weak};
@@ -93,12 +93,16 @@ impl Watch {
             }
         }
         self.forget_closed();
+        // There are several connections to each blade.
+        let mut left = BTreeSet::new();
         for ended in self.live.check(now) {
             // One that is just being handed over is found again.
             let Some(handed) = lock(&self.handed_over).remove(&ended.id) else { continue };
             tell_untrusted(&handed.asker, &ended.why.to_string());
-            let blade = &ended.peer.certificate.identity;
-            (self.tell)(&format!("a connection to {blade} is left: {}", ended.why));
+            left.insert((ended.peer.certificate.identity.to_string(), ended.why.to_string()));
+        }
+        for (blade, why) in left {
+            (self.tell)(&format!("{blade} is left: {why}"));
         }
     }
 
