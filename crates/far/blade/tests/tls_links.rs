@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use farpool_fabric::{Address, Link, OpenFailure, Opener, answer_secured};
@@ -88,15 +88,14 @@ fn a_client_leaves_a_blade_that_was_revoked() {
 fn a_connection_that_is_closed_is_watched_no_more() {
     let mut rack = Rack::new();
     let (blade, program) = (rack.blade("node/n"), rack.credentials("program/p"));
-    let own = session(&blade.addresses()[0], 1, Purpose::Client, Some(&program));
-    let before = descriptors();
+    let mut own = session(&blade.addresses()[0], 1, Purpose::Client, Some(&program));
+    let dialer = Dialer::new(program, |_| ()).expect("a dialer");
+    own.asks = Some(Arc::clone(&dialer) as _);
     let mut client = Client::new(own);
     client.round(1, 3);
-    assert!(descriptors() > before);
+    assert_eq!(dialer.watched(), 2, "the control connection and the link");
     drop(client);
-    farpool_testkit::wait_until("all descriptors to be closed", PATIENCE, || {
-        descriptors() <= before
-    });
+    farpool_testkit::wait_until("both to be forgotten", PATIENCE, || dialer.watched() == 0);
 }
 
 /// How often certificates are replaced under load.
@@ -110,37 +109,32 @@ fn certificates_are_replaced_under_load_and_no_page_fails() {
     let mut rack = Rack::new();
     let (blade, program) = (rack.blade("node/n"), rack.credentials("program/p"));
     let address = blade.addresses()[0].clone();
-    let is_over = AtomicBool::new(false);
+    let mut own = session(&address, 1, Purpose::Client, Some(&program));
+    let dialer = Dialer::new(Arc::clone(&program), |_| ()).expect("a dialer");
+    let (renew_within, valid_for) = (Duration::ZERO, Duration::from_secs(1000));
+    own.asks = Some(Arc::new(Hasty { dialer, renew_within, valid_for }));
+    let mut client = Client::new(own);
     std::thread::scope(|scope| {
-        let load = scope.spawn(|| {
-            let mut own = session(&address, 1, Purpose::Client, Some(&program));
-            let dialer = Dialer::new(Arc::clone(&program), |_| ()).expect("a dialer");
-            let (renew_within, valid_for) = (Duration::ZERO, Duration::from_secs(1000));
-            own.asks = Some(Arc::new(Hasty { dialer, renew_within, valid_for }));
-            let mut client = Client::new(own);
-            let mut round = 0;
-            while !is_over.load(Ordering::Relaxed) {
-                round += 1;
-                client.round(round, 20);
+        let rotating = scope.spawn(|| {
+            for number in 0..rotations() {
+                rack.renew("node/n");
+                rack.renew("program/p");
+                let own = session(&address, 2 + number, Purpose::Client, Some(&program));
+                let mut other = Client::new(own);
+                other.round(7, 3);
+                other.control.call(&Request::Goodbye).expect("the end");
             }
-            (round, client.link.reconnects())
         });
-        for number in 0..rotations() {
-            rack.renew("node/n");
-            rack.renew("program/p");
-            let own = session(&address, 2 + number, Purpose::Client, Some(&program));
-            let mut client = Client::new(own);
-            client.round(7, 3);
-            client.control.call(&Request::Goodbye).expect("the end");
+        let mut rounds = 0;
+        while !rotating.is_finished() {
+            rounds += 1;
+            client.round(rounds, 20);
         }
-        is_over.store(true, Ordering::Relaxed);
-        let (rounds, replaced) = load.join().expect("no page fails");
+        rotating.join().expect("the other clients fail in nothing");
+        let replaced = client.link.reconnects();
         println!("{rounds} rounds over {replaced} connections, {} rotations", rotations());
+        assert!(rounds > 1 && replaced > 0, "{rounds} rounds over {replaced} connections");
     });
-}
-
-fn descriptors() -> usize {
-    std::fs::read_dir("/proc/self/fd").expect("procfs").count()
 }
 
 /// A way to a blade on which one bit in so many bytes, in both directions, is another one. The

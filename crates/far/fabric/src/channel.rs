@@ -130,7 +130,7 @@ impl Channel {
         sealed.looked_at = now;
         match asked::notice(notices.as_fd()) {
             Notice::None => false,
-            Notice::Untrusted(_) => true,
+            Notice::Untrusted => true,
             Notice::Unwatched => {
                 sealed.notices = None;
                 false

@@ -69,6 +69,11 @@ impl Dialer {
         Ok(Arc::new(Dialer { credentials, config, watch, under_way }))
     }
 
+    /// Connections that were handed over and are not closed, as far as was seen by now.
+    pub fn watched(&self) -> usize {
+        self.watch.count()
+    }
+
     /// Connects, in a thread of its own, and hands the connection to whoever asked. As long as that
     /// keeps the other end of `asker`, it is told there if the blade is not to be trusted any more.
     pub fn answer(&self, asker: OwnedFd, address: SocketAddr) {

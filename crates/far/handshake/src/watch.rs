@@ -11,8 +11,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use farpool_fabric::tell_untrusted;
 use farpool_identity::{
-    CHECK_EVERY, ConnectionId, Credentials, Live, LiveConnections, Peer, Refusal, Reloaded,
-    UnixTime,
+    CHECK_EVERY, ConnectionId, Credentials, Live, LiveConnections, Peer, Refusal, Stale, UnixTime,
 };
 use farpool_kernel::lock;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -60,8 +59,13 @@ impl Watch {
         Ok(())
     }
 
+    /// Connections that are watched now.
+    pub(crate) fn count(&self) -> usize {
+        self.live.count()
+    }
+
     pub(crate) fn is_full(&self) -> bool {
-        self.live.count() >= WATCHED_LIMIT
+        self.count() >= WATCHED_LIMIT
     }
 
     /// Notes a connection whose handshake is complete.
@@ -77,20 +81,10 @@ impl Watch {
         lock(&self.handed_over).insert(live.id(), HandedOver { asker, _live: live });
     }
 
-    fn check(&self, last_error: &mut Option<String>) {
+    fn check(&self, stale: &mut Stale) {
         let now = UnixTime::now();
-        match self.credentials.reload(now) {
-            Ok(Reloaded::Unchanged | Reloaded::Changed) => *last_error = None,
-            // Told once, and again when it is another error.
-            Err(error) => {
-                let error = error.to_string();
-                if last_error.as_ref() != Some(&error) {
-                    (self.tell)(&format!(
-                        "certificates cannot be read anew; those in force stay: {error}"
-                    ));
-                }
-                *last_error = Some(error);
-            }
+        if let Some(error) = stale.note(&self.credentials.reload(now)) {
+            (self.tell)(&format!("certificates cannot be read anew; those in force stay: {error}"));
         }
         self.forget_closed();
         // There are several connections to each blade.
@@ -127,10 +121,10 @@ impl Watch {
 }
 
 fn look_while_there(watch: &Weak<Watch>) {
-    let mut last_error = None;
+    let mut stale = Stale::default();
     loop {
         std::thread::sleep(CHECK_EVERY);
         let Some(watch) = watch.upgrade() else { return };
-        watch.check(&mut last_error);
+        watch.check(&mut stale);
     }
 }

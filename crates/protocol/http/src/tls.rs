@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use farpool_api::{Problem, ProblemKind};
 use farpool_identity::{
     CHECK_EVERY, Credentials, Identity, Live, LiveConnections, Peer, Refusal, Reloaded, Side,
-    UnixTime, explain,
+    Stale, UnixTime, explain,
 };
 use farpool_kernel::lock;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -47,8 +47,7 @@ pub struct Tls {
     acceptor: TlsAcceptor,
     /// Counts the checks that have ended a connection.
     ended: watch::Sender<u64>,
-    /// Why the files could not be read anew, and how many looks in a row have found that.
-    stale: Mutex<(Option<String>, u32)>,
+    stale: Mutex<Stale>,
     /// Since when refused peers are counted, and how many were logged.
     strangers: Mutex<(Instant, u32)>,
 }
@@ -87,29 +86,16 @@ impl Tls {
 
     fn check(&self) {
         let now = UnixTime::now();
-        let failed = match self.credentials.reload(now) {
-            Ok(Reloaded::Unchanged) => None,
-            Ok(Reloaded::Changed) => {
-                tracing::info!("certificates, or the list of revoked ones, were read anew");
-                None
-            }
-            Err(error) => Some(error.to_string()),
-        };
-        self.say_stale(failed);
+        let found = self.credentials.reload(now);
+        if matches!(found, Ok(Reloaded::Changed)) {
+            tracing::info!("certificates, or the list of revoked ones, were read anew");
+        }
+        if let Some(error) = lock(&self.stale).note(&found) {
+            tracing::warn!(error, "certificates cannot be read anew; those in force stay");
+        }
         if !self.live.check(now).is_empty() {
             self.ended.send_modify(|count| *count += 1);
         }
-    }
-
-    /// Logs why the files cannot be read anew, once, when a second look finds the same: between two
-    /// files that are replaced one after the other, the first look does.
-    fn say_stale(&self, failed: Option<String>) {
-        let mut stale = lock(&self.stale);
-        let looks = if failed == stale.0 { stale.1.saturating_add(1) } else { 1 };
-        if let Some(error) = failed.as_ref().filter(|_| looks == 2) {
-            tracing::warn!(%error, "certificates cannot be read anew; those in force stay");
-        }
-        *stale = (failed, looks);
     }
 
     /// Makes the handshake of a new connection. None if its peer is refused, which it is told.

@@ -23,6 +23,7 @@ mod live;
 pub mod pem;
 mod refusal;
 mod revoked;
+mod stale;
 mod trust;
 mod verifier;
 
@@ -35,5 +36,6 @@ pub use live::{CHECK_EVERY, ConnectionId, Ended, Live, LiveConnections};
 pub use refusal::Refusal;
 pub use revoked::{Reason, RevocationList, Revoked};
 pub use rustls::pki_types::UnixTime;
+pub use stale::Stale;
 pub use trust::{Peer, Side, Trust};
 pub use verifier::Expect;

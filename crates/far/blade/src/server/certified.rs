@@ -11,7 +11,7 @@ use crate::table::Origin;
 use farpool_handshake::Accept;
 use farpool_identity::{
     CHECK_EVERY, ConnectionId, Credentials, Live, LiveConnections, Peer, Refusal, Reloaded, Role,
-    UnixTime,
+    Stale, UnixTime,
 };
 use farpool_kernel::lock;
 use rustls::ServerConfig;
@@ -80,11 +80,11 @@ impl Certified {
 
     /// Looks for changes until the blade stops.
     pub(super) fn watch(&self) {
-        let mut last_error = None;
+        let mut stale = Stale::default();
         let mut is_stopping = lock(&self.is_stopping);
         while !*is_stopping {
             drop(is_stopping);
-            self.check(&mut last_error);
+            self.check(&mut stale);
             let waited = self.stopped.wait_timeout_while(
                 lock(&self.is_stopping),
                 CHECK_EVERY,
@@ -100,23 +100,14 @@ impl Certified {
         self.stopped.notify_all();
     }
 
-    fn check(&self, last_error: &mut Option<String>) {
+    fn check(&self, stale: &mut Stale) {
         let now = UnixTime::now();
-        match self.credentials.reload(now) {
-            Ok(Reloaded::Unchanged) => *last_error = None,
-            Ok(Reloaded::Changed) => {
-                *last_error = None;
-                tracing::info!("certificates, or the list of revoked ones, were read anew");
-            }
-            // Between two files that are replaced one after the other it is so for a moment: told
-            // once, and again when it is another error.
-            Err(error) => {
-                let error = Some(error.to_string());
-                if error != *last_error {
-                    tracing::warn!(error, "certificates cannot be read anew; those in force stay");
-                }
-                *last_error = error;
-            }
+        let found = self.credentials.reload(now);
+        if matches!(found, Ok(Reloaded::Changed)) {
+            tracing::info!("certificates, or the list of revoked ones, were read anew");
+        }
+        if let Some(error) = stale.note(&found) {
+            tracing::warn!(error, "certificates cannot be read anew; those in force stay");
         }
         for ended in self.live.check(now) {
             // One that was fenced is found again until its worker has closed it.
