@@ -24,12 +24,17 @@ pub fn keep_large_buffers_apart() {
 /// Frees a buffer whose memory goes to the kernel at once. Freed as usual, it stays resident as a
 /// gap in the heap until something of its length comes.
 pub fn give_back(mut buffer: Vec<u8>) {
+    drop_pages(&mut buffer);
+}
+
+/// Drops the content of all pages that lie whole within a buffer: they read as zeros.
+fn drop_pages(buffer: &mut Vec<u8>) {
     let start = buffer.as_mut_ptr();
     let until_page = start.align_offset(PAGE_BYTES);
     let pages_bytes = buffer.capacity().saturating_sub(until_page) / PAGE_BYTES * PAGE_BYTES;
     if pages_bytes > 0 {
-        // SAFETY: the pages lie whole within the buffer, which nothing else refers to. They read as
-        // zeros afterwards, and nobody reads them before it is freed.
+        // SAFETY: the pages lie whole within the buffer, which nothing else refers to; zeros are
+        // bytes like others.
         unsafe {
             let pages = start.add(until_page).cast();
             // A refusal (memory that is locked) leaves them resident, as without this.
@@ -73,7 +78,18 @@ mod tests {
         }
         let expected = (0..300_000_u32).map(|number| number.to_le_bytes()[0]);
         assert!(buffer.iter().copied().eq(expected));
-        give_back(buffer);
-        give_back(Vec::new());
+    }
+
+    #[test]
+    fn only_what_lies_within_a_buffer_goes_to_the_kernel() {
+        for bytes in [0, 1, PAGE_BYTES, 3 * PAGE_BYTES, 1_000_003] {
+            let mut buffer = vec![7; bytes];
+            drop_pages(&mut buffer);
+            let until_page = buffer.as_ptr().align_offset(PAGE_BYTES).min(bytes);
+            let (before, rest) = buffer.split_at(until_page);
+            let (pages, after) = rest.split_at(rest.len() / PAGE_BYTES * PAGE_BYTES);
+            assert!(pages.iter().all(|byte| *byte == 0), "{bytes}: they have gone");
+            assert!(before.iter().chain(after).all(|byte| *byte == 7), "{bytes}: others' pages");
+        }
     }
 }

@@ -35,7 +35,7 @@ impl Worker {
         let mut input = std::mem::take(&mut connection.client.input);
         let had_bytes = input.len();
         let missing = connection.client.want_bytes.saturating_sub(had_bytes);
-        self.clients.grow_input(&mut input, sealed.len().max(missing.min(had_bytes)));
+        self.clients.grow_input(&mut input, missing.min(had_bytes));
         match session.open(sealed, &mut input) {
             Ok(()) => {
                 self.me.counts.bytes_read += (input.len() - had_bytes) as u64;
