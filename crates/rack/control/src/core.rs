@@ -275,7 +275,7 @@ impl Core {
     /// Returns the numbers of batches durable and queued so far.
     pub(crate) fn commits(&self) -> (u64, u64) {
         let queued = self.lock().queued;
-        (self.committer.state().borrow().durable, queued)
+        (self.committer.durable(), queued)
     }
 }
 
