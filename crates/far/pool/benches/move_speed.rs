@@ -58,8 +58,7 @@ fn main() -> anyhow::Result<()> {
             rate(moved) / rate(floor)
         );
     }
-    ratios.sort_by(f64::total_cmp);
-    println!("idle program: ratio {:.2} (median of {rounds})", ratios[rounds / 2]);
+    println!("idle program: ratio {:.2} (median of {rounds})", median(ratios));
     world.busy(segment, superpages)?;
     drop(world);
     make_copies(superpages, rounds)
@@ -86,13 +85,11 @@ fn make_copies(superpages: u32, rounds: usize) -> anyhow::Result<()> {
         of_stream.push(made / floor);
         of_new.push(made / into_new);
     }
-    of_stream.sort_by(f64::total_cmp);
-    of_new.sort_by(f64::total_cmp);
     println!(
         "copies of an idle program: {:.2} times a bare stream, {:.2} times one into new memory \
          (medians of {rounds})",
-        of_stream[rounds / 2],
-        of_new[rounds / 2]
+        median(of_stream),
+        median(of_new)
     );
     let mut lane = copies.pool.lane()?;
     let never = AtomicBool::new(false);
@@ -133,7 +130,6 @@ impl Copies {
         drop(self.blades.pop_front());
         let mut lane = self.pool.lane()?;
         while self.pool.has_all_copies() {
-            read_at_random(&mut lane, segment, 1, &AtomicBool::new(false), 1)?;
             // Writes go to all copies, so one finds it out.
             write_page(&mut lane, SegmentPage { segment, page: 0 })?;
         }
@@ -281,6 +277,11 @@ fn write_page(lane: &mut Lane, at: SegmentPage) -> anyhow::Result<()> {
     // SAFETY: the page outlives the wait for the completion.
     unsafe { lane.write(&[PageWrite { at, from: page.0.as_ptr(), token: 0 }]) }?;
     finish(lane)
+}
+
+fn median(mut all: Vec<f64>) -> f64 {
+    all.sort_by(f64::total_cmp);
+    all[all.len() / 2]
 }
 
 fn at(sorted: &[Duration], percentile: usize) -> Duration {
