@@ -37,6 +37,7 @@ pub mod jobs;
 pub mod kv;
 pub mod liar;
 pub mod network;
+pub mod pki;
 pub mod postgres;
 pub mod proxy;
 pub mod rack;

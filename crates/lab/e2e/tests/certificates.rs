@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output};
 
 use farpool_e2e::blade::{Blade, Transport};
+use farpool_e2e::pki::{make_authority, pki};
 use farpool_e2e::run::{Door, Run, Running};
 use farpool_e2e::{binaries, turn};
 
@@ -12,25 +13,28 @@ struct Rack {
     home: tempfile::TempDir,
 }
 
+fn farpool() -> Command {
+    Command::new(binaries::program("farpool"))
+}
+
 impl Rack {
     fn new() -> Rack {
         let rack = Rack { home: tempfile::tempdir().expect("a folder") };
-        rack.pki(&["init", "--name", "rack1"]);
-        rack.pki(&["issue", "--role", "node", "--name", "n", "--ip", "127.0.0.1"]);
-        rack.pki(&["issue", "--role", "program", "--tenant", "payroll"]);
+        make_authority(farpool, &rack.authority());
         rack.pki(&["issue", "--role", "viewer", "--name", "v"]);
         rack
     }
 
     fn pki(&self, words: &[&str]) {
-        let mut command = Command::new(binaries::program("farpool"));
-        command.arg("pki").args(words).env("FARPOOL_PKI_DIR", self.home.path().join("pki"));
-        let output = command.output().expect("farpool pki");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        pki(farpool(), &self.authority(), words);
+    }
+
+    fn authority(&self) -> PathBuf {
+        self.home.path().join("pki")
     }
 
     fn folder(&self, label: &str) -> PathBuf {
-        self.home.path().join("pki").join(label)
+        self.authority().join(label)
     }
 
     fn blade(&self) -> Blade {
@@ -49,7 +53,7 @@ impl Rack {
     }
 
     fn stat(&self, blade: &Blade, label: Option<&str>) -> Output {
-        let mut command = Command::new(binaries::program("farpool"));
+        let mut command = farpool();
         command.args(["stat", "--json", "--blade", &blade.address(Transport::Tcp)]);
         if let Some(label) = label {
             command.arg("--pki").arg(self.folder(label));
