@@ -11,8 +11,8 @@
 //! worth no more than the connection. And the handshake allocates, reads files and takes a
 //! millisecond of a processor, which no pager thread may.
 //!
-//! Who made a handshake also notices first that its blade is not to be trusted any more, and says so
-//! on the socket on which it answered; so both keep that as long as the connection.
+//! Who made a handshake also notices first that its blade is not to be trusted any more, and says
+//! so on the socket on which it answered; so both keep that as long as the connection.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;

@@ -119,8 +119,8 @@ impl Channel {
         ends_at.is_some_and(|end| now >= end)
     }
 
-    /// True if the blade is no longer trusted since the handshake, as far as was said. Looks now and
-    /// then.
+    /// True if the blade is no longer trusted since the handshake, as far as was said. Looks now
+    /// and then.
     pub(crate) fn is_distrusted(&mut self, now: Instant) -> bool {
         let Some(sealed) = &mut self.sealed else { return false };
         let Some(notices) = &sealed.notices else { return false };

@@ -4,8 +4,8 @@
 //!
 //! [`Dialer`] connects for clients: for pagers that ask a keeper, and, as a
 //! [`farpool_fabric::Opener`], for the process that it is in. [`Accept`] is the blade's side, step
-//! by step. A connection that a [`Dialer`] has handed over is watched as long as it is there: within
-//! a second its user is told that its blade is not to be trusted any more.
+//! by step. A connection that a [`Dialer`] has handed over is watched as long as it is there:
+//! within a second its user is told that its blade is not to be trusted any more.
 //!
 //! Invariants:
 //! - Keys leave a handshake only when it is complete: both ends were verified, and a blade is a

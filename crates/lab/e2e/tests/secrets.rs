@@ -1,5 +1,5 @@
-//! Secrets that were planted are found nowhere: not in logs, however much is logged, nor in answers,
-//! command lines, environments, or files.
+//! Secrets that were planted are found nowhere: not in logs, however much is logged, nor in
+//! answers, command lines, environments, or files.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
