@@ -188,7 +188,8 @@ fn fill_replace_and_delete(path: &Path, threads: usize) -> Option<u64> {
     text.fill(0..KEYS, 0, 0);
     let there = text.count(0..KEYS, 0);
     let mut is_whole = text.is_whole(KEYS, there);
-    assert!(text.statistic("flash_served") > 10_000);
+    let served = text.statistic("flash_served");
+    assert!(!is_whole || served > 10_000, "{served} items were served from flash");
     text.fill((0..KEYS).step_by(3), 1, 0);
     for key in (1..KEYS).step_by(3) {
         text.send(format!("delete key{key} noreply\r\n").as_bytes());

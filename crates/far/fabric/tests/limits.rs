@@ -50,8 +50,8 @@ fn reads_keep_to_the_rate_and_arrive_whole() {
 fn a_read_is_not_behind_writes_that_wait_and_these_meet_no_deadline() {
     let blade = FakeBlade::unix();
     // Each write waits twice as long as a request may go without an answer.
-    let deadline = Duration::from_millis(100);
-    let limits = Arc::new(ClientLimits::new(RateLimit::UNLIMITED, limit(5 * PAGE, 1)));
+    let deadline = Duration::from_millis(500);
+    let limits = Arc::new(ClientLimits::new(RateLimit::UNLIMITED, limit(PAGE, 1)));
     let mut link = link_with(&blade, deadline, &limits);
     let mut buffers = Buffers::new(4);
     let writes: Vec<_> = (0..3u32).map(|at| buffers.page(100 + at, at as usize)).collect();

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use common::{AMPLE, Blades, Pages, finish, pattern};
+use common::{AMPLE, Blades, PATIENCE, Pages, finish, pattern};
 use farpool_blade::BladeConfig;
 use farpool_pool::{
     Alone, BladeIndex, BladeSpec, CopyDesk, Errand, FrozenToken, Lane, Mover, PageError, PageRead,
@@ -14,9 +14,6 @@ use farpool_pool::{
     Step,
 };
 use farpool_units::SUPERPAGE_BYTES;
-
-/// The deadline where a blade is stopped: short, but longer than a busy machine lets a thread wait.
-const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What moves is sealed: a page that is in the wrong place is then found out, too.
 fn config(blades: &Blades) -> PoolConfig {

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::Duration;
 
-use common::{Blades, Pages, config, connect, finish, pattern};
+use common::{Blades, PATIENCE, Pages, config, connect, finish, pattern};
 use farpool_blade::BladeConfig;
 use farpool_pool::{
     Address, Ask, BladeIndex, BladeSpec, FrozenToken, Lane, MAX_SEGMENTS, PageError, PageRead,
@@ -284,8 +284,7 @@ fn a_child_tries_again_where_its_parents_pages_are_and_only_there() {
 
 /// A network that refuses to reach a blade is asked again until the deadline: here a short one.
 fn connect_impatiently(blades: &Blades) -> Pool {
-    let deadline = Duration::from_millis(500);
-    Pool::connect(PoolConfig { deadline, ..config(blades) }).expect("connect")
+    Pool::connect(PoolConfig { deadline: PATIENCE, ..config(blades) }).expect("connect")
 }
 
 #[test]
