@@ -156,6 +156,9 @@ pub struct ClientSegment {
 pub struct Place {
     /// The node.
     pub node: String,
+    /// The failure domain that its memory is in, if that is not the node alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub domain: Option<String>,
     /// Its blade's addresses, best first.
     pub addresses: Vec<String>,
     /// The secret that opens the segment there. Sent only to its client, absent elsewhere.
@@ -167,6 +170,14 @@ pub struct Place {
     pub read_bytes_per_s: u64,
     /// Rate limit from the client to the node.
     pub write_bytes_per_s: u64,
+}
+
+impl Place {
+    /// Returns the name of the failure domain that its memory is in.
+    #[must_use]
+    pub fn failure_domain(&self) -> &str {
+        self.domain.as_deref().unwrap_or(&self.node)
+    }
 }
 
 /// The place that a segment is moving to.
@@ -229,6 +240,10 @@ pub struct SegmentSpec {
     /// It may consist of several pieces of its brick.
     #[serde(default)]
     pub may_split: bool,
+    /// It has copies of what other segments of its client have: it is moved to a failure domain
+    /// with none of these, if there is one with room, even if `avoid` has it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub apart: bool,
 }
 
 impl SegmentSpec {
@@ -244,6 +259,7 @@ impl SegmentSpec {
             policy: Policy::default(),
             avoid: Vec::new(),
             may_split: false,
+            apart: false,
         }
     }
 }

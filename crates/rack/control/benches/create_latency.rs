@@ -67,6 +67,7 @@ fn measure(client: &Client, folder: &Path, count: u32) -> Anything {
             policy: Policy::LeastLoaded,
             avoid: Vec::new(),
             may_split: false,
+            apart: false,
         };
         let start = Instant::now();
         client.put_segment(id, &spec)?;

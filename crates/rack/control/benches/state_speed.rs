@@ -35,6 +35,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             policy: farpool_api::Policy::LeastLoaded,
             avoid: Vec::new(),
             may_split: false,
+            apart: false,
         };
         let id = SegmentId::from_u128(u128::from(number));
         let condition = Condition::default();

@@ -333,6 +333,8 @@ fn who_may_wait_for_memory_gets_all_of_it_and_not_half() {
             bytes: 8 * SUPERPAGE,
             rate_bytes_per_s: Some(1_000),
             avoid: &[],
+            apart: false,
+            is_whole: false,
             may_wait,
         };
         let fresh_id = || {

@@ -425,6 +425,8 @@ fn bad_requests_change_nothing() {
     }
     let nobody = SegmentSpec { client: None, host: Some("b".into()), ..of(1) };
     assert!(matches!(wish(&mut world, &nobody), Err(LedgerError::NoClient)));
+    let apart = SegmentSpec { apart: true, ..of(1) };
+    assert!(matches!(wish(&mut world, &apart), Err(LedgerError::Apart)));
     for bad in [
         ClientSpec { name: String::new(), ..spec(1) },
         ClientSpec { host: "h".repeat(257), ..spec(1) },

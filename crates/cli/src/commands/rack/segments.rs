@@ -56,6 +56,7 @@ fn create(args: SegmentCreateArgs) -> anyhow::Result<u8> {
         policy: args.policy,
         avoid: Vec::new(),
         may_split: false,
+        apart: false,
     };
     let segment = client(&args.remote)?.put_segment(id, &spec)?;
     show(&args.remote, &segment, |segment| sheet(&lines(segment)))

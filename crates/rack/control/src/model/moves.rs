@@ -1,8 +1,10 @@
 //! Segments that move. A move is begun by a request, a drain or a donor's need; it ends when the
 //! client has reported that its data is at the target, and the old node that it let go.
 
+use std::collections::BTreeSet;
+
 use farpool_api::{MoveRequest, Policy, Problem, ProblemKind, SegmentId};
-use farpool_placement::{RequestId, SwitchKind, Vertex};
+use farpool_placement::{DomainId, RequestId, SwitchKind, Vertex};
 use farpool_switch::Circuit;
 
 use super::record::{GrantRecord, Record};
@@ -33,23 +35,40 @@ impl State {
             return refuse(ProblemKind::Conflict, format!("segment {id} {refusal}"));
         }
         self.check_avoid(&wish.avoid)?;
-        self.begin_move(id, wish.policy, &wish.avoid, to)?;
+        self.begin_move(id, wish.policy, &self.ways_out(id, &wish.avoid, true), to)?;
         let task = self.begin_task("move", &id.to_string(), to);
         Ok(Outcome::Task(task))
     }
 
-    /// Grants a target besides the current place.
+    /// Returns the failure domains to avoid in a move, and those to avoid if that cannot be, and so
+    /// on. With copies elsewhere it matters more to keep away from these than to heed what was to
+    /// be avoided at first, unless that is an order (`must_avoid`).
+    fn ways_out(&self, id: SegmentId, avoid: &[String], must_avoid: bool) -> Vec<Vec<DomainId>> {
+        let domain = |name: &str| self.rack.graph().domain(name);
+        let avoid: Vec<_> = avoid.iter().filter_map(|name| domain(name)).collect();
+        let apart: Vec<_> = self.domains_of_copies(id).into_iter().filter_map(domain).collect();
+        if apart.is_empty() {
+            return vec![avoid];
+        }
+        let mut ways = vec![[&avoid[..], &apart[..]].concat()];
+        ways.extend((!must_avoid).then_some(apart));
+        ways.push(avoid);
+        ways
+    }
+
+    /// Grants a target besides the current place, in the first way that is possible.
     fn begin_move(
         &mut self,
         id: SegmentId,
         policy: Policy,
-        avoid: &[String],
+        ways: &[Vec<DomainId>],
         to: &mut Changes<'_>,
     ) -> Result<(), Problem> {
-        let avoid: Vec<_> =
-            avoid.iter().filter_map(|name| self.rack.graph().domain(name)).collect();
-        let request = RequestId(id.0.as_u128());
-        let moved = self.rack.begin_move(request, graph::policy(policy), &avoid);
+        let (request, policy) = (RequestId(id.0.as_u128()), graph::policy(policy));
+        let (last, better) = ways.split_last().expect("there is a way");
+        let rack = &mut self.rack;
+        let moved = better.iter().find_map(|avoid| rack.begin_move(request, policy, avoid).ok());
+        let moved = moved.map_or_else(|| rack.begin_move(request, policy, last), Ok);
         let grant = moved.map_err(|error| rack_problem(&error))?;
         let target = self.new_grant(&grant, to);
         self.raise_ceilings(to);
@@ -72,6 +91,26 @@ impl State {
         to.event("segment-move-begun", id, format!("from {from} to {node}"));
         self.announce(id, to);
         Ok(())
+    }
+
+    /// Returns the failure domains of segments that may have copies of what this one has.
+    fn domains_of_copies(&self, id: SegmentId) -> BTreeSet<&str> {
+        let own = self.segments.get(&id).filter(|segment| segment.spec.apart);
+        let client = own.and_then(|segment| self.clients.get(&segment.spec.client?));
+        let others = client.into_iter().flat_map(|client| &client.segments);
+        let others = others.filter(|other| **other != id);
+        let others = others.filter_map(|other| self.segments.get(other));
+        let places = others.filter(|other| !other.lost && !other.releasing);
+        let places = places.flat_map(|other| std::iter::once(&other.current).chain(&other.target));
+        places.filter_map(|place| self.domain_of(place)).collect()
+    }
+
+    /// Returns the name of the failure domain that a place is in.
+    pub(super) fn domain_of(&self, place: &GrantRecord) -> Option<&str> {
+        let graph = self.rack.graph();
+        let memory = graph::memory_of(graph, &place.memory)?;
+        let domain = graph.memories()[memory.index()].domain;
+        graph.domains().get(domain.index()).map(String::as_str)
     }
 
     /// Notes that the client reports everything to be at the target; or, with the current place's
@@ -153,7 +192,8 @@ impl State {
         }
         // Without a client nothing would move the data.
         let movable = !has_target && client.is_some();
-        if has_target || (movable && self.begin_move(id, policy, &avoid, to).is_ok()) {
+        let ways = self.ways_out(id, &avoid, false);
+        if has_target || (movable && self.begin_move(id, policy, &ways, to).is_ok()) {
             return Outcome::Done;
         }
         let now_ms = to.now_ms;

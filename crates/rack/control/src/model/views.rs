@@ -95,8 +95,10 @@ impl State {
 
     fn place(&self, segment: &SegmentRecord, place: &GrantRecord, key: Option<Key>) -> Place {
         let addresses = self.nodes.get(&place.node).map(|node| node.record.spec.addresses.clone());
+        let domain = self.domain_of(place).filter(|name| *name != place.node);
         Place {
             node: place.node.clone(),
+            domain: domain.map(str::to_owned),
             addresses: addresses.unwrap_or_default(),
             key,
             bytes: segment.usable_bytes(place),

@@ -56,6 +56,12 @@ pub enum LedgerError {
         "a segment must be a client's: a node without a controller serves its own programs only"
     )]
     NoClient,
+    /// The segment is for copies.
+    #[error(
+        "nodes without a controller do not keep copies apart: --redundancy needs a rack with a \
+         controller, or blades given with --blade"
+    )]
+    Apart,
     /// The size is zero, or above the limit.
     #[error("{bytes} bytes are no segment; ask for 1 to {WISH_LIMIT_BYTES}")]
     Size {
@@ -106,9 +112,11 @@ impl LedgerError {
         match self {
             Self::NoSuchClient(_) => ProblemKind::NotFound,
             Self::Foreign { .. } => ProblemKind::Forbidden,
-            Self::NoClient | Self::Size { .. } | Self::Name { .. } | Self::Lease(_) => {
-                ProblemKind::Invalid
-            }
+            Self::NoClient
+            | Self::Apart
+            | Self::Size { .. }
+            | Self::Name { .. }
+            | Self::Lease(_) => ProblemKind::Invalid,
             Self::Changed(_) => ProblemKind::Conflict,
             Self::TooManyClients | Self::Full { .. } | Self::NoRoom { .. } => ProblemKind::NoRoom,
         }

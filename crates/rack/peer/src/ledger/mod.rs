@@ -160,8 +160,9 @@ impl Ledger {
     /// Accepts a program's wish for memory.
     ///
     /// # Errors
-    /// The program is not known or not given, wants nothing or too much, has as many grants as it
-    /// can use, has used the id for another size, or has waited in vain for its previous wish.
+    /// The program is not known or not given, wants copies, nothing or too much, has as many grants
+    /// as it can use, has used the id for another size, or has waited in vain for its previous
+    /// wish.
     pub fn wish(
         &mut self,
         id: SegmentId,
@@ -169,6 +170,9 @@ impl Ledger {
         now: Duration,
     ) -> Result<Wished, LedgerError> {
         let client = spec.client.ok_or(LedgerError::NoClient)?;
+        if spec.apart {
+            return Err(LedgerError::Apart);
+        }
         if spec.bytes == 0 || spec.bytes > WISH_LIMIT_BYTES {
             return Err(LedgerError::Size { bytes: spec.bytes });
         }

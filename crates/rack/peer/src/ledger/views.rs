@@ -112,6 +112,7 @@ fn client_segment(
         state,
         place: Place {
             node,
+            domain: None,
             addresses,
             key: Some(Key(holding.key.0)),
             bytes: holding.bytes,

@@ -132,6 +132,7 @@ pub(super) async fn put_segment(
         spec: Some(spec.clone()),
         place: Place {
             node: app.core.here.node.clone(),
+            domain: None,
             addresses: Vec::new(),
             key: None,
             bytes: wished.bytes,

@@ -8,6 +8,7 @@ use super::*;
 fn place(node: &str) -> Place {
     Place {
         node: node.into(),
+        domain: None,
         addresses: vec!["tcp://10.0.0.1:7070".into()],
         key: Some(Key(7)),
         bytes: GIB,

@@ -1,0 +1,148 @@
+//! Segments that have copies of each other: their failure domains are told, and when one is moved
+//! it stays away from the others' as long as there is room elsewhere.
+
+mod common;
+
+use common::{Agent, SUPERPAGE, Server, evacuated, join_client, small, wait_for};
+use farpool_api::{Client, ClientId, MoveRequest, ProblemKind, SegmentId, SegmentSpec};
+use farpool_control::TopologySource;
+
+/// Three nodes, two of them in one domain.
+const TOPOLOGY: &str = r#"
+[[rack]]
+name = "r0"
+[[tray]]
+name = "left"
+rack = "r0"
+[[tray]]
+name = "right"
+rack = "r0"
+[[switch]]
+name = "net"
+kind = "packet"
+ports = 4
+[[compute]]
+name = "c0"
+tray = "left"
+ports = 1
+[[memory]]
+name = "m0"
+tray = "left"
+ports = 1
+capacity = "64MiB"
+read_bandwidth = "1GiB/s"
+write_bandwidth = "1GiB/s"
+[[memory]]
+name = "m1"
+tray = "left"
+ports = 1
+capacity = "64MiB"
+read_bandwidth = "1GiB/s"
+write_bandwidth = "1GiB/s"
+[[memory]]
+name = "m2"
+tray = "right"
+domain = "m2"
+ports = 1
+capacity = "64MiB"
+read_bandwidth = "1GiB/s"
+write_bandwidth = "1GiB/s"
+[[link]]
+from = "c0:0"
+to = "net:0"
+bandwidth = "1GiB/s"
+[[link]]
+from = "m0:0"
+to = "net:1"
+bandwidth = "1GiB/s"
+[[link]]
+from = "m1:0"
+to = "net:2"
+bandwidth = "1GiB/s"
+[[link]]
+from = "m2:0"
+to = "net:3"
+bandwidth = "1GiB/s"
+"#;
+
+fn id(number: u128) -> SegmentId {
+    SegmentId::from_u128(number)
+}
+
+/// A segment for copies, not in these domains.
+fn apart(client: ClientId, avoid: &[&str]) -> SegmentSpec {
+    let avoid = avoid.iter().map(ToString::to_string).collect();
+    SegmentSpec { avoid, apart: true, ..small(client) }
+}
+
+fn node_of(api: &Client, number: u128) -> String {
+    api.segment(id(number)).unwrap().place.node
+}
+
+#[test]
+fn a_place_names_its_failure_domain_if_that_is_not_its_node_alone() {
+    let server = Server::fresh(|options| {
+        options.topology = Some(TopologySource::Text(TOPOLOGY.into()));
+    });
+    let api = server.client();
+    let mut nodes: Vec<Agent> =
+        ["m0", "m1", "m2"].iter().map(|name| Agent::join(&api, name, 4 * SUPERPAGE)).collect();
+    let client = join_client(&api, 1, "c0");
+    let domain = |number: u128, avoid: &[&str]| {
+        let segment = api.put_segment(id(number), &apart(client, avoid)).unwrap();
+        assert!(segment.spec.is_some_and(|spec| spec.apart));
+        (segment.place.domain.clone(), segment.place.failure_domain().to_owned())
+    };
+    assert_eq!(domain(1, &["m2"]), (Some("left".into()), "left".into()));
+    assert_eq!(domain(2, &["left"]), (None, "m2".into()), "it is the node's own");
+    nodes.iter_mut().for_each(|node| node.settle(&api));
+    // The other node of its domain is no better than the one that it leaves.
+    api.move_segment(id(1), &MoveRequest::default()).unwrap();
+    let target = api.segment(id(1)).unwrap().target.unwrap();
+    assert_eq!(target.place.failure_domain(), "left", "a copy is on the right");
+}
+
+#[test]
+fn a_segment_moves_where_none_of_its_copies_is_while_there_is_room() {
+    let server = Server::fresh(|_| {});
+    let api = server.client();
+    let mut nodes: Vec<Agent> =
+        ["n0", "n1", "n2"].iter().map(|name| Agent::join(&api, name, 2 * SUPERPAGE)).collect();
+    let client = join_client(&api, 1, "n0");
+    api.put_segment(id(1), &apart(client, &[])).unwrap();
+    let first = node_of(&api, 1);
+    api.put_segment(id(2), &apart(client, &[&first])).unwrap();
+    let second = node_of(&api, 2);
+    assert_ne!(first, second);
+    let third = ["n0", "n1", "n2"].into_iter().find(|it| *it != first && *it != second).unwrap();
+    nodes.iter_mut().for_each(|node| node.settle(&api));
+    let to = |number: u128| {
+        api.move_segment(id(number), &MoveRequest::default()).unwrap();
+        api.segment(id(number)).unwrap().target.unwrap()
+    };
+    let target = to(1);
+    assert_eq!(target.place.node, third);
+    nodes.iter_mut().for_each(|node| node.settle(&api));
+    api.report_client(client, &evacuated(1, id(1), target.epoch)).unwrap();
+    nodes.iter_mut().for_each(|node| node.settle(&api));
+    // A drain finds the first node, which was to be avoided at first.
+    api.drain_node(&second).unwrap();
+    let target = wait_for("it is moved", || api.segment(id(2)).unwrap().target);
+    assert_eq!(target.place.node, first);
+}
+
+#[test]
+fn a_segment_moves_to_its_copies_rather_than_nowhere() {
+    let server = Server::fresh(|_| {});
+    let api = server.client();
+    let mut nodes: Vec<Agent> =
+        ["n0", "n1"].iter().map(|name| Agent::join(&api, name, 2 * SUPERPAGE)).collect();
+    let client = join_client(&api, 1, "n0");
+    api.put_segment(id(1), &apart(client, &["n1"])).unwrap();
+    api.put_segment(id(2), &apart(client, &["n0"])).unwrap();
+    nodes.iter_mut().for_each(|node| node.settle(&api));
+    api.move_segment(id(1), &MoveRequest::default()).unwrap();
+    assert_eq!(api.segment(id(1)).unwrap().target.unwrap().place.node, "n1");
+    let order = MoveRequest { avoid: vec!["n0".into()], ..MoveRequest::default() };
+    assert!(api.move_segment(id(2), &order).unwrap_err().is(ProblemKind::NoRoom), "an order");
+}
