@@ -7,6 +7,7 @@
 //! An entry changes by one store: its address is written while the entry is free. A writer that is
 //! killed anywhere leaves a readable table, at worst with an entry that cannot be used any more.
 
+use std::num::NonZeroU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, fence};
 use std::time::Duration;
@@ -41,6 +42,8 @@ pub enum BladeRole {
 pub struct BladeOffer {
     /// In text form (numeric; no name is resolved inside a program).
     pub address: String,
+    /// Number of the failure domain that the rack names for it.
+    pub domain: Option<NonZeroU64>,
     /// Key and epoch of the grant of memory there; None where the blade requires no grant.
     pub grant: Option<(u128, u64)>,
     /// Limits on the whole tree's rate of reads and writes. None if unlimited.
@@ -50,7 +53,7 @@ pub struct BladeOffer {
 impl BladeOffer {
     /// A blade without grant and limits.
     pub fn open(address: impl Into<String>) -> Self {
-        BladeOffer { address: address.into(), grant: None, limits: None }
+        BladeOffer { address: address.into(), domain: None, grant: None, limits: None }
     }
 }
 
@@ -60,6 +63,8 @@ pub struct BladeSettings {
     pub role: BladeRole,
     /// As in [`BladeOffer`].
     pub address: String,
+    /// As in [`BladeOffer`].
+    pub domain: Option<NonZeroU64>,
     /// As in [`BladeOffer`].
     pub grant: Option<(u128, u64)>,
     /// True if there are limits; they are kept in [`BladeTable::meters`].
@@ -76,12 +81,14 @@ pub(crate) struct BladeEntry {
     state: AtomicU64,
     /// Key and epoch of the grant; all zeros without one.
     grant: [AtomicU64; 3],
+    /// Number of its failure domain; 0 if none is named.
+    domain: AtomicU64,
     /// Shared request rate of all processes of the tree; zeroed without limits.
     meters: Meters,
     address: [AtomicU8; ADDRESS_BYTES],
 }
 
-const _: () = assert!(size_of::<BladeEntry>() == 240);
+const _: () = assert!(size_of::<BladeEntry>() == 248);
 
 /// The whole table in shared memory.
 #[repr(C)]
@@ -122,10 +129,18 @@ impl BladeEntry {
             let [low, high, epoch] = [0, 1, 2].map(|at| self.grant[at].load(Relaxed));
             let key = u128::from(high) << 64 | u128::from(low);
             let grant = (key != 0).then_some((key, epoch));
+            let domain = NonZeroU64::new(self.domain.load(Relaxed));
             let is_limited = self.meters.read.limit().is_some();
             fence(Acquire);
             if self.state.load(Relaxed) == before {
-                return Some(BladeSettings { role, address, grant, is_limited, generation });
+                return Some(BladeSettings {
+                    role,
+                    address,
+                    domain,
+                    grant,
+                    is_limited,
+                    generation,
+                });
             }
         }
     }
@@ -162,6 +177,7 @@ impl BladeTable {
         for (word, value) in entry.grant.iter().zip([low, high, epoch]) {
             word.store(value, Relaxed);
         }
+        entry.domain.store(offer.domain.map_or(0, NonZeroU64::get), Relaxed);
         let [read, write] = offer.limits.unwrap_or([RateLimit::UNLIMITED; 2]);
         let now_ns = monotonic_ns();
         entry.meters.read.set_limit(now_ns, read);
@@ -175,9 +191,10 @@ impl BladeTable {
     pub fn offers(&self) -> Vec<BladeOffer> {
         let all = self.load().entries.into_iter().zip(&self.entries);
         let offer = |(blade, entry): (Option<BladeSettings>, &BladeEntry)| {
-            let BladeSettings { address, grant, .. } = blade?;
+            let BladeSettings { address, domain, grant, .. } = blade?;
             let limits = entry.meters.read.limit().zip(entry.meters.write.limit());
-            Some(BladeOffer { address, grant, limits: limits.map(|(read, write)| [read, write]) })
+            let limits = limits.map(|(read, write)| [read, write]);
+            Some(BladeOffer { address, domain, grant, limits })
         };
         all.filter_map(offer).collect()
     }
@@ -264,16 +281,18 @@ mod tests {
         let table = table();
         let limits = Some([RateLimit::paced(1 << 20), RateLimit::paced(2 << 20)]);
         let grant = Some((u128::MAX - 5, 9));
-        let offer = BladeOffer { grant, limits, ..BladeOffer::open("tcp://10.0.0.1:1") };
+        let domain = NonZeroU64::new(u64::MAX - 7);
+        let offer = BladeOffer { domain, grant, limits, ..BladeOffer::open("tcp://10.0.0.1:1") };
         table.add(&offer);
         let known = table.load().entries[0].clone().expect("entered");
-        assert_eq!((known.grant, known.is_limited), (grant, true));
+        assert_eq!((known.domain, known.grant, known.is_limited), (domain, grant, true));
+        assert_eq!(table.offers(), [offer]);
         let read = table.meters(0).and_then(|meters| meters.read.limit());
         assert_eq!(read, Some(RateLimit::paced(1 << 20)));
         table.remove(0, known.generation);
         table.add(&BladeOffer::open("tcp://10.0.0.2:1"));
         let known = table.load().entries[0].clone().expect("entered");
-        assert_eq!((known.grant, known.is_limited), (None, false));
+        assert_eq!((known.domain, known.grant, known.is_limited), (None, None, false));
     }
 
     #[test]

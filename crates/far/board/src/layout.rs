@@ -17,7 +17,7 @@ const NAME_BYTES: usize = 64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"farpool\x01");
 /// Raised whenever the layout changes; programs and keeper come from one build, `stat` may not.
-pub const VERSION: u32 = 14;
+pub const VERSION: u32 = 15;
 
 /// What happens to a program that needs more far memory than the blades give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,14 +7,14 @@ use std::time::Duration;
 use farpool_fabric::{Answer, CallError, ConnectError, Control, Descriptor};
 use farpool_units::exactly;
 use farpool_wire::{
-    Address, ErrorCode, Request, Response, SPAN_LIMIT_SUPERPAGES, SegmentId, SegmentState,
-    SegmentToken, SuperpageNumber,
+    Address, ErrorCode, FailureDomain, Request, Response, SPAN_LIMIT_SUPERPAGES, SegmentId,
+    SegmentState, SegmentToken, SuperpageNumber,
 };
 
 use crate::copies::ALL_SEGMENTS;
 use crate::types::BladeToken;
 use crate::types::PARTS_PER_BLADE;
-use crate::{PoolError, SegmentHandle};
+use crate::{BladeSpec, PoolError, SegmentHandle};
 
 /// Number given for "no descriptor".
 const NO_FILE: RawFd = -1;
@@ -24,6 +24,8 @@ const NO_FILE: RawFd = -1;
 pub(crate) struct Account {
     control: Control,
     pub(crate) address: Address,
+    /// All that it fails with.
+    pub(crate) domains: Vec<FailureDomain>,
     /// By [`PartKey`].
     parts: Box<[Option<Part>]>,
     /// Replaced descriptors, which a lane may still be using.
@@ -95,10 +97,12 @@ pub(crate) enum Thawed {
 }
 
 impl Account {
-    pub(crate) fn new(control: Control, address: Address) -> Self {
+    pub(crate) fn new(control: Control, spec: &BladeSpec) -> Self {
+        let domains = std::iter::once(spec.address.failure_domain()).chain(spec.domain.clone());
         Account {
             control,
-            address,
+            address: spec.address.clone(),
+            domains: domains.collect(),
             parts: (0..ALL_SEGMENTS * PARTS_PER_BLADE).map(|_| None).collect(),
             retired: Vec::new(),
             allocated_superpages: 0,

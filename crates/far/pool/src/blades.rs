@@ -53,7 +53,7 @@ impl Pool {
         if ledger.accounts[number].is_some() {
             return Err(PoolError::SlotInUse(at));
         }
-        ledger.accounts[number] = Some(Account::new(control, spec.address.clone()));
+        ledger.accounts[number] = Some(Account::new(control, spec));
         slot.fill(blade);
         Ok(())
     }

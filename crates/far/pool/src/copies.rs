@@ -221,7 +221,7 @@ impl Pool {
                 Ok(place) => {
                     places.push((copy, place));
                     let account = ledger.account_of(place.blade);
-                    domains.extend(account.map(|account| account.address.failure_domain()));
+                    domains.extend(account.into_iter().flat_map(|it| it.domains.clone()));
                 }
                 Err(error) => {
                     failed.get_or_insert(error);
@@ -280,15 +280,14 @@ impl Pool {
             [Some(place.blade), target]
         });
         let blades: Vec<BladeIndex> = blades.flatten().collect();
-        let domain =
-            |blade| ledger.account_of(blade).map(|account| account.address.failure_domain());
-        blades.into_iter().filter_map(domain).collect()
+        let domains = |blade| ledger.account_of(blade).map(|account| account.domains.clone());
+        blades.into_iter().filter_map(domains).flatten().collect()
     }
 }
 
 /// True if a copy may lie on the blade of this account.
 pub(crate) fn is_apart(account: &Account, domains: &[FailureDomain]) -> bool {
-    !domains.contains(&account.address.failure_domain())
+    !account.domains.iter().any(|domain| domains.contains(domain))
 }
 
 #[cfg(test)]

@@ -29,6 +29,7 @@ pub use farpool_fabric::{
     Address, AddressError, Ask, ClientId, ClientLimits, Grant, GrantKey, Meters, Opener, RateLimit,
 };
 pub use farpool_kernel::Time;
+pub use farpool_wire::FailureDomain;
 pub use lane::Lane;
 pub use mover::{Mover, Step};
 pub use pool::{Pool, Still};

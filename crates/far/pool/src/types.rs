@@ -7,7 +7,7 @@ use farpool_fabric::{Address, ClientId, ClientLimits, Grant, Opener};
 use farpool_kernel::{Time, fill_random};
 use farpool_units::{PAGES_PER_SUPERPAGE, exactly};
 
-use farpool_wire::SegmentToken;
+use farpool_wire::{FailureDomain, SegmentToken};
 
 use crate::{BladeIndex, COPIES_LIMIT, PageError, PoolError};
 
@@ -32,6 +32,8 @@ pub const TOKEN_PARTS: usize = COPY_PARTS * COPIES_LIMIT;
 pub struct BladeSpec {
     /// Its address.
     pub address: Address,
+    /// The failure domain that it is in besides that of its address, if its rack names one.
+    pub domain: Option<FailureDomain>,
     /// The grant to show, where the blade requires one.
     pub grant: Option<Grant>,
     /// Limits on the request rate, over stream transports; shared by all lanes.
@@ -44,7 +46,7 @@ pub struct BladeSpec {
 impl From<Address> for BladeSpec {
     /// A blade without grant and limits.
     fn from(address: Address) -> Self {
-        BladeSpec { address, grant: None, limits: None, is_met: false }
+        BladeSpec { address, domain: None, grant: None, limits: None, is_met: false }
     }
 }
 

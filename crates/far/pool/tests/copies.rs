@@ -8,8 +8,9 @@ use std::time::Duration;
 
 use common::{Blades, Pages, finish, pattern};
 use farpool_pool::{
-    Alone, BladeIndex, CopyDesk, Errand, FrozenToken, Lane, Mover, PageError, PageRead, PageWrite,
-    Pool, PoolConfig, SUPERPAGE_PAGES, Seals, SegmentHandle, SegmentPage, Step,
+    Alone, BladeIndex, BladeSpec, CopyDesk, Errand, FailureDomain, FrozenToken, Lane, Mover,
+    PageError, PageRead, PageWrite, Pool, PoolConfig, PoolError, SUPERPAGE_PAGES, Seals,
+    SegmentHandle, SegmentPage, Step,
 };
 use farpool_units::SUPERPAGE_BYTES;
 
@@ -117,6 +118,29 @@ fn what_one_blade_had_is_read_from_the_other_and_copied_to_a_third() {
     assert_eq!(pool.superpages_only_on(third), u64::from(SUPERPAGES));
     blades.stop(2);
     assert!(matches!(reads(&mut lane, segment, 9), Err(PageError::BladeLost(_))));
+}
+
+/// What the rack's model calls one domain is one, whatever the addresses.
+#[test]
+fn no_two_copies_lie_in_one_domain_of_the_racks() {
+    let blades = Blades::start(&["tcp", "unix", "tcp"]);
+    let spec = |at: usize, number| BladeSpec {
+        domain: Some(FailureDomain::Named(number)),
+        ..blades.addresses[at].clone().into()
+    };
+    let pool = Pool::new(PoolConfig { blades: Vec::new(), ..config(&blades) });
+    [spec(0, 1), spec(1, 1)].iter().for_each(|it| _ = pool.add_blade(it).expect("added"));
+    let segment = allocate(&pool);
+    assert_eq!(pool.degraded_superpages(), u64::from(SUPERPAGES), "one domain, one copy");
+    let mut lane = pool.lane().expect("lane");
+    write(&mut lane, segment, 7);
+    let nowhere = Mover::new(&pool).complete_copies(&Alone);
+    assert!(matches!(nowhere, Err(PoolError::Full { .. })), "{nowhere:?}");
+    assert!(!pool.has_all_copies());
+    let third = pool.add_blade(&spec(2, 2)).expect("added");
+    assert_eq!(complete(&pool, &Alone), u64::from(SUPERPAGES));
+    assert_eq!(pool.superpages_on(third), u64::from(SUPERPAGES));
+    assert!(pool.has_all_copies());
 }
 
 /// What the processes of one tree agree on, for any part.

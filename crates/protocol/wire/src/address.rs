@@ -81,6 +81,8 @@ pub enum FailureDomain {
     Blade(Address),
     /// Another host with all its blades.
     Host(IpAddr),
+    /// One of a rack's model, by a number that the client gives its name.
+    Named(u64),
 }
 
 impl FromStr for Address {

@@ -14,8 +14,8 @@ use farpool_board::{
     Sealing,
 };
 use farpool_pool::{
-    BladeIndex, BladeSpec, ClientLimits, CopyDesk, Errand, FrozenToken, Grant, GrantKey,
-    MAX_BLADES, Mover, Pool, PoolConfig, PoolError, Step,
+    BladeIndex, BladeSpec, ClientLimits, CopyDesk, Errand, FailureDomain, FrozenToken, Grant,
+    GrantKey, MAX_BLADES, Mover, Pool, PoolConfig, PoolError, Step,
 };
 
 use crate::abort::fail_closed;
@@ -88,6 +88,7 @@ fn add(
     let meters = meters.filter(|_| blade.is_limited);
     let spec = BladeSpec {
         address,
+        domain: blade.domain.map(|number| FailureDomain::Named(number.get())),
         grant: blade.grant.map(|(key, epoch)| Grant { key: GrantKey(key), epoch }),
         limits: meters.map(|meters| Arc::new(ClientLimits::shared(meters))),
         is_met,

@@ -7,6 +7,7 @@
 
 use super::Mover;
 use crate::account::PartKey;
+use crate::copies::is_apart;
 use crate::map::Place;
 use crate::shared::SegmentState;
 use crate::{
@@ -81,16 +82,15 @@ impl Mover<'_> {
         let map = pool.segment(copy).map();
         let mut ledger = pool.ledger();
         let (attached, places) = self.attach_parts_of(&mut ledger, copy, made);
-        let is_apart = |sma: u32, place: &Place, ledger: &mut _| {
+        let is_elsewhere = |sma: u32, place: &Place, ledger: &mut _| {
             let domains = pool.domains_of_others(ledger, copy, sma);
-            let address = ledger.account_of(place.blade).map(|it| it.address.failure_domain());
-            address.is_some_and(|domain| !domains.contains(&domain))
+            ledger.account_of(place.blade).is_some_and(|account| is_apart(account, &domains))
         };
         // With a superpage that is elsewhere already it would be there twice.
         let is_useful = places.contains_key(&missing.superpage)
-            && places
-                .iter()
-                .all(|(sma, place)| map.get(*sma).is_none() && is_apart(*sma, place, &mut *ledger));
+            && places.iter().all(|(sma, place)| {
+                map.get(*sma).is_none() && is_elsewhere(*sma, place, &mut *ledger)
+            });
         if is_useful {
             places.iter().for_each(|(sma, place)| _ = map.set(*sma, Some(*place)));
             return true;
