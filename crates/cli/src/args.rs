@@ -218,10 +218,10 @@ pub struct RunSettings {
     /// remote]
     #[arg(long, value_enum, env = "FARPOOL_RUN_SEAL", hide_env_values = true)]
     pub seal: Option<Seal>,
-    /// Copies of what is far, each on another host: none, 2 or 3. With copies a blade that dies
-    /// costs a pause of at most a second, and pages are always sealed [default: none]
+    /// Copies of what is far, each on another failure domain (host): none, 2 or 3. With copies a
+    /// blade that dies costs a pause of at most a second, and pages are always sealed [default:
+    /// none]
     #[arg(long, value_name = "COPIES", env = "FARPOOL_RUN_REDUNDANCY", hide_env_values = true)]
-    #[arg(conflicts_with = "pool")]
     pub redundancy: Option<Redundancy>,
     /// Without --pki: allow blades beyond this machine's loopback; all but sealed pages is sent
     /// unencrypted
@@ -382,9 +382,9 @@ pub struct AttachArgs {
     /// blade is reached by TCP, or with --pool; always: also on blades of this host
     #[arg(long, value_enum, default_value = "remote")]
     pub seal: Seal,
-    /// Copies of what is far, each on another host: none, 2 or 3. With copies a blade that dies
-    /// costs a pause of at most a second, and pages are always sealed
-    #[arg(long, value_name = "COPIES", default_value = "none", conflicts_with = "pool")]
+    /// Copies of what is far, each on another failure domain (host): none, 2 or 3. With copies a
+    /// blade that dies costs a pause of at most a second, and pages are always sealed
+    #[arg(long, value_name = "COPIES", default_value = "none")]
     pub redundancy: Redundancy,
     /// Without --pki: allow blades beyond this machine's loopback; all but sealed pages is sent
     /// unencrypted

@@ -53,7 +53,6 @@ fn mistakes_exit_with_2_and_name_what_is_wrong() {
         (&["run", "--local", "1G", "--prefetch", "oracle"], "oracle"),
         (&["run", "--local", "1G", "--redundancy", "7"], "none of none, 2 and 3"),
         (&["run", "--local", "1G", "--redundancy", "2"], "0 failure domains"),
-        (&["run", "--local", "1G", "--redundancy", "2", "--pool", "http://127.0.0.1:1"], "--pool"),
         (
             &["run", "--local", "1G", "--redundancy", "2", "--seal", "never"],
             "told apart by their seals",

@@ -477,7 +477,11 @@ pub(crate) fn check_copies(options: &RunOptions) -> Result<(), RunError> {
     if options.redundancy.copies() > 1 && options.seal == SealPolicy::Never {
         return Err(RunError::UnsealedCopies);
     }
-    options.redundancy.check(&options.blades)
+    match options.rack {
+        // It is asked for memory on as many.
+        Some(_) => Ok(()),
+        None => options.redundancy.check(&options.blades),
+    }
 }
 
 pub(crate) fn check_quota(quota_bytes: Option<u64>) -> Result<(), RunError> {

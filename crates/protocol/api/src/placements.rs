@@ -8,11 +8,15 @@
 //! Where nodes lend without a controller, or no node has room, a segment is not moved to a target
 //! but has to be left for any other place ([`ClientSegment::leave`]), in the end the client's own.
 
+mod domains;
+
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
 use farpool_units::at_most;
 
 use crate::{ClientSegment, ClientSegmentUse, Place, SegmentId, SegmentState};
+use domains::Domains;
 
 /// Smallest segment to ask for: less is not worth a request.
 const SEGMENT_MIN_BYTES: u64 = 512 << 20;
@@ -22,6 +26,16 @@ const SEGMENTS_LIMIT: usize = 6;
 const FREE_PART: u64 = 4;
 /// More is also asked for below this much free: growth must not outrun the next answer.
 const FREE_MIN_BYTES: u64 = 256 << 20;
+
+/// A place whose blade cannot be reached for this long is replaced: a blade that was only restarted
+/// is there again by then.
+const AWAY_PATIENCE: Duration = Duration::from_secs(1);
+/// A place that was granted and did not become usable for this long is given back: its node may
+/// have died just before.
+const NEVER_READY_LIMIT: Duration = Duration::from_secs(5);
+/// A place whose blade cannot be reached for this long is given back, once all copies are
+/// elsewhere: a controller takes as long to believe that a node is lost.
+const AWAY_LIMIT: Duration = Duration::from_secs(30);
 
 /// A segment at an epoch.
 pub type PlaceKey = (SegmentId, u64);
@@ -56,16 +70,47 @@ pub enum Action {
     },
 }
 
+/// Memory to ask for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Piece {
+    /// Its size.
+    pub bytes: u64,
+    /// Failure domains where it would be of no use, or that cannot be reached.
+    pub avoid: Vec<String>,
+    /// More domains, where it would be of some.
+    pub avoid_first: Vec<String>,
+}
+
 /// The placements, and the controller's last answer.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Placements {
+    /// Copies of what is far, each on another failure domain.
+    copies: u8,
     placements: BTreeMap<PlaceKey, Placement>,
     /// Places that all processes have left.
     left: BTreeSet<PlaceKey>,
+    /// Places whose blades cannot be reached, or that are not usable yet, and since when.
+    away: BTreeMap<PlaceKey, Instant>,
+    /// Those among them that are to be replaced.
+    gone: BTreeSet<PlaceKey>,
     segments: Vec<ClientSegment>,
 }
 
 impl Placements {
+    /// Starts without placements, for so many copies of what is far.
+    #[must_use]
+    pub fn new(copies: u8) -> Self {
+        assert!(copies > 0, "what is far has at least one copy");
+        Placements {
+            copies,
+            placements: BTreeMap::new(),
+            left: BTreeSet::new(),
+            away: BTreeMap::new(),
+            gone: BTreeSet::new(),
+            segments: Vec::new(),
+        }
+    }
+
     /// Takes in the controller's answer. Returns the actions that it requires.
     pub fn hear(&mut self, segments: Vec<ClientSegment>) -> Vec<Action> {
         self.segments = segments;
@@ -87,7 +132,7 @@ impl Placements {
         for (key, placement) in &self.placements {
             let moves = |segment: &ClientSegment| {
                 let moves = segment.target.is_some() || segment.leave;
-                (segment.id, segment.epoch) == *key && moves
+                key_of(segment) == *key && (moves || self.is_over(segment))
             };
             let is_to_leave = !named.contains(key) || self.segments.iter().any(moves);
             if is_to_leave && !placement.is_leaving {
@@ -133,10 +178,60 @@ impl Placements {
         });
     }
 
+    /// True if the segment has no memory any more, and its copies elsewhere have what it had.
+    fn is_over(&self, segment: &ClientSegment) -> bool {
+        let is_over = matches!(segment.state, SegmentState::Lost | SegmentState::Releasing);
+        self.copies > 1 && is_over
+    }
+
+    /// Takes in which places' blades cannot be reached, by the numbers of their placements. Without
+    /// copies nothing replaces a place.
+    pub fn look(&mut self, now: Instant, is_away: impl Fn(usize) -> bool) {
+        if self.copies == 1 {
+            return;
+        }
+        let away = self.placements.iter().filter(|(_, placement)| is_away(placement.entry));
+        let away = away.map(|(key, _)| *key);
+        let pending = self.segments.iter().filter(|it| it.state == SegmentState::Pending);
+        // After a restart of the controller those with data wait for their nodes, too.
+        let pending = pending.map(key_of).filter(|key| !self.placements.contains_key(key));
+        let since = |key| (key, self.away.get(&key).copied().unwrap_or(now));
+        self.away = away.chain(pending).map(since).collect();
+        let is_gone = |since: Instant| now.saturating_duration_since(since) >= AWAY_PATIENCE;
+        let gone = self.away.iter().filter(|(_, since)| is_gone(**since));
+        self.gone = gone.map(|(key, _)| *key).collect();
+    }
+
+    /// Returns the segments to be given back: their memory is lost, or their blade has not been
+    /// reached for long, and all copies are elsewhere (`has_all_copies`).
+    pub fn to_release(&self, now: Instant, has_all_copies: bool) -> Vec<SegmentId> {
+        let is_useless = |segment: &&ClientSegment| {
+            let since = self.away.get(&key_of(segment));
+            let away_for = since.map(|since| now.saturating_duration_since(*since));
+            let is_away = |limit| away_for.is_some_and(|time| time >= limit);
+            match segment.state {
+                SegmentState::Lost => true,
+                SegmentState::Pending => is_away(NEVER_READY_LIMIT),
+                SegmentState::Ready | SegmentState::Moving => has_all_copies && is_away(AWAY_LIMIT),
+                SegmentState::Releasing => false,
+            }
+        };
+        let useless = self.segments.iter().filter(|_| self.copies > 1).filter(is_useless);
+        useless.map(|segment| segment.id).collect()
+    }
+
     /// True if anything is moving.
     pub fn is_moving(&self) -> bool {
-        self.placements.values().any(|placement| placement.is_leaving)
+        let mut leaving = self.placements.iter().filter(|(_, placement)| placement.is_leaving);
+        leaving.any(|(key, _)| self.has_data(*key))
             || self.segments.iter().any(|segment| segment.target.is_some())
+    }
+
+    /// False if what the place had is only copied from elsewhere.
+    fn has_data(&self, key: PlaceKey) -> bool {
+        let segment = self.segments.iter().find(|segment| segment.id == key.0);
+        self.copies == 1
+            || !self.gone.contains(&key) && segment.is_some_and(|segment| !self.is_over(segment))
     }
 
     /// Returns what keeps granted memory from being used, in words; None if nothing is reported to.
@@ -163,16 +258,29 @@ impl Placements {
         self.segments.iter().filter(|it| counts(it.state)).map(|it| it.place.bytes).sum()
     }
 
+    /// The sizes of the failure domains of segments that count.
+    fn domains(&self, counts: impl Fn(&ClientSegment) -> bool) -> Domains {
+        let is_there = |segment: &ClientSegment| !self.gone.contains(&key_of(segment));
+        let all = self.segments.iter().filter(|segment| is_there(segment) && counts(segment));
+        Domains::of(all.map(|segment| &segment.place), self.copies)
+    }
+
+    /// The domains of all segments that can be used, or will be: after a restart of the controller,
+    /// for example, all wait for their nodes.
+    fn expected(&self) -> Domains {
+        self.domains(|it| it.state == SegmentState::Pending || is_usable(it.state))
+    }
+
     /// True if all far memory fits in segments that stay, with a reserve.
     pub fn has_room_for(&self, far_bytes: u64) -> bool {
-        let stays = |it: &&ClientSegment| {
+        let stays = |it: &ClientSegment| {
             is_usable(it.state)
                 && self
                     .placements
                     .get(&(it.id, it.epoch))
                     .is_some_and(|placement| !placement.is_leaving)
         };
-        let bytes: u64 = self.segments.iter().filter(stays).map(|it| it.place.bytes).sum();
+        let bytes = self.domains(stays).storable_bytes();
         !self.is_moving() && bytes > far_bytes.saturating_add(far_bytes / FREE_PART)
     }
 
@@ -184,8 +292,9 @@ impl Placements {
     /// Builds the report on each segment, each with its share of `far_bytes`.
     pub fn report(&self, far_bytes: u64) -> Vec<ClientSegmentUse> {
         let granted = u128::from(self.granted_bytes().max(1));
+        let stored_bytes = u128::from(far_bytes) * u128::from(self.copies);
         let share = |bytes: u64| {
-            let share = u128::from(far_bytes) * u128::from(bytes) / granted;
+            let share = stored_bytes * u128::from(bytes) / granted;
             at_most::<u64, _>(share).min(bytes)
         };
         let uses = self.segments.iter().map(|segment| {
@@ -205,16 +314,39 @@ impl Placements {
         uses.collect()
     }
 
-    /// Returns the size of a segment to ask for now, if any.
-    pub fn wanted_bytes(&self, far_bytes: u64, is_full: bool, quota_bytes: u64) -> Option<u64> {
-        // Segments that only wait for their node or a circuit count: after a restart of the
-        // controller, for example, all do.
-        let granted = self.bytes_where(|state| state == SegmentState::Pending || is_usable(state));
-        let room = quota_bytes.saturating_sub(granted);
+    /// Returns the memory to ask for now, if any, so that all of `far_bytes` has its copies.
+    pub fn wanted(&self, far_bytes: u64, is_full: bool, quota_bytes: u64) -> Option<Piece> {
+        let granted = self.expected().storable_bytes();
+        let room = (quota_bytes / u64::from(self.copies)).saturating_sub(granted);
         let reserve = (granted / FREE_PART).max(FREE_MIN_BYTES);
         let is_short = is_full || far_bytes.saturating_add(reserve) > granted;
-        let may_ask = self.segments.len() < SEGMENTS_LIMIT && !self.is_moving() && room > 0;
-        (is_short && may_ask).then(|| granted.max(SEGMENT_MIN_BYTES).min(room))
+        let may_ask = self.entries_used() < SEGMENTS_LIMIT && !self.is_moving() && room > 0;
+        let missing = far_bytes.saturating_add(reserve).saturating_sub(granted);
+        let more = granted.max(SEGMENT_MIN_BYTES).max(missing).min(room);
+        let more = (is_short && may_ask).then_some(more)?;
+        self.piece_for(granted.saturating_add(more))
+    }
+
+    /// True if anything can be stored with all copies.
+    pub fn has_copies(&self) -> bool {
+        self.expected().storable_bytes() > 0
+    }
+
+    /// Returns the memory to ask for next, so that in the end `bytes` can be stored with all
+    /// copies; None if they can.
+    pub fn piece_for(&self, bytes: u64) -> Option<Piece> {
+        let mut piece = self.expected().piece_for(bytes)?;
+        let gone = self.segments.iter().filter(|segment| self.gone.contains(&key_of(segment)));
+        let gone = gone.map(|segment| segment.place.failure_domain().to_owned());
+        piece.avoid.extend(gone);
+        Some(piece)
+    }
+
+    /// The entries that are taken, or will be.
+    fn entries_used(&self) -> usize {
+        let will = self.segments.iter().filter(|segment| !self.is_over(segment));
+        let will = will.map(key_of);
+        self.placements.keys().copied().chain(will).collect::<BTreeSet<_>>().len()
     }
 }
 
@@ -227,180 +359,14 @@ fn is_usable(state: SegmentState) -> bool {
     matches!(state, SegmentState::Ready | SegmentState::Moving)
 }
 
+fn key_of(segment: &ClientSegment) -> PlaceKey {
+    (segment.id, segment.epoch)
+}
+
 fn named_by(segment: &ClientSegment) -> impl Iterator<Item = PlaceKey> {
     let target = segment.target.as_ref().map(|target| (segment.id, target.epoch));
     std::iter::once((segment.id, segment.epoch)).chain(target)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{Key, Target};
-
-    fn place(bytes: u64) -> Place {
-        Place {
-            node: "n".into(),
-            addresses: vec!["tcp://10.0.0.1:7070".into()],
-            key: Some(Key(7)),
-            bytes,
-            read_bytes_per_s: 1,
-            write_bytes_per_s: 1,
-        }
-    }
-
-    fn segment(id: u128, epoch: u64, state: SegmentState) -> ClientSegment {
-        let (id, place) = (SegmentId::from_u128(id), place(1 << 30));
-        let (target, waits_for) = (None, Vec::new());
-        ClientSegment {
-            id,
-            epoch,
-            state,
-            place,
-            target,
-            waits_for,
-            leave: false,
-            deadline_ms: None,
-        }
-    }
-
-    fn moving(id: u128, epoch: u64, to: u64) -> ClientSegment {
-        let target = Some(Target { epoch: to, place: place(1 << 30) });
-        ClientSegment { target, ..segment(id, epoch, SegmentState::Moving) }
-    }
-
-    fn to_be_left(id: u128, epoch: u64) -> ClientSegment {
-        let deadline_ms = Some(9_000);
-        ClientSegment { leave: true, deadline_ms, ..segment(id, epoch, SegmentState::Moving) }
-    }
-
-    fn added(actions: &[Action]) -> Vec<u64> {
-        let keys = actions.iter().filter_map(|action| match action {
-            Action::Add { key, .. } => Some(key.1),
-            Action::Leave { .. } => None,
-        });
-        keys.collect()
-    }
-
-    #[test]
-    fn a_segment_moves_from_seat_to_seat_and_is_reported_when_it_has() {
-        let mut placements = Placements::default();
-        let pending = segment(1, 5, SegmentState::Pending);
-        assert_eq!(placements.hear(vec![pending]), [], "not usable yet");
-        assert_eq!(added(&placements.hear(vec![segment(1, 5, SegmentState::Ready)])), [5]);
-        let key = (SegmentId::from_u128(1), 5);
-        placements.taken(key, 0, 1);
-        assert_eq!(placements.hear(vec![segment(1, 5, SegmentState::Ready)]), []);
-        let actions = placements.hear(vec![moving(1, 5, 6)]);
-        assert_eq!((added(&actions), actions.len()), (vec![6], 2), "and the old one is left");
-        placements.taken((key.0, 6), 1, 1);
-        placements.leaving(key);
-        assert_eq!(placements.hear(vec![moving(1, 5, 6)]), []);
-        assert!(!placements.report(0)[0].evacuated, "somebody may still be there");
-        placements.sweep(|entry, _| entry != 0);
-        let told = &placements.report(0)[0];
-        assert_eq!((told.evacuated, told.epoch), (true, 6));
-        assert_eq!(
-            placements.hear(vec![moving(1, 5, 6)]),
-            [],
-            "what was left is not entered again"
-        );
-        assert_eq!(placements.hear(vec![segment(1, 6, SegmentState::Ready)]), []);
-        assert!(!placements.is_moving());
-    }
-
-    #[test]
-    fn a_place_without_a_target_is_left_for_any_other_and_reported_when_it_is() {
-        let mut placements = Placements::default();
-        let ready = |id| segment(id, 5, SegmentState::Ready);
-        assert_eq!(added(&placements.hear(vec![ready(1), ready(2)])), [5, 5]);
-        let key = |id| (SegmentId::from_u128(id), 5);
-        placements.taken(key(1), 0, 1);
-        placements.taken(key(2), 1, 1);
-        let actions = placements.hear(vec![to_be_left(1, 5), ready(2)]);
-        let placement = Placement { entry: 0, generation: 1, is_leaving: false };
-        assert_eq!(actions, [Action::Leave { key: key(1), placement }]);
-        placements.leaving(key(1));
-        assert!(placements.is_moving());
-        assert_eq!(placements.wanted_bytes(4 << 30, true, u64::MAX), None, "first the move");
-        assert!(!placements.report(0)[0].evacuated, "somebody may still be there");
-        placements.sweep(|entry, _| entry != 0);
-        let told = placements.report(1 << 30);
-        assert_eq!((told[0].evacuated, told[0].epoch, told[0].used_bytes), (true, 5, 0));
-        assert_eq!((told[1].evacuated, told[1].epoch), (false, 5));
-        assert_eq!(placements.hear(vec![to_be_left(1, 5), ready(2)]), [], "not entered again");
-        assert_eq!(placements.hear(vec![ready(2), ready(3)]).len(), 1, "and others still are");
-    }
-
-    #[test]
-    fn a_place_heard_of_only_when_it_shall_be_left_is_never_entered() {
-        let mut placements = Placements::default();
-        assert_eq!(placements.hear(vec![to_be_left(1, 5)]), []);
-        assert!(placements.report(0)[0].evacuated);
-    }
-
-    #[test]
-    fn a_controller_that_still_seeks_a_target_has_nothing_left() {
-        let mut placements = Placements::default();
-        placements.hear(vec![segment(1, 5, SegmentState::Ready)]);
-        placements.taken((SegmentId::from_u128(1), 5), 0, 1);
-        assert_eq!(placements.hear(vec![segment(1, 5, SegmentState::Moving)]), []);
-        assert!(!placements.report(0)[0].evacuated);
-    }
-
-    #[test]
-    fn what_the_controller_no_longer_names_is_left() {
-        let mut placements = Placements::default();
-        placements.hear(vec![segment(1, 5, SegmentState::Ready)]);
-        let key = (SegmentId::from_u128(1), 5);
-        placements.taken(key, 3, 2);
-        let placement = Placement { entry: 3, generation: 2, is_leaving: false };
-        assert_eq!(placements.hear(Vec::new()), [Action::Leave { key, placement }]);
-    }
-
-    #[test]
-    fn more_is_asked_for_before_what_there_is_runs_out_and_never_beyond_the_quota() {
-        let mut placements = Placements::default();
-        assert_eq!(placements.wanted_bytes(0, false, 100 << 20), Some(100 << 20));
-        placements.hear(vec![segment(1, 5, SegmentState::Ready)]);
-        let gib = 1 << 30;
-        assert_eq!(placements.wanted_bytes(100 << 20, false, u64::MAX), None);
-        assert_eq!(placements.wanted_bytes(900 << 20, false, u64::MAX), Some(gib));
-        assert_eq!(placements.wanted_bytes(0, true, gib + (64 << 20)), Some(64 << 20));
-        assert_eq!(placements.wanted_bytes(gib, true, gib), None);
-        placements.hear(vec![moving(1, 5, 6)]);
-        assert_eq!(placements.wanted_bytes(gib, true, u64::MAX), None, "first the move");
-    }
-
-    #[test]
-    fn memory_that_is_only_waited_for_is_not_asked_for_again() {
-        let mut placements = Placements::default();
-        let quota = 1 << 30;
-        let why = |node: &str| vec![format!("node {node} has not confirmed it")];
-        let pending = |id, node| ClientSegment {
-            waits_for: why(node),
-            ..segment(id, 5, SegmentState::Pending)
-        };
-        assert_eq!(placements.waits_for(), None);
-        placements.hear(vec![pending(1, "C"), pending(2, "D"), pending(3, "C")]);
-        assert_eq!(placements.wanted_bytes(100 << 20, false, quota), None);
-        assert_eq!(placements.wanted_bytes(0, true, u64::MAX), Some(3 << 30), "but more may be");
-        let told = "node C has not confirmed it; node D has not confirmed it";
-        assert_eq!(placements.waits_for().as_deref(), Some(told));
-        placements.hear(vec![segment(1, 5, SegmentState::Lost)]);
-        assert_eq!(
-            placements.wanted_bytes(0, false, quota),
-            Some(SEGMENT_MIN_BYTES),
-            "what is lost does not come"
-        );
-    }
-
-    #[test]
-    fn shares_of_what_is_far_add_up_to_it() {
-        let mut placements = Placements::default();
-        let all: Vec<_> = (1..=3).map(|id| segment(id, 5, SegmentState::Ready)).collect();
-        placements.hear(all);
-        let sum: u64 = placements.report(300 << 20).iter().map(|it| it.used_bytes).sum();
-        assert_eq!(sum, 300 << 20);
-        assert!(placements.report(u64::MAX).iter().all(|it| it.used_bytes == 1 << 30));
-    }
-}
+mod tests;

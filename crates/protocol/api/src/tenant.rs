@@ -25,6 +25,10 @@ pub struct Wish<'a> {
     pub rate_bytes_per_s: Option<u64>,
     /// Failure domains to avoid.
     pub avoid: &'a [String],
+    /// Whether it is for copies of what other segments of the program have.
+    pub apart: bool,
+    /// Whether less is of no use.
+    pub is_whole: bool,
     /// Whether it waits for memory that is on its way: a refusal that [`retry_after`] knows a time
     /// for is returned then. Else less is taken, if there is less.
     pub may_wait: bool,
@@ -65,7 +69,8 @@ impl Tenant {
         wish: Wish<'_>,
         mut fresh_id: impl FnMut() -> Result<SegmentId, E>,
     ) -> Result<Segment, E> {
-        let mut spec = SegmentSpec::of_client(self.id, wish.bytes);
+        let of_client = SegmentSpec::of_client(self.id, wish.bytes);
+        let mut spec = SegmentSpec { apart: wish.apart, ..of_client };
         if let Some(rate) = wish.rate_bytes_per_s {
             (spec.read_bytes_per_s, spec.write_bytes_per_s) = (rate, rate);
         }
@@ -84,7 +89,11 @@ impl Tenant {
                 Err(error) if wish.may_wait && retry_after(&error).is_some() => {
                     return Err(error.into());
                 }
-                Err(error) if is_no_room(&error) && spec.bytes / 2 >= PIECE_MIN_BYTES => {
+                Err(error)
+                    if is_no_room(&error)
+                        && !wish.is_whole
+                        && spec.bytes / 2 >= PIECE_MIN_BYTES =>
+                {
                     spec.bytes /= 2;
                 }
                 other => return Ok(other?),

@@ -10,15 +10,17 @@ mod spill;
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
-use farpool_api::placements::{Action, Placements, first_bytes};
+use farpool_api::placements::{Action, Piece, Placements, first_bytes};
 use farpool_api::tenant::{Tenant, Wish, best_address, retry_after};
-use farpool_api::{Access, ApiError, Client, ClientId, ClientSpec, Place, SegmentId};
+use farpool_api::{Access, ApiError, Client, ClientId, ClientSpec, Place, ProblemKind, SegmentId};
 use farpool_board::{BladeOffer, BladeRole, Board, Counter};
 use farpool_kernel::fill_random;
 use farpool_policy::RateLimit;
@@ -84,6 +86,11 @@ pub enum RackError {
          --allow-remote-tcp if the network is trusted"
     )]
     RemoteTcp { address: String },
+    #[error(
+        "{copies} copies need memory on as many failure domains of the rack, and there are too few \
+         with room: {error}; start nodes on more hosts, or ask for fewer copies (--redundancy)"
+    )]
+    TooFewDomains { copies: u8, error: ApiError },
     #[error("no random numbers for an id: {0}")]
     Random(std::io::Error),
     #[error("the thread that talks to the controller cannot be started: {0}")]
@@ -126,7 +133,8 @@ impl RackRun {
             tenant,
             board: Arc::clone(board),
             folder: directory.to_owned(),
-            placements: Placements::default(),
+            placements: Placements::new(options.redundancy.copies()),
+            copies: options.redundancy.copies(),
             quota_bytes: options.quota_bytes.unwrap_or(u64::MAX),
             rate_bytes_per_s: rack.rate_bytes_per_s,
             allow_remote_tcp: options.allow_remote_tcp || options.credentials.is_some(),
@@ -160,6 +168,8 @@ struct Agent {
     /// The run's folder.
     folder: PathBuf,
     placements: Placements,
+    /// Copies of what is far.
+    copies: u8,
     quota_bytes: u64,
     rate_bytes_per_s: Option<u64>,
     allow_remote_tcp: bool,
@@ -182,14 +192,11 @@ impl Agent {
     /// Gets the first memory, in several pieces if the rack has no single one.
     fn begin(&mut self, bytes: u64) -> Result<(), RackError> {
         let started = Instant::now();
-        let mut missing = bytes;
-        while missing > 0 {
-            missing = missing.saturating_sub(self.ask_first(missing, started)?);
-            if !self.may_ask_more() {
-                break;
-            }
+        match self.copies {
+            1 => self.begin_with(bytes, started)?,
+            copies => self.begin_apart(bytes / u64::from(copies), started)?,
         }
-        while RunBlades::new(&self.board).list().is_empty() {
+        while !self.placements.has_room_for(0) {
             let why = self.placements.waits_for();
             if started.elapsed() >= FIRST_WAIT {
                 return Err(RackError::NotReady { why: why.unwrap_or_else(|| NOBODY.to_owned()) });
@@ -198,6 +205,46 @@ impl Agent {
                 self.say(&format!("no far memory yet: {why}"));
             }
             self.exchange(BUSY_WAIT)?;
+            if self.copies > 1 {
+                self.release();
+                self.grow();
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks for so much, wherever it is.
+    fn begin_with(&mut self, bytes: u64, started: Instant) -> Result<(), RackError> {
+        let mut missing = bytes;
+        while missing > 0 {
+            let piece = Piece { bytes: missing, avoid: Vec::new(), avoid_first: Vec::new() };
+            missing = missing.saturating_sub(self.ask_first(&piece, started)?);
+            if !self.may_ask_more() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks for so much of each copy, on as many failure domains. It takes less, but no fewer
+    /// domains.
+    fn begin_apart(&mut self, bytes: u64, started: Instant) -> Result<(), RackError> {
+        while let Some(piece) = self.placements.piece_for(bytes) {
+            if let Err(error) = self.ask_first(&piece, started) {
+                if self.placements.has_copies() {
+                    break;
+                }
+                let copies = self.copies;
+                return Err(match error {
+                    RackError::Api(error) if error.is(ProblemKind::NoRoom) => {
+                        RackError::TooFewDomains { copies, error }
+                    }
+                    other => other,
+                });
+            }
+            if !self.may_ask_more() {
+                break;
+            }
         }
         Ok(())
     }
@@ -206,15 +253,14 @@ impl Agent {
     fn may_ask_more(&mut self) -> bool {
         // Reports without waiting: only the list of segments matters.
         let asked = self.exchange(Duration::ZERO);
-        asked.is_ok() && self.placements.wanted_bytes(0, true, u64::MAX).is_some()
+        asked.is_ok() && self.placements.wanted(0, true, u64::MAX).is_some()
     }
 
-    /// Asks for a segment of up to `bytes`, and again while memory of the rack is on its way back:
-    /// a node that was restarted is part of the rack again within seconds. Returns the bytes
-    /// granted.
-    fn ask_first(&mut self, bytes: u64, started: Instant) -> Result<u64, RackError> {
+    /// Asks for a piece, and again while memory of the rack is on its way back: a node that was
+    /// restarted is part of the rack again within seconds. Returns the bytes granted.
+    fn ask_first(&mut self, piece: &Piece, started: Instant) -> Result<u64, RackError> {
         loop {
-            let error = match self.ask_for(bytes, true) {
+            let error = match self.ask_for(piece, true) {
                 Err(error) if started.elapsed() < FIRST_WAIT => error,
                 other => return other,
             };
@@ -224,14 +270,27 @@ impl Agent {
         }
     }
 
-    /// Asks for a segment of up to `bytes`, or of no less while memory is on its way back, if the
-    /// program may wait for that. Returns the bytes granted.
-    fn ask_for(&mut self, bytes: u64, may_wait: bool) -> Result<u64, RackError> {
+    /// Asks for up to a piece, or for no less while memory is on its way back, if the program may
+    /// wait for that: all of it on a further failure domain, or else what there is where it is of
+    /// use. Returns the bytes granted.
+    fn ask_for(&mut self, piece: &Piece, may_wait: bool) -> Result<u64, RackError> {
         let since = *self.refused_since.get_or_insert_with(Instant::now);
         let may_wait = may_wait && since.elapsed() < WHOLE_WAIT;
-        let wish = Wish { bytes, rate_bytes_per_s: self.rate_bytes_per_s, avoid: &[], may_wait };
+        let (bytes, rate_bytes_per_s) = (piece.bytes, self.rate_bytes_per_s);
         let fresh_id = || Ok::<_, RackError>(SegmentId::from_u128(random()?));
-        let granted = self.tenant.ask(wish, fresh_id);
+        let ask = |avoid: &[String], is_whole: bool| {
+            let apart = self.copies > 1;
+            let wish = Wish { bytes, rate_bytes_per_s, avoid, apart, is_whole, may_wait };
+            self.tenant.ask(wish, fresh_id)
+        };
+        let apart = match piece.avoid_first.is_empty() {
+            true => None,
+            false => Some(ask(&[&piece.avoid[..], &piece.avoid_first[..]].concat(), true)),
+        };
+        let granted = match apart {
+            Some(Ok(granted)) => Ok(granted),
+            _ => ask(&piece.avoid, false),
+        };
         if granted.as_ref().err().and_then(pause_after).is_none() {
             self.refused_since = None;
         }
@@ -250,6 +309,7 @@ impl Agent {
                     std::thread::sleep(RETRY);
                 }
             }
+            self.release();
             self.grow();
             self.spill_if_stuck();
             self.unspill();
@@ -279,7 +339,14 @@ impl Agent {
             self.placements.lost().map(|lost| lost.place.node.clone()).collect();
         // Once for each node: the loss stays, and so do its reports.
         for node in lost.difference(&self.lost) {
-            say!("farpool: node {} has lost memory of this program", plain(node));
+            let node = plain(node);
+            match self.copies {
+                1 => say!("farpool: node {node} has lost memory of this program"),
+                _ => say!(
+                    "farpool: node {node} has lost memory of this program, of which there are \
+                     copies elsewhere"
+                ),
+            }
         }
         self.lost = lost;
         refused
@@ -308,11 +375,27 @@ impl Agent {
         pages.sum::<u64>().saturating_mul(farpool_units::PAGE_BYTES as u64)
     }
 
+    /// Gives back what is of no use any more, which only copies make possible.
+    fn release(&mut self) {
+        let header = self.board.header();
+        let reported = header.blades_reported.load(SeqCst);
+        let now = Instant::now();
+        self.placements.look(now, |entry| reported & 1 << entry != 0);
+        let degraded = self.board.processes().map(|slot| slot.get(Counter::DegradedSuperpages));
+        let has_all_copies = degraded.sum::<u64>() == 0;
+        for id in self.placements.to_release(now, has_all_copies) {
+            // What could not be released is tried again after the next report.
+            if let Err(error) = self.tenant.release(id) {
+                self.say(&format!("memory that is of no use cannot be given back: {error}"));
+            }
+        }
+    }
+
     /// Asks for more before the granted memory runs out.
     fn grow(&mut self) {
         let is_full = self.board.header().full_reported.load(Relaxed) != 0;
-        let wanted = self.placements.wanted_bytes(self.far_bytes(), is_full, self.quota_bytes);
-        let Some(bytes) = wanted.filter(|_| self.may_grow) else {
+        let wanted = self.placements.wanted(self.far_bytes(), is_full, self.quota_bytes);
+        let Some(piece) = wanted.filter(|_| self.may_grow) else {
             // The next need waits anew.
             self.refused_since = None;
             return;
@@ -320,7 +403,7 @@ impl Agent {
         if self.grow_after.is_some_and(|after| Instant::now() < after) {
             return;
         }
-        match self.ask_for(bytes, !is_full) {
+        match self.ask_for(&piece, !is_full) {
             Ok(_) => {
                 self.board.header().full_reported.store(0, Relaxed);
                 self.grow_after = Some(Instant::now() + BUSY_WAIT);
@@ -415,9 +498,18 @@ fn offer(place: &Place, epoch: u64, allow_remote_tcp: bool) -> Result<BladeOffer
     let rates = [place.read_bytes_per_s, place.write_bytes_per_s];
     Ok(BladeOffer {
         address: text,
+        domain: place.domain.as_deref().map(number_of_domain),
         grant: place.key.map(|key| (key.0, epoch)),
         limits: Some(rates.map(RateLimit::paced)),
     })
+}
+
+/// Returns a number for the name of a failure domain. Two names with one number, of 2^64, would
+/// count as one domain.
+fn number_of_domain(name: &str) -> NonZeroU64 {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    NonZeroU64::new(hasher.finish()).unwrap_or(NonZeroU64::MAX)
 }
 
 fn host_name() -> String {

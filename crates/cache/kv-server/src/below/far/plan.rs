@@ -110,7 +110,7 @@ impl Plan {
     /// Nothing is granted, and the pool has not been asked yet.
     pub fn new(wanted_bytes: u64) -> Self {
         Self {
-            placements: Placements::default(),
+            placements: Placements::new(1),
             segments: Vec::new(),
             wanted_bytes,
             is_joined: false,
