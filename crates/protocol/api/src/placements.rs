@@ -327,9 +327,15 @@ impl Placements {
         self.piece_for(granted.saturating_add(more))
     }
 
-    /// True if anything can be stored with all copies.
-    pub fn has_copies(&self) -> bool {
+    /// True if anything can be stored with all copies, now or once all grants are usable.
+    pub fn will_store(&self) -> bool {
         self.expected().storable_bytes() > 0
+    }
+
+    /// True if anything can be stored with all copies now.
+    pub fn can_store(&self) -> bool {
+        let has_placement = |it: &ClientSegment| self.placements.contains_key(&key_of(it));
+        self.domains(|it| is_usable(it.state) && has_placement(it)).storable_bytes() > 0
     }
 
     /// Returns the memory to ask for next, so that in the end `bytes` can be stored with all

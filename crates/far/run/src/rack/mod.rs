@@ -147,7 +147,8 @@ impl RackRun {
             lost: BTreeSet::new(),
             stop: Arc::clone(&run.stop),
         };
-        agent.begin(first_bytes(options.quota_bytes, local_bytes))?;
+        let quota_bytes = options.quota_bytes.map(|bytes| bytes / u64::from(agent.copies));
+        agent.begin(first_bytes(quota_bytes, local_bytes))?;
         let thread = std::thread::Builder::new().name("farpool-rack".into());
         thread.spawn(move || agent.keep_up()).map_err(RackError::Thread)?;
         Ok(run)
@@ -189,14 +190,14 @@ struct Agent {
 }
 
 impl Agent {
-    /// Gets the first memory, in several pieces if the rack has no single one.
+    /// Gets the first memory, so much of each copy, in several pieces if there is no single one.
     fn begin(&mut self, bytes: u64) -> Result<(), RackError> {
         let started = Instant::now();
         match self.copies {
             1 => self.begin_with(bytes, started)?,
-            copies => self.begin_apart(bytes / u64::from(copies), started)?,
+            _ => self.begin_apart(bytes, started)?,
         }
-        while !self.placements.has_room_for(0) {
+        while !self.placements.can_store() {
             let why = self.placements.waits_for();
             if started.elapsed() >= FIRST_WAIT {
                 return Err(RackError::NotReady { why: why.unwrap_or_else(|| NOBODY.to_owned()) });
@@ -231,7 +232,7 @@ impl Agent {
     fn begin_apart(&mut self, bytes: u64, started: Instant) -> Result<(), RackError> {
         while let Some(piece) = self.placements.piece_for(bytes) {
             if let Err(error) = self.ask_first(&piece, started) {
-                if self.placements.has_copies() {
+                if self.placements.will_store() {
                     break;
                 }
                 let copies = self.copies;

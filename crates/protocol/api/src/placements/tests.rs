@@ -205,6 +205,11 @@ fn copies_are_asked_for_on_other_domains() {
     assert_eq!(asked(&placements), piece(gib / 4 * 3, &[1], &[2]));
     placements.hear(vec![on(1, gib), on(2, gib)]);
     assert_eq!(asked(&placements), None);
+    assert!(placements.will_store() && !placements.can_store());
+    placements.taken(key_on(1), 0, 1);
+    assert!(!placements.can_store(), "one copy");
+    placements.taken(key_on(2), 1, 1);
+    assert!(placements.can_store());
     assert_eq!(placements.wanted(gib / 4, false, u64::MAX), None);
     // Twice as much: what is on both is of use, but other hosts are better.
     let more = placements.wanted(gib, false, u64::MAX);
