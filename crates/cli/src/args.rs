@@ -256,6 +256,10 @@ farpool blade --memory 8GiB --listen unix:///run/farpool/blade.sock --listen tcp
 pub struct BladeArgs {
     #[command(flatten)]
     pub settings: BladeSettings,
+    /// With --persist: end the process that serves this memory now, once all here is known to be in
+    /// order, and go on with what it lends; programs wait for that
+    #[arg(long)]
+    pub takeover: bool,
     /// Print the ready line as one JSON object
     #[arg(long)]
     pub json: bool,

@@ -1,9 +1,10 @@
 //! `farpool blade`: starts the blade's server, prints the ready line, waits for a signal.
 
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use farpool_blade::{BackingKind, BladeConfig, Past, Server, Serving};
+use farpool_blade::{BackingKind, BladeConfig, Past, Predecessor, Server, Serving};
 use farpool_wire::Address;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -15,10 +16,19 @@ use crate::config::UsageError;
 use crate::logging;
 use crate::values::{Backing, Persist, Size, Span};
 
+/// How often it is said that the process before has not ended yet: with `--persist=reboot` it
+/// writes its memory to the file first. It is waited for without limit: nobody else serves then.
+const TAKEOVER_STEP: Duration = Duration::from_secs(5);
+
 /// Serves until SIGINT or SIGTERM, then removes its socket files.
 pub fn main(args: &BladeArgs) -> anyhow::Result<u8> {
     let settings = &args.settings;
     let config = config(settings)?;
+    if args.takeover && config.persist.is_none() {
+        let how = "--takeover goes on with what outlives a process; give --persist, as the blade \
+                   that serves now was started with";
+        return Err(UsageError(how.into()).into());
+    }
     let addresses: Vec<Address> = settings.listen.iter().map(|at| at.0.clone()).collect();
     if addresses.is_empty() {
         let how = "no address to listen on; give --listen unix:///path.sock or tcp://ip:port";
@@ -30,6 +40,9 @@ pub fn main(args: &BladeArgs) -> anyhow::Result<u8> {
     // Caught before anything is set up, so that no signal can leave a socket file behind.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("signals cannot be watched")?;
     addresses.iter().filter_map(Address::socket_path).try_for_each(make_folder)?;
+    if args.takeover {
+        take_over(&config, &mut signals)?;
+    }
     let memory_bytes = config.memory_bytes;
     let serving = Server::bind(&addresses, config)?.serve()?;
     tell_past(serving.blade().past());
@@ -68,6 +81,26 @@ fn config(settings: &BladeSettings) -> Result<BladeConfig, UsageError> {
         config.threads = threads.into();
     }
     Ok(config)
+}
+
+/// Ends the process that serves the memory now, if there is one.
+fn take_over(config: &BladeConfig, signals: &mut Signals) -> anyhow::Result<()> {
+    let Some(before) = Predecessor::find(config)? else {
+        tracing::info!("nobody serves this memory; there is nothing to take over");
+        return Ok(());
+    };
+    let (pid, begun) = (before.pid(), Instant::now());
+    before.ask_to_end()?;
+    tracing::info!(pid, "the process that serves this memory is told to end");
+    while !before.has_ended(TAKEOVER_STEP)? {
+        if signals.pending().next().is_some() {
+            anyhow::bail!("stopped while process {pid} ends; nobody serves its memory then");
+        }
+        let waited_s = begun.elapsed().as_secs();
+        tracing::warn!(pid, waited_s, "the process before has not ended yet; waiting");
+    }
+    tracing::info!(pid, ended_after = ?begun.elapsed(), "goes on in its stead");
+    Ok(())
 }
 
 /// Creates the socket's folder if missing, as /run is empty after each boot.

@@ -15,6 +15,7 @@ mod kept;
 
 pub use grants::{CapacityError, Revoked};
 pub use kept::Past;
+pub(crate) use kept::check_successor;
 
 use crate::config::BladeConfig;
 use crate::donor_protection::DonorProtection;
@@ -106,6 +107,20 @@ pub struct BladeStat {
     pub clients: Vec<ClientUsage>,
 }
 
+/// The table's limits.
+fn limits_of(config: &BladeConfig) -> Limits {
+    Limits {
+        capacity_superpages: superpages_of(config.memory_bytes / SUPERPAGE_BYTES * SUPERPAGE_BYTES),
+        quota_default_superpages: superpages_of(config.quota_default_bytes),
+        quota_limit_superpages: superpages_of(config.quota_limit_bytes),
+        quota_stranger_superpages: superpages_of(config.quota_stranger_bytes()),
+        lease: config.lease,
+        clients: config.clients_limit,
+        segments: config.segments_limit,
+        require_grants: config.require_grants,
+    }
+}
+
 impl Blade {
     /// A blade without clients.
     ///
@@ -114,22 +129,12 @@ impl Blade {
     pub fn new(mut config: BladeConfig) -> io::Result<Blade> {
         config.pages_per_request = config.pages_per_request.clamp(1, PAGES_PER_FRAME_LIMIT);
         config.credits = config.credits.max(1);
-        let capacity_superpages =
-            superpages_of(config.memory_bytes / SUPERPAGE_BYTES * SUPERPAGE_BYTES);
+        let limits = limits_of(&config);
+        let capacity_superpages = limits.capacity_superpages;
         if capacity_superpages == 0 {
             let text = "a blade needs at least 16 MiB of memory to lend";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
-        let limits = Limits {
-            capacity_superpages,
-            quota_default_superpages: superpages_of(config.quota_default_bytes),
-            quota_limit_superpages: superpages_of(config.quota_limit_bytes),
-            quota_stranger_superpages: superpages_of(config.quota_stranger_bytes()),
-            lease: config.lease,
-            clients: config.clients_limit,
-            segments: config.segments_limit,
-            require_grants: config.require_grants,
-        };
         let capacity_bytes = u64::from(capacity_superpages) * SUPERPAGE_BYTES;
         let sources = Arc::new(Sources::new(config.connections_limit));
         let store = Store::open(&config.backing, capacity_bytes)?;

@@ -22,6 +22,7 @@ mod server;
 mod sources;
 mod sys;
 pub mod table;
+mod takeover;
 
 pub use blade::{Blade, BladeStat, CapacityError, Past, Revoked};
 pub use config::{BackingKind, BackingKindError, BladeConfig, Persist};
@@ -29,3 +30,4 @@ pub use farpool_wire::GrantKey;
 pub use memory::{SegmentMemory, Store};
 pub use server::{ServeError, Server, Serving, ShutdownHandle, SteppedServer};
 pub use table::{GrantError, GrantId, GrantSpec, GrantStat};
+pub use takeover::{Predecessor, TakeoverError};

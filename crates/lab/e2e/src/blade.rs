@@ -27,6 +27,7 @@ pub struct Blade {
 
 /// Memory that outlives a blade's process is a file here.
 const IN_MEMORY: &str = "/dev/shm";
+const TAKEOVER: &str = "--takeover";
 
 impl Blade {
     /// Starts a blade with this much memory (`512MiB`) that listens on a unix socket and on a
@@ -91,6 +92,18 @@ impl Blade {
         let farpool = Command::new(binaries::program("farpool"));
         let options = self.options.clone();
         *self = Blade::spawn(farpool, directory, &self.memory, &self.tcp, options);
+    }
+
+    /// Starts another process that takes the blade over while it serves. Returns the exit code of
+    /// the one before.
+    pub fn take_over(&mut self) -> Option<i32> {
+        let directory = std::mem::replace(&mut self.directory, spare_directory());
+        let farpool = Command::new(binaries::program("farpool"));
+        let options = [&self.options[..], &[TAKEOVER.to_owned()]].concat();
+        let mut next = Blade::spawn(farpool, directory, &self.memory, &self.tcp, options);
+        next.options.retain(|option| option != TAKEOVER);
+        let mut before = std::mem::replace(self, next);
+        before.child.wait().expect("a child").code()
     }
 
     /// The file that has its memory, if it is a [persistent](Blade::start_persistent) one.

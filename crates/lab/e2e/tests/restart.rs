@@ -3,11 +3,12 @@
 //!
 //! `FARPOOL_RESTARTS=1000 cargo test -p farpool-e2e --test restart` restarts as often as that.
 
+use std::process::Command;
 use std::time::Duration;
 
 use farpool_e2e::blade::{Blade, Transport};
 use farpool_e2e::run::{Door, Run, Running};
-use farpool_e2e::{PATIENCE, turn, wait_until};
+use farpool_e2e::{PATIENCE, binaries, turn, wait_until};
 
 const THREADS: usize = 2;
 const MEMORY: &str = "512MiB";
@@ -80,6 +81,33 @@ fn a_program_with_a_sidecar_outlives_restarts_of_its_blade_on_tcp() {
 fn forking_programs_outlive_restarts_of_their_blade() {
     let _turn = turn();
     outlives(Door::Usual, Transport::Unix, 3, "fork,discard,heap");
+}
+
+/// A successor is started beside the blade, ends it and goes on; it leaves alone what it could not
+/// go on with.
+#[test]
+fn a_program_outlives_takeovers_of_its_blade() {
+    let _turn = turn();
+    let mut blade = Blade::start_persistent(MEMORY);
+    let (running, end) =
+        checker(Door::Usual, &blade.address(Transport::Tcp), 5, "discard,heap,pipe,protect");
+    for _ in 0..restarts() / 2 {
+        wait_for_fetches(&running);
+        assert_eq!(blade.take_over(), Some(0), "the one before ends in good order");
+    }
+    let backing = format!("file:{}", blade.memory_file().display());
+    let mut small = Command::new(binaries::program("farpool"));
+    small.args(["blade", "--memory", "16MiB", "--listen", "tcp://127.0.0.1:0", "--takeover"]);
+    let refused = small.args(["--persist", "--backing", &backing]).output().expect("farpool");
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success(), "{said}");
+    let still = format!("process {} lends", blade.pid());
+    assert!(said.contains(&still) && said.contains("still serves"), "{said}");
+    wait_for_fetches(&running);
+    std::fs::write(end.path().join("end"), "").expect("a file");
+    let outcome = running.finish();
+    outcome.require_success().require_far();
+    assert_eq!(outcome.counter("lost"), 0, "{}", outcome.stderr);
 }
 
 /// Memory that was made anew has zeros where the program had pages: it is told, and ends.

@@ -4,14 +4,15 @@
 //! Pages need no care: their file has them from the moment that a client's bytes are received, and
 //! a write that was under way when the process ended was not answered. Its client sends it again.
 
-use super::{Blade, Memory, Store, backing, random};
+use super::{Blade, Memory, Store, backing, limits_of, random};
 use crate::config::{BackingKind, BladeConfig, Persist};
 use crate::journal::{Found, Journal, path_of};
-use crate::memory::SegmentMemory;
+use crate::memory::{SegmentMemory, identity_at};
 use crate::table::{Image, ImageError, Limits, Refused, Row, SegmentImage, Table};
 use farpool_units::SUPERPAGE_BYTES;
 use farpool_wire::SegmentId;
 use std::io;
+use std::path::Path;
 use std::sync::Arc;
 use thiserror::Error;
 
@@ -81,6 +82,27 @@ pub(super) fn open(config: &BladeConfig, store: &Store, limits: Limits) -> io::R
     let bytes = image.superpages() * SUPERPAGE_BYTES;
     let past = Past { starts: journal.starts(), clients, segments, bytes, loss };
     Ok(Kept { id: journal.blade_id(), table, journal: Some(journal), past })
+}
+
+/// Checks, while another process serves the memory in `path`, that a blade with this configuration
+/// could go on with what it lends. Returns what is in the way.
+pub(crate) fn check_successor(config: &BladeConfig, path: &Path) -> Result<(), String> {
+    let text = |error: io::Error| format!("{}: {error}", path.display());
+    let limits = limits_of(config);
+    let is_table = |image: &Image| Table::restore(limits, image, |_| Ok(())).map(|_: Table<()>| ());
+    let memory = identity_at(path).map_err(text)?;
+    let image = Journal::peek(&path_of(path), &memory, is_table).map_err(text)?;
+    let image = image?.ok_or("it keeps no table: it was started without --persist")?;
+    let outside = image
+        .segments()
+        .find(|segment| segment.places.values().any(|place| *place >= limits.capacity_superpages));
+    match outside {
+        None => Ok(()),
+        Some(segment) => {
+            let capacity_bytes = u64::from(limits.capacity_superpages) * SUPERPAGE_BYTES;
+            Err(RestoreError::Memory { segment: segment.row.id, capacity_bytes }.to_string())
+        }
+    }
 }
 
 fn restore(store: &Store, limits: Limits, image: &Image) -> Result<Table<Memory>, RestoreError> {

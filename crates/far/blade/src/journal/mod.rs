@@ -18,7 +18,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 pub(crate) use text::MemoryFile;
-use text::{Header, Line, Unusable};
+use text::{Header, Line, Past, Unusable};
 
 /// The table's file is written anew once it is longer than this, and than [`GROWTH`] times what it
 /// was when it was last written anew.
@@ -80,21 +80,10 @@ impl Journal {
         check: impl Fn(&Image) -> Result<(), ImageError>,
     ) -> io::Result<(Journal, Found)> {
         let boot = boot()?;
-        let past = match std::fs::read(&path) {
-            Ok(bytes) => text::read(&bytes),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => return Err(error),
+        let usable = match read(&path)? {
+            Ok(Some(_)) if is_memory_new => Err(Unusable::OtherMemory),
+            past => past.and_then(|past| usable(past, &memory, &boot, check)),
         };
-        let usable = past.and_then(|past| match past {
-            Some(_) if is_memory_new => Err(Unusable::OtherMemory),
-            Some(mut past) => {
-                past.check(&memory, &boot)?;
-                past.image.drop_unplaced();
-                check(&past.image)?;
-                Ok(Some(past))
-            }
-            None => Ok(None),
-        });
         let (blade_id, starts, found) = match usable {
             Ok(Some(past)) => {
                 (past.header.blade_id, past.header.starts + 1, Found::Image(past.image))
@@ -109,6 +98,21 @@ impl Journal {
         };
         let file = Mutex::new(write_anew(&path, &header, image)?);
         Ok((Journal { path, header, file, pending: Mutex::default() }, found))
+    }
+
+    /// Reads what a process keeps that still serves `memory`: nothing if it keeps no table, or why
+    /// that cannot be used.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn peek(
+        path: &Path,
+        memory: &MemoryFile,
+        check: impl Fn(&Image) -> Result<(), ImageError>,
+    ) -> io::Result<Result<Option<Image>, String>> {
+        let boot = boot()?;
+        let usable = read(path)?.and_then(|past| usable(past, memory, &boot, check));
+        Ok(usable.map(|past| Some(past?.image)).map_err(|unusable| unusable.to_string()))
     }
 
     /// The file.
@@ -198,6 +202,29 @@ impl JournalFile {
         self.unwritten.clear();
         Ok(())
     }
+}
+
+/// What a file says; nothing if there is none.
+fn read(path: &Path) -> io::Result<Result<Option<Past>, Unusable>> {
+    match std::fs::read(path) {
+        Ok(bytes) => Ok(text::read(&bytes)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Ok(None)),
+        Err(error) => Err(error),
+    }
+}
+
+/// What of it can be gone on with.
+fn usable(
+    past: Option<Past>,
+    memory: &MemoryFile,
+    boot: &str,
+    check: impl Fn(&Image) -> Result<(), ImageError>,
+) -> Result<Option<Past>, Unusable> {
+    let Some(mut past) = past else { return Ok(None) };
+    past.check(memory, boot)?;
+    past.image.drop_unplaced();
+    check(&past.image)?;
+    Ok(Some(past))
 }
 
 /// Replaces the file as a whole; an error leaves the old one.

@@ -23,6 +23,7 @@ use crate::sys::{Mapping, Slice};
 use crate::table::{Run, ScrubPart, SegmentImage};
 use farpool_kernel::{memfd_of, read_lock, write_lock};
 use farpool_units::{SUPERPAGE_BYTES, exactly};
+pub(crate) use pool::identity_at;
 use pool::{Pool, PoolSuperpage};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use std::any::Any;

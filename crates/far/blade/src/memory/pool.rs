@@ -140,6 +140,11 @@ fn open_or_make(path: &Path) -> io::Result<(OwnedFd, bool)> {
     Ok((rustix::fs::open(path, make, mode)?, true))
 }
 
+/// Which file or device is at this path.
+pub(crate) fn identity_at(path: &Path) -> io::Result<MemoryFile> {
+    identity_of(std::fs::File::open(path)?.as_fd())
+}
+
 /// A device is known by its number, a file by its inode.
 fn identity_of(file: BorrowedFd<'_>) -> io::Result<MemoryFile> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;

@@ -1,14 +1,15 @@
 //! How long a program stands still when the way to its blade fails and the blade lives: all flows
 //! die without a word and new ones work; one bit of a length is flipped; the port refuses for a
-//! second; or the blade's process is killed and started again with the same memory. A real program
-//! under `farpool run` touches pages all the time, most of them far, over TCP (through a proxy that
-//! makes the faults). Its longest pause after each fault is told; after a refusal or restart, what
-//! it lasts beyond that. Any wrong byte, or lost page, ends the measurement with an error.
+//! second; or the blade's process is killed and started again, or taken over, with the same memory.
+//! A real program under `farpool run` touches pages all the time, most of them far, over TCP
+//! (through a proxy that makes the faults). Its longest pause after each fault is told; after a
+//! refusal or restart, what it lasts beyond that. Any wrong byte, or lost page, ends the
+//! measurement with an error.
 //!
 //!     cargo bench -p farpool-bench --bench network_faults -- [TRIALS] [FAULT...] [--json]
 //!
-//! FAULT is dead-flows, flipped-length, refused-port, restarted-blade, killed-blade or
-//! stopped-blade; all of them by default.
+//! FAULT is dead-flows, flipped-length, refused-port, restarted-blade, taken-over-blade,
+//! killed-blade or stopped-blade; all of them by default.
 //!
 //! The bar of the project: at most 1 s at p99.
 

@@ -39,6 +39,8 @@ pub(crate) enum NetworkFault {
     RefusedPort,
     /// The blade is killed and started again with the same memory.
     RestartedBlade,
+    /// Another process takes the blade over while it serves.
+    TakenOverBlade,
     /// One of three blades is killed; the program has two copies.
     KilledBlade,
     /// Such a blade is stopped, and says nothing any more.
@@ -56,11 +58,12 @@ pub(crate) struct Pauses {
 }
 
 impl NetworkFault {
-    pub(crate) const ALL: [NetworkFault; 6] = [
+    pub(crate) const ALL: [NetworkFault; 7] = [
         NetworkFault::DeadFlows,
         NetworkFault::FlippedLength,
         NetworkFault::RefusedPort,
         NetworkFault::RestartedBlade,
+        NetworkFault::TakenOverBlade,
         NetworkFault::KilledBlade,
         NetworkFault::StoppedBlade,
     ];
@@ -71,6 +74,7 @@ impl NetworkFault {
             NetworkFault::FlippedLength => "one bit of a length flips",
             NetworkFault::RefusedPort => "the port refuses for 1 s: beyond that",
             NetworkFault::RestartedBlade => "the blade is killed and restarted: beyond its start",
+            NetworkFault::TakenOverBlade => "the blade is taken over by another process",
             NetworkFault::KilledBlade => "one of 3 blades is killed, 2 copies",
             NetworkFault::StoppedBlade => "one of 3 blades is stopped, 2 copies",
         }
@@ -83,6 +87,7 @@ impl NetworkFault {
             NetworkFault::FlippedLength => "flipped-length",
             NetworkFault::RefusedPort => "refused-port",
             NetworkFault::RestartedBlade => "restarted-blade",
+            NetworkFault::TakenOverBlade => "taken-over-blade",
             NetworkFault::KilledBlade => "killed-blade",
             NetworkFault::StoppedBlade => "stopped-blade",
         }
@@ -105,6 +110,7 @@ impl NetworkFault {
                 return monotonic_ns();
             }
             NetworkFault::RestartedBlade
+            | NetworkFault::TakenOverBlade
             | NetworkFault::KilledBlade
             | NetworkFault::StoppedBlade => {
                 unreachable!("it is no fault of the network")
@@ -127,7 +133,7 @@ pub(crate) fn measure(fault: NetworkFault, trials: usize) -> anyhow::Result<Paus
     if let NetworkFault::KilledBlade | NetworkFault::StoppedBlade = fault {
         return copies::measure(fault, trials);
     }
-    if fault == NetworkFault::RestartedBlade {
+    if matches!(fault, NetworkFault::RestartedBlade | NetworkFault::TakenOverBlade) {
         return restarts(fault, trials);
     }
     let blade = Blade::start_with("256MiB", &["--lease", LEASE]);
@@ -150,7 +156,7 @@ pub(crate) fn measure(fault: NetworkFault, trials: usize) -> anyhow::Result<Paus
     pauses(&running, &from_ns, calm_from_ns)
 }
 
-/// Measures one program whose blade is killed and started again so often.
+/// Measures one program whose blade's process is replaced so often.
 fn restarts(fault: NetworkFault, trials: usize) -> anyhow::Result<Pauses> {
     let mut blade = Blade::start_persistent("256MiB");
     let mut running = start(Run::far(LOCAL).blade(&blade.address(Transport::Tcp)))?;
@@ -160,17 +166,23 @@ fn restarts(fault: NetworkFault, trials: usize) -> anyhow::Result<Pauses> {
     let mut from_ns = Vec::with_capacity(trials);
     for number in 0..trials {
         std::thread::sleep(Duration::from_millis(random.below(SPREAD_MS).into()));
-        let killed_ns = monotonic_ns();
-        blade.restart(libc::SIGKILL);
+        let begun_ns = monotonic_ns();
+        let is_takeover = fault == NetworkFault::TakenOverBlade;
+        if is_takeover {
+            ensure!(blade.take_over() == Some(0), "the process before failed");
+        } else {
+            blade.restart(libc::SIGKILL);
+        }
         let ready_ns = monotonic_ns();
-        observe(&mut running, ready_ns)?;
-        from_ns.push(ready_ns);
-        let longest_ms = longest_ms(&touches(&running), ready_ns);
+        let counted_ns = if is_takeover { begun_ns } else { ready_ns };
+        observe(&mut running, counted_ns)?;
+        from_ns.push(counted_ns);
+        let longest_ms = longest_ms(&touches(&running), counted_ns);
         eprintln!(
             "{}: {} of {trials}: {longest_ms:.0} ms; its start took {} ms",
             fault.name(),
             number + 1,
-            (ready_ns - killed_ns) / 1_000_000
+            (ready_ns - begun_ns) / 1_000_000
         );
     }
     pauses(&running, &from_ns, calm_from_ns)
