@@ -156,7 +156,7 @@ pub struct ClientSegment {
 pub struct Place {
     /// The node.
     pub node: String,
-    /// The failure domain that its memory is in, if that is not the node alone.
+    /// The failure domain that its memory is in; absent without a topology: then it is the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub domain: Option<String>,
     /// Its blade's addresses, best first.
@@ -240,8 +240,8 @@ pub struct SegmentSpec {
     /// It may consist of several pieces of its brick.
     #[serde(default)]
     pub may_split: bool,
-    /// It has copies of what other segments of its client have: it is moved to a failure domain
-    /// with none of these, if there is one with room, even if `avoid` has it.
+    /// It has copies of what other segments of its client have: it is moved to failure domains with
+    /// none of these only, if need be to one that `avoid` has.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub apart: bool,
 }

@@ -40,19 +40,15 @@ impl State {
         Ok(Outcome::Task(task))
     }
 
-    /// Returns the failure domains to avoid in a move, and those to avoid if that cannot be, and so
-    /// on. With copies elsewhere it matters more to keep away from these than to heed what was to
-    /// be avoided at first, unless that is an order (`must_avoid`).
+    /// Returns the failure domains to avoid in a move, and those to avoid if that cannot be. Beside
+    /// its copies a segment would be of no use, which matters more than what was to be avoided at
+    /// first, unless that is an order (`must_avoid`).
     fn ways_out(&self, id: SegmentId, avoid: &[String], must_avoid: bool) -> Vec<Vec<DomainId>> {
         let domain = |name: &str| self.rack.graph().domain(name);
         let avoid: Vec<_> = avoid.iter().filter_map(|name| domain(name)).collect();
         let apart: Vec<_> = self.domains_of_copies(id).into_iter().filter_map(domain).collect();
-        if apart.is_empty() {
-            return vec![avoid];
-        }
         let mut ways = vec![[&avoid[..], &apart[..]].concat()];
-        ways.extend((!must_avoid).then_some(apart));
-        ways.push(avoid);
+        ways.extend((!must_avoid && !apart.is_empty()).then_some(apart));
         ways
     }
 

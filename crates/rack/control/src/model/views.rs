@@ -95,7 +95,8 @@ impl State {
 
     fn place(&self, segment: &SegmentRecord, place: &GrantRecord, key: Option<Key>) -> Place {
         let addresses = self.nodes.get(&place.node).map(|node| node.record.spec.addresses.clone());
-        let domain = self.domain_of(place).filter(|name| *name != place.node);
+        // Without a topology each node is one, under its own name.
+        let domain = self.domain_of(place).filter(|_| self.topology.is_some());
         Place {
             node: place.node.clone(),
             domain: domain.map(str::to_owned),
