@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 
+use farpool_api::placements::Reach;
 use farpool_board::{BLADE_ENTRIES, BladeOffer, BladeRole, Board, Sealing, address_fits};
 use farpool_wire::Address;
 
@@ -22,8 +23,22 @@ pub struct BladeUse {
     pub is_leaving: bool,
     /// Processes that may still have pages there.
     pub processes: usize,
+    /// Processes that follow the table and have none there: they have left the blade, or could not
+    /// connect to it.
+    pub without: usize,
     /// Some of them find no room elsewhere.
     pub is_stuck: bool,
+}
+
+impl BladeUse {
+    /// Which processes use it, as placements see it.
+    pub(crate) fn reach(&self) -> Reach {
+        match (self.processes, self.without) {
+            (_, 0) => Reach::All,
+            (0, _) => Reach::Nobody,
+            _ => Reach::Some,
+        }
+    }
 }
 
 /// Why the blades of a run cannot be changed.
@@ -60,16 +75,17 @@ impl<'a> RunBlades<'a> {
         let used = used.filter_map(|(entry, blade)| Some((entry, blade?)));
         used.map(|(entry, blade)| {
             let is_leaving = blade.role == BladeRole::Leaving;
-            let (mut processes, mut is_stuck) = (0, false);
+            let (mut processes, mut without, mut is_stuck) = (0, 0, false);
             for slot in self.board.processes() {
                 let followed = slot.blades_version.load(SeqCst);
                 let has_left =
                     followed >= blades.version && slot.blades_left.load(Acquire) & 1 << entry != 0;
                 processes += usize::from(followed != 0 && !has_left);
+                without += usize::from(followed != 0 && has_left);
                 is_stuck |= is_leaving && slot.blades_stuck.load(Acquire) & 1 << entry != 0;
             }
             let (generation, address) = (blade.generation, blade.address);
-            BladeUse { entry, generation, address, is_leaving, processes, is_stuck }
+            BladeUse { entry, generation, address, is_leaving, processes, without, is_stuck }
         })
         .collect()
     }

@@ -20,8 +20,11 @@ use domains::Domains;
 
 /// Smallest segment to ask for: less is not worth a request.
 const SEGMENT_MIN_BYTES: u64 = 512 << 20;
-/// Most segments that a run asks for by itself; the other entries of the board are for moves.
+/// Most segments that a run asks for by itself; the other entries of the board are for moves, and
+/// for places whose blades are away.
 const SEGMENTS_LIMIT: usize = 6;
+/// Most entries; more are not asked for.
+pub const ENTRIES_LIMIT: usize = 8;
 /// More is asked for when less than this share of the granted memory is free.
 const FREE_PART: u64 = 4;
 /// More is also asked for below this much free: growth must not outrun the next answer.
@@ -33,9 +36,9 @@ const AWAY_PATIENCE: Duration = Duration::from_secs(1);
 /// A place that was granted and did not become usable for this long is given back: its node may
 /// have died just before.
 const NEVER_READY_LIMIT: Duration = Duration::from_secs(5);
-/// A place whose blade cannot be reached for this long is given back, once all copies are
-/// elsewhere: a controller takes as long to believe that a node is lost.
-const AWAY_LIMIT: Duration = Duration::from_secs(30);
+/// A place that no process has used for this long because its blade is away is given back: a
+/// controller takes as long to believe that a node is lost.
+const UNUSED_LIMIT: Duration = Duration::from_secs(30);
 
 /// A segment at an epoch.
 pub type PlaceKey = (SegmentId, u64);
@@ -70,6 +73,17 @@ pub enum Action {
     },
 }
 
+/// Which processes use a place. Those whose blade is lost leave it, and what they had there.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reach {
+    /// All that may.
+    All,
+    /// Some only.
+    Some,
+    /// None of them.
+    Nobody,
+}
+
 /// Memory to ask for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Piece {
@@ -89,9 +103,11 @@ pub struct Placements {
     placements: BTreeMap<PlaceKey, Placement>,
     /// Places that all processes have left.
     left: BTreeSet<PlaceKey>,
-    /// Places whose blades cannot be reached, or that are not usable yet, and since when.
+    /// Places that not all processes use, or that are not usable yet, and since when.
     away: BTreeMap<PlaceKey, Instant>,
-    /// Those among them that are to be replaced.
+    /// Places that no process uses, and since when.
+    unused: BTreeMap<PlaceKey, Instant>,
+    /// Those among the first that are to be replaced.
     gone: BTreeSet<PlaceKey>,
     segments: Vec<ClientSegment>,
 }
@@ -106,6 +122,7 @@ impl Placements {
             placements: BTreeMap::new(),
             left: BTreeSet::new(),
             away: BTreeMap::new(),
+            unused: BTreeMap::new(),
             gone: BTreeSet::new(),
             segments: Vec::new(),
         }
@@ -184,37 +201,43 @@ impl Placements {
         self.copies > 1 && is_over
     }
 
-    /// Takes in which places' blades cannot be reached, by the numbers of their placements. Without
-    /// copies nothing replaces a place.
-    pub fn look(&mut self, now: Instant, is_away: impl Fn(usize) -> bool) {
+    /// Takes in which processes use each place, by the numbers of their placements. Without copies
+    /// nothing replaces a place.
+    pub fn look(&mut self, now: Instant, reach: impl Fn(usize) -> Reach) {
         if self.copies == 1 {
             return;
         }
-        let away = self.placements.iter().filter(|(_, placement)| is_away(placement.entry));
-        let away = away.map(|(key, _)| *key);
+        let since = |map: &BTreeMap<PlaceKey, Instant>, key| map.get(&key).copied().unwrap_or(now);
+        let placed = |is_it: fn(Reach) -> bool| {
+            let all = self.placements.iter();
+            let all = all.filter(move |(_, placement)| !placement.is_leaving);
+            all.filter(|(_, it)| is_it(reach(it.entry))).map(|(key, _)| *key).collect::<Vec<_>>()
+        };
+        let (away, unused) = (placed(|it| it != Reach::All), placed(|it| it == Reach::Nobody));
         let pending = self.segments.iter().filter(|it| it.state == SegmentState::Pending);
         // After a restart of the controller those with data wait for their nodes, too.
         let pending = pending.map(key_of).filter(|key| !self.placements.contains_key(key));
-        let since = |key| (key, self.away.get(&key).copied().unwrap_or(now));
-        self.away = away.chain(pending).map(since).collect();
-        let is_gone = |since: Instant| now.saturating_duration_since(since) >= AWAY_PATIENCE;
-        let gone = self.away.iter().filter(|(_, since)| is_gone(**since));
+        let away = away.into_iter().chain(pending);
+        self.away = away.map(|key| (key, since(&self.away, key))).collect();
+        self.unused = unused.into_iter().map(|key| (key, since(&self.unused, key))).collect();
+        let gone = self.away.iter().filter(|(_, since)| is_over_for(**since, now, AWAY_PATIENCE));
         self.gone = gone.map(|(key, _)| *key).collect();
     }
 
-    /// Returns the segments to be given back: their memory is lost, or their blade has not been
-    /// reached for long, and all copies are elsewhere (`has_all_copies`).
-    pub fn to_release(&self, now: Instant, has_all_copies: bool) -> Vec<SegmentId> {
-        let is_useless = |segment: &&ClientSegment| {
-            let since = self.away.get(&key_of(segment));
-            let away_for = since.map(|since| now.saturating_duration_since(*since));
-            let is_away = |limit| away_for.is_some_and(|time| time >= limit);
-            match segment.state {
-                SegmentState::Lost => true,
-                SegmentState::Pending => is_away(NEVER_READY_LIMIT),
-                SegmentState::Ready | SegmentState::Moving => has_all_copies && is_away(AWAY_LIMIT),
-                SegmentState::Releasing => false,
+    /// Returns the segments to be given back: their memory is lost, or nobody has used it for long
+    /// because its blade is away, or it never became usable.
+    pub fn to_release(&self, now: Instant) -> Vec<SegmentId> {
+        let is_in = |map: &BTreeMap<PlaceKey, Instant>, segment: &ClientSegment, limit| {
+            map.get(&key_of(segment)).is_some_and(|since| is_over_for(*since, now, limit))
+        };
+        let is_useless = |segment: &&ClientSegment| match segment.state {
+            SegmentState::Lost => true,
+            SegmentState::Releasing => false,
+            // Its node may have died just before it was granted.
+            SegmentState::Pending if !self.placements.contains_key(&key_of(segment)) => {
+                is_in(&self.away, segment, NEVER_READY_LIMIT)
             }
+            _ => is_in(&self.unused, segment, UNUSED_LIMIT),
         };
         let useless = self.segments.iter().filter(|_| self.copies > 1).filter(is_useless);
         useless.map(|segment| segment.id).collect()
@@ -259,15 +282,16 @@ impl Placements {
     }
 
     /// The sizes of the failure domains of segments that count.
-    fn domains(&self, counts: impl Fn(&ClientSegment) -> bool) -> Domains {
-        let is_there = |segment: &ClientSegment| !self.gone.contains(&key_of(segment));
+    fn domains(&self, counts: impl Fn(&ClientSegment) -> bool) -> Domains<'_> {
+        let is_there =
+            |segment: &ClientSegment| !named_by(segment).any(|it| self.gone.contains(&it));
         let all = self.segments.iter().filter(|segment| is_there(segment) && counts(segment));
         Domains::of(all.map(|segment| &segment.place), self.copies)
     }
 
     /// The domains of all segments that can be used, or will be: after a restart of the controller,
     /// for example, all wait for their nodes.
-    fn expected(&self) -> Domains {
+    fn expected(&self) -> Domains<'_> {
         self.domains(|it| it.state == SegmentState::Pending || is_usable(it.state))
     }
 
@@ -320,10 +344,13 @@ impl Placements {
         let room = (quota_bytes / u64::from(self.copies)).saturating_sub(granted);
         let reserve = (granted / FREE_PART).max(FREE_MIN_BYTES);
         let is_short = is_full || far_bytes.saturating_add(reserve) > granted;
-        let may_ask = self.entries_used() < SEGMENTS_LIMIT && !self.is_moving() && room > 0;
+        // First the move, unless copies wait for what is asked for.
+        let may_ask = (!self.is_moving() || !self.gone.is_empty()) && self.has_entry() && room > 0;
+        // With copies, what the program has may be more than has room.
         let missing = far_bytes.saturating_add(reserve).saturating_sub(granted);
-        let more = granted.max(SEGMENT_MIN_BYTES).max(missing).min(room);
-        let more = (is_short && may_ask).then_some(more)?;
+        let more = granted.max(SEGMENT_MIN_BYTES);
+        let more = if self.copies == 1 { more } else { more.max(missing) };
+        let more = (is_short && may_ask).then_some(more.min(room))?;
         self.piece_for(granted.saturating_add(more))
     }
 
@@ -348,12 +375,26 @@ impl Placements {
         Some(piece)
     }
 
-    /// The entries that are taken, or will be.
-    fn entries_used(&self) -> usize {
-        let will = self.segments.iter().filter(|segment| !self.is_over(segment));
-        let will = will.map(key_of);
-        self.placements.keys().copied().chain(will).collect::<BTreeSet<_>>().len()
+    /// True if there is an entry for one more segment.
+    fn has_entry(&self) -> bool {
+        let will = self.segments.iter().filter(|segment| !self.is_over(segment)).map(key_of);
+        let all: BTreeSet<_> = self.placements.keys().copied().chain(will).collect();
+        let there = all.iter().filter(|key| !self.gone.contains(key));
+        there.count() < SEGMENTS_LIMIT && all.len() < ENTRIES_LIMIT
     }
+
+    /// True if a place that was granted for this piece is of use: it is on another failure domain
+    /// than those to be avoided, as the client sees them.
+    pub fn is_of_use(&self, place: &Place, piece: &Piece) -> bool {
+        let is_avoided =
+            |it: &&ClientSegment| piece.avoid.iter().any(|name| name == it.place.failure_domain());
+        let mut avoided = self.segments.iter().filter(is_avoided);
+        !avoided.any(|it| Domains::fail_together(&it.place, place))
+    }
+}
+
+fn is_over_for(since: Instant, now: Instant, time: Duration) -> bool {
+    now.saturating_duration_since(since) >= time
 }
 
 /// Returns what a run asks for at its start: all of its quota, or a first part.

@@ -108,6 +108,8 @@ pub struct Follower {
     born: Instant,
     /// Made when something has to be moved for the first time.
     mover: OnceLock<Mover<'static>>,
+    /// The generation of each entry that this process was connected to, or has tried to be.
+    tried: [u32; BLADE_ENTRIES],
     /// Entries that are not tried again before this time.
     later: [Option<Instant>; BLADE_ENTRIES],
     /// The last error of each entry, so that it is reported once.
@@ -132,6 +134,7 @@ impl Follower {
             known,
             born: Instant::now(),
             mover: OnceLock::new(),
+            tried: [0; BLADE_ENTRIES],
             later: [None; BLADE_ENTRIES],
             said: [const { None }; BLADE_ENTRIES],
             stuck: 0,
@@ -178,10 +181,13 @@ impl Follower {
     }
 
     fn connect_to(&mut self, at: usize, blade: &BladeSettings) {
+        let is_new = self.tried[at] != blade.generation;
         // A host that is gone lets a connection wait for the deadline: copies come first.
-        if self.makes_copies || self.later[at].is_some_and(|later| Instant::now() < later) {
+        let waits = || self.makes_copies || self.later[at].is_some_and(|it| Instant::now() < it);
+        if !is_new && waits() {
             return;
         }
+        self.tried[at] = blade.generation;
         match add(self.core, &self.core.pool, entry_index(at), blade, false) {
             Ok(()) => {
                 self.known.entries[at] = Some(blade.clone());
@@ -289,7 +295,8 @@ impl Follower {
                 && self.core.pool.superpages_on(lost.blade) == 0
                 && self.core.pool.remove_blade(lost.blade).is_ok()
             {
-                self.known.entries[at] = None;
+                let known = self.known.entries[at].take();
+                self.tried[at] = known.map_or(0, |blade| blade.generation);
                 self.later[at] = Some(Instant::now() + RETRY);
             }
         }

@@ -18,15 +18,17 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::{Duration, Instant};
 
-use farpool_api::placements::{Action, Piece, Placements, first_bytes};
+use farpool_api::placements::{Action, ENTRIES_LIMIT, Piece, Placements, Reach, first_bytes};
 use farpool_api::tenant::{Tenant, Wish, best_address, retry_after};
-use farpool_api::{Access, ApiError, Client, ClientId, ClientSpec, Place, ProblemKind, SegmentId};
-use farpool_board::{BladeOffer, BladeRole, Board, Counter};
+use farpool_api::{
+    Access, ApiError, Client, ClientId, ClientSpec, Place, ProblemKind, Segment, SegmentId,
+};
+use farpool_board::{BLADE_ENTRIES, BladeOffer, BladeRole, Board, Counter};
 use farpool_kernel::fill_random;
 use farpool_policy::RateLimit;
 use farpool_units::plain;
 
-use crate::blades::RunBlades;
+use crate::blades::{BladeUse, RunBlades};
 use crate::say::say;
 use crate::{LocalLimit, PERCENT_FLOOR_BYTES, RunOptions};
 use spill::Spill;
@@ -51,6 +53,8 @@ const NOBODY: &str = "nobody has memory to lend";
 /// How long memory without room elsewhere waits for a controller to find a place before it is
 /// spilled.
 const STUCK_PATIENCE: Duration = Duration::from_secs(2);
+
+const _: () = assert!(BLADE_ENTRIES == ENTRIES_LIMIT);
 
 /// Longest name of a program at a rack, in bytes; of a longer one the end is given.
 const NAME_LIMIT_BYTES: usize = 256;
@@ -140,6 +144,7 @@ impl RackRun {
             allow_remote_tcp: options.allow_remote_tcp || options.credentials.is_some(),
             refused_since: None,
             grow_after: None,
+            release_after: None,
             may_grow: true,
             stuck_since: None,
             spill: Spill::new(directory, &rack.spill_directory),
@@ -178,6 +183,8 @@ struct Agent {
     refused_since: Option<Instant>,
     /// When the rack may be asked for more again.
     grow_after: Option<Instant>,
+    /// When memory may be given back again, after a refusal.
+    release_after: Option<Instant>,
     /// Whether more would be of use: not once a place was granted that this program may not use.
     may_grow: bool,
     stuck_since: Option<Instant>,
@@ -272,11 +279,30 @@ impl Agent {
     }
 
     /// Asks for up to a piece, or for no less while memory is on its way back, if the program may
-    /// wait for that: all of it on a further failure domain, or else what there is where it is of
-    /// use. Returns the bytes granted.
+    /// wait for that. Returns the bytes granted.
     fn ask_for(&mut self, piece: &Piece, may_wait: bool) -> Result<u64, RackError> {
         let since = *self.refused_since.get_or_insert_with(Instant::now);
         let may_wait = may_wait && since.elapsed() < WHOLE_WAIT;
+        let mut piece = piece.clone();
+        let granted = loop {
+            match self.ask_once(&piece, may_wait) {
+                // The controller cannot tell that two nodes have one host.
+                Ok(granted) if !self.placements.is_of_use(&granted.place, &piece) => {
+                    self.tenant.release(granted.id)?;
+                    piece.avoid.push(granted.place.failure_domain().to_owned());
+                }
+                other => break other,
+            }
+        };
+        if granted.as_ref().err().and_then(pause_after).is_none() {
+            self.refused_since = None;
+        }
+        Ok(granted?.place.bytes)
+    }
+
+    /// Asks for all of a piece on a further failure domain, or else for what there is where it is
+    /// of use.
+    fn ask_once(&self, piece: &Piece, may_wait: bool) -> Result<Segment, RackError> {
         let (bytes, rate_bytes_per_s) = (piece.bytes, self.rate_bytes_per_s);
         let fresh_id = || Ok::<_, RackError>(SegmentId::from_u128(random()?));
         let ask = |avoid: &[String], is_whole: bool| {
@@ -288,14 +314,10 @@ impl Agent {
             true => None,
             false => Some(ask(&[&piece.avoid[..], &piece.avoid_first[..]].concat(), true)),
         };
-        let granted = match apart {
+        match apart {
             Some(Ok(granted)) => Ok(granted),
             _ => ask(&piece.avoid, false),
-        };
-        if granted.as_ref().err().and_then(pause_after).is_none() {
-            self.refused_since = None;
         }
-        Ok(granted?.place.bytes)
     }
 
     fn keep_up(mut self) {
@@ -378,15 +400,17 @@ impl Agent {
 
     /// Gives back what is of no use any more, which only copies make possible.
     fn release(&mut self) {
-        let header = self.board.header();
-        let reported = header.blades_reported.load(SeqCst);
-        let now = Instant::now();
-        self.placements.look(now, |entry| reported & 1 << entry != 0);
-        let degraded = self.board.processes().map(|slot| slot.get(Counter::DegradedSuperpages));
-        let has_all_copies = degraded.sum::<u64>() == 0;
-        for id in self.placements.to_release(now, has_all_copies) {
-            // What could not be released is tried again after the next report.
+        let (now, entries) = (Instant::now(), RunBlades::new(&self.board).list());
+        self.placements.look(now, |entry| {
+            let entry = entries.iter().find(|it| it.entry == entry);
+            entry.map_or(Reach::All, BladeUse::reach)
+        });
+        if self.release_after.is_some_and(|after| now < after) {
+            return;
+        }
+        for id in self.placements.to_release(now) {
             if let Err(error) = self.tenant.release(id) {
+                self.release_after = Some(now + GROW_RETRY);
                 self.say(&format!("memory that is of no use cannot be given back: {error}"));
             }
         }

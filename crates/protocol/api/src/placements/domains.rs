@@ -1,48 +1,52 @@
 //! How much can be stored with all copies, each on another failure domain; pure.
 
-use std::collections::HashMap;
-
 use farpool_wire::FailureDomain;
 
 use super::Piece;
 use crate::Place;
 use crate::tenant::best_address;
 
-/// What fails together, as the client's own pool tells domains apart.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
-enum Domain {
-    Named(String),
-    Of(FailureDomain),
-    Node(String),
+/// What a place fails with: its domain at the controller, and what the client's own pool takes for
+/// one, by its address.
+fn domains_of(place: &Place) -> (&str, Option<FailureDomain>) {
+    (place.failure_domain(), best_address(place).map(|address| address.failure_domain()))
 }
 
-impl Domain {
-    fn of(place: &Place) -> Self {
-        match (&place.domain, best_address(place)) {
-            (Some(name), _) => Self::Named(name.clone()),
-            (None, Some(address)) => Self::Of(address.failure_domain()),
-            (None, None) => Self::Node(place.node.clone()),
-        }
-    }
+/// The granted memory of one failure domain.
+#[derive(Debug)]
+struct Sized<'a> {
+    bytes: u64,
+    places: Vec<&'a Place>,
 }
 
 /// The granted memory on each failure domain.
 #[derive(Debug)]
-pub(super) struct Domains {
+pub(super) struct Domains<'a> {
     copies: u8,
-    /// The bytes of each, and its names at the controller.
-    sizes: HashMap<Domain, (u64, Vec<String>)>,
+    all: Vec<Sized<'a>>,
 }
 
-impl Domains {
-    pub(super) fn of<'a>(places: impl Iterator<Item = &'a Place>, copies: u8) -> Self {
-        let mut sizes = HashMap::<Domain, (u64, Vec<String>)>::new();
+impl<'a> Domains<'a> {
+    pub(super) fn of(places: impl Iterator<Item = &'a Place>, copies: u8) -> Self {
+        let mut all: Vec<Sized<'_>> = Vec::new();
         for place in places {
-            let (bytes, names) = sizes.entry(Domain::of(place)).or_default();
-            *bytes += place.bytes;
-            names.push(place.failure_domain().to_owned());
+            let is_its = |domain: &mut Sized<'_>| {
+                domain.places.iter().any(|it| Self::fail_together(it, place))
+            };
+            let mut merged = Sized { bytes: place.bytes, places: vec![place] };
+            for domain in all.extract_if(.., is_its) {
+                merged.bytes += domain.bytes;
+                merged.places.extend(domain.places);
+            }
+            all.push(merged);
         }
-        Domains { copies, sizes }
+        Domains { copies, all }
+    }
+
+    /// True if no copy of what one place has may lie on the other.
+    pub(super) fn fail_together(one: &Place, other: &Place) -> bool {
+        let ((name, host), (other_name, other_host)) = (domains_of(one), domains_of(other));
+        name == other_name || host.is_some() && host == other_host
     }
 
     /// The most bytes of which every copy has a domain of its own.
@@ -51,7 +55,7 @@ impl Domains {
     /// `k x`. Of those with more than `x` each takes one whole copy, so for any `j < k` the
     /// domains without the `j` largest must have room for the other `k - j`.
     pub(super) fn storable_bytes(&self) -> u64 {
-        let mut sizes: Vec<u64> = self.sizes.values().map(|(bytes, _)| *bytes).collect();
+        let mut sizes: Vec<u64> = self.all.iter().map(|domain| domain.bytes).collect();
         sizes.sort_unstable_by(|a, b| b.cmp(a));
         let rest = |largest: u8| sizes.iter().skip(largest.into()).sum::<u64>();
         let limit = |largest: u8| rest(largest) / u64::from(self.copies - largest);
@@ -62,17 +66,16 @@ impl Domains {
     /// A piece that brings the storable bytes nearer to `bytes`; None if they are there.
     pub(super) fn piece_for(&self, bytes: u64) -> Option<Piece> {
         let useful = |size: u64| size.min(bytes);
-        let there: u64 = self.sizes.values().map(|(size, _)| useful(*size)).sum();
+        let there: u64 = self.all.iter().map(|domain| useful(domain.bytes)).sum();
         let missing = bytes.saturating_mul(self.copies.into()).saturating_sub(there).min(bytes);
         if missing == 0 {
             return None;
         }
         let (mut avoid, mut avoid_first) = (Vec::new(), Vec::new());
         // One copy may lie anywhere.
-        let apart = self.sizes.values().filter(|_| self.copies > 1);
-        for (size, names) in apart {
-            let list = if *size >= bytes { &mut avoid } else { &mut avoid_first };
-            list.extend_from_slice(names);
+        for domain in self.all.iter().filter(|_| self.copies > 1) {
+            let list = if domain.bytes >= bytes { &mut avoid } else { &mut avoid_first };
+            list.extend(domain.places.iter().map(|place| place.failure_domain().to_owned()));
         }
         for list in [&mut avoid, &mut avoid_first] {
             list.sort_unstable();
@@ -88,9 +91,8 @@ mod tests {
 
     use super::*;
 
-    fn domains(sizes: &[u64], copies: u8) -> Domains {
-        let places: Vec<Place> = (0..).zip(sizes).map(|(at, bytes)| place(at, *bytes)).collect();
-        Domains::of(places.iter(), copies)
+    fn places(sizes: &[u64]) -> Vec<Place> {
+        (0..).zip(sizes).map(|(at, bytes)| place(at, *bytes)).collect()
     }
 
     fn place(number: u64, bytes: u64) -> Place {
@@ -125,7 +127,9 @@ mod tests {
             sizes in prop::collection::vec(0u64..12, 0..7),
             copies in 1u8..4,
         ) {
-            prop_assert_eq!(domains(&sizes, copies).storable_bytes(), stored(&sizes, copies));
+            let places = places(&sizes);
+            let storable = Domains::of(places.iter(), copies).storable_bytes();
+            prop_assert_eq!(storable, stored(&sizes, copies));
         }
 
         /// Wherever the rack grants them, pieces add up to what was to be stored.
@@ -138,7 +142,7 @@ mod tests {
         ) {
             sizes.resize(8, 0);
             let mut choices = choices.into_iter();
-            while let Some(piece) = domains(&sizes, copies).piece_for(goal) {
+            while let Some(piece) = Domains::of(places(&sizes).iter(), copies).piece_for(goal) {
                 let at = choices.next().expect("the pieces do not end");
                 let name = format!("n{at}");
                 if piece.avoid.contains(&name) {
@@ -147,7 +151,8 @@ mod tests {
                 prop_assert!(piece.bytes > 0 && piece.bytes <= goal);
                 sizes[at] += piece.bytes;
             }
-            prop_assert!(domains(&sizes, copies).storable_bytes() >= goal);
+            let places = places(&sizes);
+            prop_assert!(Domains::of(places.iter(), copies).storable_bytes() >= goal);
         }
     }
 
@@ -164,5 +169,9 @@ mod tests {
         );
         let one_host = [place(1, 5), Place { node: "other".into(), ..place(1, 5) }];
         assert_eq!(Domains::of(one_host.iter(), 2).storable_bytes(), 0);
+        // The third is of the first's host and of the second's domain: all fail together.
+        let joint = Place { domain: Some("right".into()), ..place(1, 5) };
+        let places = [named(1, "left"), named(2, "right"), joint];
+        assert_eq!(Domains::of(places.iter(), 2).storable_bytes(), 0);
     }
 }

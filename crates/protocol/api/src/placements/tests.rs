@@ -219,27 +219,38 @@ fn copies_are_asked_for_on_other_domains() {
     assert_eq!(told.iter().map(|it| it.used_bytes).collect::<Vec<_>>(), [gib, gib]);
 }
 
+/// What the board says if the processes have left this entry.
+fn left(entry: usize, reach: Reach) -> impl Fn(usize) -> Reach {
+    move |it| if it == entry { reach } else { Reach::All }
+}
+
 #[test]
-fn a_blade_that_cannot_be_reached_is_replaced_and_given_back_when_it_stays_away() {
+fn a_blade_that_is_away_is_replaced_and_given_back_when_nobody_uses_it_for_long() {
     let gib = 1 << 30;
     let mut placements = two_copies(gib);
     let begun = Instant::now();
     let at = |seconds| begun + Duration::from_secs(seconds);
-    placements.look(at(0), |entry| entry == 1);
+    placements.look(at(0), left(1, Reach::Some));
     assert_eq!(placements.wanted(0, false, u64::MAX), None, "it may be back soon");
-    placements.look(at(2), |entry| entry == 1);
+    placements.look(at(2), left(1, Reach::Some));
     let piece = placements.wanted(0, false, u64::MAX).expect("a second copy");
     assert_eq!((piece.bytes, &piece.avoid_first[..]), (SEGMENT_MIN_BYTES, &[][..]));
     assert_eq!(piece.avoid, names(&[2, 1]), "on a third host");
-    assert_eq!(placements.to_release(at(2), true), []);
-    placements.look(at(3), |_| false);
+    placements.look(at(3), |_| Reach::All);
     assert_eq!(placements.wanted(0, false, u64::MAX), None, "it is back");
-    placements.look(at(4), |entry| entry == 1);
-    placements.look(at(40), |entry| entry == 1);
-    assert_eq!(placements.to_release(at(40), false), [], "its copies are not made again yet");
-    assert_eq!(placements.to_release(at(40), true), [key_on(1).0]);
+    placements.look(at(4), left(1, Reach::Some));
+    placements.look(at(50), left(1, Reach::Some));
+    assert_eq!(placements.to_release(at(50)), [], "a process has pages there");
+    placements.look(at(51), left(1, Reach::Nobody));
+    assert_eq!(placements.to_release(at(80)), []);
+    assert_eq!(placements.to_release(at(81)), [key_on(1).0]);
+    // Also while the controller, which was restarted, does not know the node yet.
+    let pending = ClientSegment { state: SegmentState::Pending, ..on(1, gib) };
+    placements.hear(vec![pending, on(2, gib)]);
+    placements.look(at(57), left(1, Reach::Nobody));
+    assert_eq!(placements.to_release(at(57)), [], "it has a placement: no haste");
     let one = Placements { copies: 1, ..placements };
-    assert_eq!(one.to_release(at(40), true), [], "what it has may come back with it");
+    assert_eq!(one.to_release(at(99)), [], "what it has may come back with it");
 }
 
 #[test]
@@ -250,13 +261,52 @@ fn a_place_that_never_becomes_usable_is_replaced_and_given_back() {
     // The controller has just been restarted: the second one has data.
     placements.hear(vec![on(1, gib), pending(2), pending(3)]);
     let begun = Instant::now();
-    placements.look(begun, |_| false);
+    placements.look(begun, |_| Reach::All);
     assert_eq!(placements.wanted(gib, false, u64::MAX), None, "room for half as much again");
     let later = begun + NEVER_READY_LIMIT;
-    placements.look(later, |_| false);
+    placements.look(later, |_| Reach::All);
     let piece = placements.wanted(gib, false, u64::MAX).expect("memory elsewhere");
     assert_eq!(piece.avoid, names(&[3]));
-    assert_eq!(placements.to_release(later, true), [key_on(3).0]);
+    assert_eq!(placements.to_release(later), [key_on(3).0]);
+}
+
+#[test]
+fn a_dead_blade_is_replaced_while_another_is_left_and_when_all_entries_are_taken() {
+    let gib = 1 << 30;
+    let begun = Instant::now();
+    let dies = |placements: &mut Placements, host: u8| {
+        placements.look(begun, left(host.into(), Reach::Nobody));
+        placements.look(begun + AWAY_PATIENCE, left(host.into(), Reach::Nobody));
+    };
+    // Host 1 is drained to host 3 when host 2 dies, or host 3 does.
+    for dead in [2, 3] {
+        let mut placements = two_copies(gib);
+        let target = Some(Target { epoch: 6, place: on(3, gib).place });
+        let drained = ClientSegment { target, state: SegmentState::Moving, ..on(1, gib) };
+        placements.hear(vec![drained, on(2, gib)]);
+        placements.leaving(key_on(1));
+        placements.taken((key_on(1).0, 6), 3, 1);
+        assert_eq!(placements.wanted(gib, false, u64::MAX), None, "first the move");
+        dies(&mut placements, dead);
+        assert!(placements.wanted(gib, false, u64::MAX).is_some(), "{dead}");
+    }
+    let mut placements = Placements::new(2);
+    let hosts = 1..=6;
+    placements.hear(hosts.clone().map(|host| on(host, gib)).collect());
+    hosts.for_each(|host| placements.taken(key_on(host), host.into(), 1));
+    assert_eq!(placements.wanted(3 * gib, true, u64::MAX), None, "as many as there may be");
+    dies(&mut placements, 4);
+    let piece = placements.wanted(3 * gib, false, u64::MAX).expect("one in its stead");
+    assert!(piece.avoid.contains(&names(&[4])[0]));
+}
+
+#[test]
+fn a_grant_beside_another_copy_is_of_no_use() {
+    let placements = two_copies(1 << 30);
+    let piece = Piece { bytes: 1, avoid: names(&[1]), avoid_first: names(&[2]) };
+    let beside = |host: u8| Place { node: "other".into(), ..on(host, 1).place };
+    assert!(!placements.is_of_use(&beside(1), &piece), "on the host of what is to be avoided");
+    assert!(placements.is_of_use(&beside(2), &piece) && placements.is_of_use(&beside(3), &piece));
 }
 
 #[test]
@@ -267,12 +317,12 @@ fn lost_memory_is_given_back_and_left_while_more_is_asked_for() {
     let actions = placements.hear(vec![lost(), on(2, gib)]);
     assert!(matches!(actions[..], [Action::Leave { key, .. }] if key == key_on(1)), "{actions:?}");
     placements.leaving(key_on(1));
-    assert_eq!(placements.to_release(Instant::now(), false), [key_on(1).0]);
+    assert_eq!(placements.to_release(Instant::now()), [key_on(1).0]);
     assert!(!placements.is_moving(), "nothing is on it");
     assert!(placements.wanted(0, false, u64::MAX).is_some());
     let releasing = ClientSegment { state: SegmentState::Releasing, ..on(1, gib) };
     placements.hear(vec![releasing, on(2, gib)]);
-    assert_eq!(placements.to_release(Instant::now(), false), []);
+    assert_eq!(placements.to_release(Instant::now()), []);
     let actions = placements.hear(vec![on(2, gib)]);
     assert_eq!(actions, []);
     let mut one = Placements::new(1);
