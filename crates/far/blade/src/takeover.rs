@@ -2,10 +2,13 @@
 //! lock on the memory's file, asked to end, and waited for. Then the blade starts as after any
 //! other end of its process.
 //!
-//! Invariant: nobody is asked to end before this process is known to be able to go on.
+//! Invariant: nobody is asked to end unless it keeps the table that this process has read and can
+//! go on with. What only the end of the other sets free, its addresses, cannot be tried before.
 
 use crate::blade::check_successor;
 use crate::config::{BackingKind, BladeConfig};
+use crate::journal::path_of;
+use crate::server::check_certificate;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -20,8 +23,10 @@ use thiserror::Error;
 
 /// The kernel's list of locks on files, with the processes that took them.
 const LOCKS: &str = "/proc/locks";
-/// What a blade's process is called.
+/// What a blade's process is called, perhaps with a version behind: `farpool-1.2`.
 const NAME: &str = "farpool";
+/// Why nothing of it can be gone on with.
+pub(crate) const KEEPS_NO_TABLE: &str = "it keeps no table: it was started without --persist";
 
 /// Why a blade cannot be taken over; nothing was changed, unless it says so.
 #[derive(Debug, Error)]
@@ -39,8 +44,8 @@ pub enum TakeoverError {
     },
     /// The process that has the file locked is not to be seen.
     #[error(
-        "another process has {path} locked, and it cannot be seen from here: it may be in another \
-         container; end it there, then start the blade without --takeover"
+        "another process has {path} locked, and it cannot be seen from here: it may be another \
+         user's, or in another container; end it there, then start the blade without --takeover"
     )]
     Unseen {
         /// The file.
@@ -115,10 +120,17 @@ impl Predecessor {
         }
         let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).map_err(failed)?;
         let name = name.trim_end().to_owned();
-        if name != NAME {
+        if !is_ours(&name) {
             return Err(TakeoverError::Stranger { pid, name, path: path.clone() });
         }
-        check_successor(config, path).map_err(|reason| TakeoverError::Unfit { pid, reason })?;
+        let unfit = |reason: String| TakeoverError::Unfit { pid, reason };
+        check_certificate(config).map_err(|refusal| unfit(refusal.to_string()))?;
+        check_successor(config, path).map_err(unfit)?;
+        // A table that an earlier process has left is not what this one lends.
+        let table = std::fs::metadata(path_of(path)).map_err(failed)?;
+        if !has_open(pid, table.dev(), table.ino()) {
+            return Err(unfit(KEEPS_NO_TABLE.to_owned()));
+        }
         Ok(Some(Predecessor { pid, process }))
     }
 
@@ -155,6 +167,10 @@ impl Predecessor {
     fn signal_error(&self, errno: Errno) -> TakeoverError {
         TakeoverError::Signal { pid: self.pid, source: errno.into() }
     }
+}
+
+fn is_ours(name: &str) -> bool {
+    name.strip_prefix(NAME).is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
 }
 
 /// The process that has locked the file and still has it open.
@@ -205,6 +221,7 @@ mod tests {
                      7: FLOCK\n";
         assert_eq!(lockers(locks, 77).collect::<Vec<_>>(), [12, 16], "none that only waits");
         assert_eq!(lockers("", 77).next(), None);
+        assert!(is_ours("farpool") && is_ours("farpool-1.2") && !is_ours("farpooled"));
     }
 
     fn config(path: &Path) -> BladeConfig {

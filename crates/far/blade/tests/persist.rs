@@ -173,6 +173,21 @@ fn memory_that_was_made_anew_is_lost_and_not_zeros() {
     assert_eq!(client.read(segment, 0, 1).refused(), Some(ErrorCode::UnknownSegment));
 }
 
+/// The file is lent from by a blade that keeps no table: the table that lies there is not of that.
+#[test]
+fn a_blade_without_persistence_sets_the_table_aside() {
+    let home = Home::new();
+    let first = home.start();
+    let id = first.blade().id();
+    drop(first);
+    drop(home.serve(BladeConfig { persist: None, ..home.config(4) }));
+    assert!(!home.table().exists());
+    assert!(home.table().with_extension("table.unusable").exists());
+    let next = home.start();
+    assert_ne!(next.blade().id(), id, "clients are told that it is another blade");
+    assert_eq!(next.blade().past().starts, 1);
+}
+
 #[test]
 fn a_damaged_table_is_not_believed() {
     let home = Home::new();

@@ -3,6 +3,7 @@
 //!
 //! `FARPOOL_RESTARTS=1000 cargo test -p farpool-e2e --test restart` restarts as often as that.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -83,6 +84,34 @@ fn forking_programs_outlive_restarts_of_their_blade() {
     outlives(Door::Usual, Transport::Unix, 3, "fork,discard,heap");
 }
 
+/// Starts a blade that is to take over the one with this memory, and is refused. Returns what it
+/// said.
+fn refused_takeover(memory: &str, file: &Path) -> String {
+    let backing = format!("file:{}", file.display());
+    let mut command = Command::new(binaries::program("farpool"));
+    command.args(["blade", "--memory", memory, "--listen", "tcp://127.0.0.1:0", "--takeover"]);
+    let refused = command.args(["--persist", "--backing", &backing]).output().expect("farpool");
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(!refused.status.success(), "{said}");
+    said
+}
+
+#[test]
+fn a_blade_that_keeps_no_table_is_not_taken_over() {
+    let _turn = turn();
+    let mut kept = Blade::start_persistent("32MiB");
+    let file = kept.memory_file();
+    kept.kill();
+    let table = std::fs::read(file.with_extension("table")).expect("a table");
+    let backing = format!("--backing=file:{}", file.display());
+    let other = Blade::start_with("32MiB", &[&backing]);
+    // As if it had left the table there.
+    std::fs::write(file.with_extension("table"), table).expect("a table");
+    let said = refused_takeover("32MiB", &file);
+    assert!(said.contains("keeps no table"), "{said}");
+    assert!(other.stat().is_object(), "it still serves");
+}
+
 /// A successor is started beside the blade, ends it and goes on; it leaves alone what it could not
 /// go on with.
 #[test]
@@ -95,14 +124,9 @@ fn a_program_outlives_takeovers_of_its_blade() {
         wait_for_fetches(&running);
         assert_eq!(blade.take_over(), Some(0), "the one before ends in good order");
     }
-    let backing = format!("file:{}", blade.memory_file().display());
-    let mut small = Command::new(binaries::program("farpool"));
-    small.args(["blade", "--memory", "16MiB", "--listen", "tcp://127.0.0.1:0", "--takeover"]);
-    let refused = small.args(["--persist", "--backing", &backing]).output().expect("farpool");
-    let said = String::from_utf8_lossy(&refused.stderr);
-    assert!(!refused.status.success(), "{said}");
+    let said = refused_takeover("16MiB", &blade.memory_file());
     let still = format!("process {} lends", blade.pid());
-    assert!(said.contains(&still) && said.contains("still serves"), "{said}");
+    assert!(said.contains(&still) && said.contains("give at least as much"), "{said}");
     wait_for_fetches(&running);
     std::fs::write(end.path().join("end"), "").expect("a file");
     let outcome = running.finish();

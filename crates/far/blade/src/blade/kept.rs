@@ -9,6 +9,7 @@ use crate::config::{BackingKind, BladeConfig, Persist};
 use crate::journal::{Found, Journal, path_of};
 use crate::memory::{SegmentMemory, identity_at};
 use crate::table::{Image, ImageError, Limits, Refused, Row, SegmentImage, Table};
+use crate::takeover::KEEPS_NO_TABLE;
 use farpool_units::SUPERPAGE_BYTES;
 use farpool_wire::SegmentId;
 use std::io;
@@ -56,6 +57,9 @@ enum RestoreError {
 pub(super) fn open(config: &BladeConfig, store: &Store, limits: Limits) -> io::Result<Kept> {
     let new_id = u64::from_le_bytes(random()?);
     if config.persist.is_none() {
+        if let BackingKind::File(path) = &config.backing {
+            crate::journal::set_aside(&path_of(path))?;
+        }
         let (table, past) = (Table::new(limits), Past::default());
         return Ok(Kept { id: new_id, table, journal: None, past });
     }
@@ -92,7 +96,13 @@ pub(crate) fn check_successor(config: &BladeConfig, path: &Path) -> Result<(), S
     let is_table = |image: &Image| Table::restore(limits, image, |_| Ok(())).map(|_: Table<()>| ());
     let memory = identity_at(path).map_err(text)?;
     let image = Journal::peek(&path_of(path), &memory, is_table).map_err(text)?;
-    let image = image?.ok_or("it keeps no table: it was started without --persist")?;
+    let image = image?.ok_or(KEEPS_NO_TABLE)?;
+    let file = std::fs::metadata(path).map_err(text)?;
+    if file.is_file() && file.len() > config.memory_bytes {
+        // It may have lent more since the table was read.
+        let bytes = file.len();
+        return Err(format!("its memory has {bytes} bytes; give at least as much (--memory)"));
+    }
     let outside = image
         .segments()
         .find(|segment| segment.places.values().any(|place| *place >= limits.capacity_superpages));

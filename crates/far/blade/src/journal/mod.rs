@@ -89,7 +89,10 @@ impl Journal {
                 (past.header.blade_id, past.header.starts + 1, Found::Image(past.image))
             }
             Ok(None) => (new_id, 1, Found::Nothing),
-            Err(unusable) => (new_id, 1, Found::Lost(set_aside(&path, &unusable)?)),
+            Err(unusable) => {
+                let kept = set_aside(&path)?.unwrap_or_else(|| path.clone());
+                (new_id, 1, Found::Lost(format!("{unusable} (kept as {})", kept.display())))
+            }
         };
         let header = Header { version: text::VERSION, blade_id, starts, boot, memory };
         let image = match &found {
@@ -238,12 +241,19 @@ fn write_anew(path: &Path, header: &Header, image: &Image) -> io::Result<Journal
     Ok(JournalFile { file, bytes: length, bytes_when_new: length, unwritten: Vec::new() })
 }
 
-/// Keeps a file that cannot be used, for whoever wants to know. Returns what is to be said.
-fn set_aside(path: &Path, unusable: &Unusable) -> io::Result<String> {
+/// Keeps a file that cannot be used, or that is not of this blade, for whoever wants to know.
+/// Returns its new name, if there is one.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn set_aside(path: &Path) -> io::Result<Option<PathBuf>> {
     let mut name = path.as_os_str().to_owned();
     name.push(".unusable");
-    std::fs::rename(path, &name)?;
-    Ok(format!("{unusable} (kept as {})", Path::new(&name).display()))
+    match std::fs::rename(path, &name) {
+        Ok(()) => Ok(Some(name.into())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// The kernel's name for the time since the machine was started.

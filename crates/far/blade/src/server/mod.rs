@@ -102,6 +102,11 @@ pub struct Serving {
 #[derive(Clone, Debug)]
 pub struct ShutdownHandle(Arc<Shared>);
 
+/// Checks that the certificate, if there is one, is of use to a blade.
+pub(crate) fn check_certificate(config: &BladeConfig) -> Result<(), Refusal> {
+    config.credentials.clone().map_or(Ok(()), |credentials| Certified::new(credentials).map(drop))
+}
+
 impl Server {
     /// Takes the memory and begins to listen. `unix://` and `shm://` of one path share one socket.
     /// TCP port 0 takes a free port, see [`Server::addresses`]. Raises this process's limit on open
