@@ -59,12 +59,16 @@ impl Rack {
         self.nodes[at] = Some(Daemon::node(&self.control.address, NAMES[at], DONATED));
     }
 
-    /// The nodes with memory that the program can use.
+    /// The nodes that the program may have memory on, also while it moves: a node takes its memory
+    /// back when the machine is short of it.
     fn used(&self) -> Vec<String> {
         let segments = answer(&self.control.address, &["segment", "list"]);
         let segments = segments["segments"].as_array().cloned().expect("a list");
-        let ready = segments.iter().filter(|segment| segment["state"] == "ready");
-        ready.filter_map(|it| Some(it["place"]["node"].as_str()?.to_owned())).collect()
+        let is_there = |it: &&serde_json::Value| it["state"] == "ready" || it["state"] == "moving";
+        let places = segments.iter().filter(is_there);
+        let places = places.flat_map(|it| [&it["place"]["node"], &it["target"]["place"]["node"]]);
+        let nodes: BTreeSet<&str> = places.filter_map(serde_json::Value::as_str).collect();
+        nodes.into_iter().map(str::to_owned).collect()
     }
 
     fn run(&self) -> Run {
@@ -124,9 +128,12 @@ fn nodes_of_a_rack_die_one_after_the_other() {
     let (mut deaths, mut hits, mut slowest) = (0, 0, Duration::ZERO);
     let mut last = usize::MAX;
     while begun.elapsed() < length {
-        let mut used = rack.used();
-        // The controller believes in it for 5 s.
-        used.retain(|name| NAMES.get(last) != Some(&name.as_str()));
+        let used = wait_until("memory in use", PATIENCE, || {
+            let mut used = rack.used();
+            // The controller believes in it for 5 s.
+            used.retain(|name| NAMES.get(last) != Some(&name.as_str()));
+            Some(used).filter(|used| !used.is_empty())
+        });
         // Each fourth time any node, else one that the program uses.
         let any = NAMES[deaths % NAMES.len()];
         let name = if deaths % 4 == 3 { any } else { &used[deaths % used.len()] };
