@@ -180,7 +180,10 @@ fn a_blade_without_persistence_sets_the_table_aside() {
     let first = home.start();
     let id = first.blade().id();
     drop(first);
-    drop(home.serve(BladeConfig { persist: None, ..home.config(4) }));
+    let plain = home.serve(BladeConfig { persist: None, ..home.config(4) });
+    let loss = plain.blade().past().loss.clone();
+    assert!(loss.is_some_and(|it| it.contains("without --persist")), "and it says so");
+    drop(plain);
     assert!(!home.table().exists());
     assert!(home.table().with_extension("table.unusable").exists());
     let next = home.start();

@@ -128,6 +128,11 @@ impl Placements {
         }
     }
 
+    /// The copies of what is far.
+    pub fn copies(&self) -> u8 {
+        self.copies
+    }
+
     /// Takes in the controller's answer. Returns the actions that it requires.
     pub fn hear(&mut self, segments: Vec<ClientSegment>) -> Vec<Action> {
         self.segments = segments;
@@ -138,7 +143,7 @@ impl Placements {
         for segment in usable {
             let target = segment.target.as_ref();
             let target = target.map(|target| ((segment.id, target.epoch), &target.place));
-            let here = ((segment.id, segment.epoch), &segment.place);
+            let here = (place_key(segment), &segment.place);
             let here = (!segment.leave).then_some(here);
             for (key, place) in here.into_iter().chain(target) {
                 if !self.placements.contains_key(&key) && !self.left.contains(&key) {
@@ -149,7 +154,7 @@ impl Placements {
         for (key, placement) in &self.placements {
             let moves = |segment: &ClientSegment| {
                 let moves = segment.target.is_some() || segment.leave;
-                key_of(segment) == *key && (moves || self.is_over(segment))
+                place_key(segment) == *key && (moves || self.is_over(segment))
             };
             let is_to_leave = !named.contains(key) || self.segments.iter().any(moves);
             if is_to_leave && !placement.is_leaving {
@@ -216,7 +221,7 @@ impl Placements {
         let (away, unused) = (placed(|it| it != Reach::All), placed(|it| it == Reach::Nobody));
         let pending = self.segments.iter().filter(|it| it.state == SegmentState::Pending);
         // After a restart of the controller those with data wait for their nodes, too.
-        let pending = pending.map(key_of).filter(|key| !self.placements.contains_key(key));
+        let pending = pending.map(place_key).filter(|key| !self.placements.contains_key(key));
         let away = away.into_iter().chain(pending);
         self.away = away.map(|key| (key, since(&self.away, key))).collect();
         self.unused = unused.into_iter().map(|key| (key, since(&self.unused, key))).collect();
@@ -228,13 +233,13 @@ impl Placements {
     /// because its blade is away, or it never became usable.
     pub fn to_release(&self, now: Instant) -> Vec<SegmentId> {
         let is_in = |map: &BTreeMap<PlaceKey, Instant>, segment: &ClientSegment, limit| {
-            map.get(&key_of(segment)).is_some_and(|since| is_over_for(*since, now, limit))
+            map.get(&place_key(segment)).is_some_and(|since| is_over_for(*since, now, limit))
         };
         let is_useless = |segment: &&ClientSegment| match segment.state {
             SegmentState::Lost => true,
             SegmentState::Releasing => false,
             // Its node may have died just before it was granted.
-            SegmentState::Pending if !self.placements.contains_key(&key_of(segment)) => {
+            SegmentState::Pending if !self.placements.contains_key(&place_key(segment)) => {
                 is_in(&self.away, segment, NEVER_READY_LIMIT)
             }
             _ => is_in(&self.unused, segment, UNUSED_LIMIT),
@@ -267,18 +272,14 @@ impl Placements {
     /// Returns the bytes of the places being left.
     pub fn leaving_bytes(&self) -> u64 {
         let is_left = |it: &&ClientSegment| {
-            self.placements.get(&(it.id, it.epoch)).is_some_and(|placement| placement.is_leaving)
+            self.placements.get(&place_key(it)).is_some_and(|placement| placement.is_leaving)
         };
         self.segments.iter().filter(is_left).map(|it| it.place.bytes).sum()
     }
 
     /// Returns the granted bytes that can be used now.
     pub fn granted_bytes(&self) -> u64 {
-        self.bytes_where(is_usable)
-    }
-
-    fn bytes_where(&self, counts: impl Fn(SegmentState) -> bool) -> u64 {
-        self.segments.iter().filter(|it| counts(it.state)).map(|it| it.place.bytes).sum()
+        self.segments.iter().filter(|it| is_usable(it.state)).map(|it| it.place.bytes).sum()
     }
 
     /// The sizes of the failure domains of segments that count.
@@ -301,7 +302,7 @@ impl Placements {
             is_usable(it.state)
                 && self
                     .placements
-                    .get(&(it.id, it.epoch))
+                    .get(&place_key(it))
                     .is_some_and(|placement| !placement.is_leaving)
         };
         let bytes = self.domains(stays).storable_bytes();
@@ -323,11 +324,10 @@ impl Placements {
         };
         let uses = self.segments.iter().map(|segment| {
             let target = segment.target.as_ref().filter(|target| {
-                let has_moved = self.left.contains(&(segment.id, segment.epoch));
+                let has_moved = self.left.contains(&place_key(segment));
                 has_moved && self.placements.contains_key(&(segment.id, target.epoch))
             });
-            let has_left =
-                segment.leave && !self.placements.contains_key(&(segment.id, segment.epoch));
+            let has_left = segment.leave && !self.placements.contains_key(&place_key(segment));
             ClientSegmentUse {
                 id: segment.id,
                 used_bytes: if has_left { 0 } else { share(segment.place.bytes) },
@@ -361,7 +361,7 @@ impl Placements {
 
     /// True if anything can be stored with all copies now.
     pub fn can_store(&self) -> bool {
-        let has_placement = |it: &ClientSegment| self.placements.contains_key(&key_of(it));
+        let has_placement = |it: &ClientSegment| self.placements.contains_key(&place_key(it));
         self.domains(|it| is_usable(it.state) && has_placement(it)).storable_bytes() > 0
     }
 
@@ -369,7 +369,7 @@ impl Placements {
     /// copies; None if they can.
     pub fn piece_for(&self, bytes: u64) -> Option<Piece> {
         let mut piece = self.expected().piece_for(bytes)?;
-        let gone = self.segments.iter().filter(|segment| self.gone.contains(&key_of(segment)));
+        let gone = self.segments.iter().filter(|segment| self.gone.contains(&place_key(segment)));
         let gone = gone.map(|segment| segment.place.failure_domain().to_owned());
         piece.avoid.extend(gone);
         Some(piece)
@@ -377,7 +377,7 @@ impl Placements {
 
     /// True if there is an entry for one more segment.
     fn has_entry(&self) -> bool {
-        let will = self.segments.iter().filter(|segment| !self.is_over(segment)).map(key_of);
+        let will = self.segments.iter().filter(|segment| !self.is_over(segment)).map(place_key);
         let all: BTreeSet<_> = self.placements.keys().copied().chain(will).collect();
         let there = all.iter().filter(|key| !self.gone.contains(key));
         there.count() < SEGMENTS_LIMIT && all.len() < ENTRIES_LIMIT
@@ -406,13 +406,13 @@ fn is_usable(state: SegmentState) -> bool {
     matches!(state, SegmentState::Ready | SegmentState::Moving)
 }
 
-fn key_of(segment: &ClientSegment) -> PlaceKey {
+fn place_key(segment: &ClientSegment) -> PlaceKey {
     (segment.id, segment.epoch)
 }
 
 fn named_by(segment: &ClientSegment) -> impl Iterator<Item = PlaceKey> {
     let target = segment.target.as_ref().map(|target| (segment.id, target.epoch));
-    std::iter::once((segment.id, segment.epoch)).chain(target)
+    std::iter::once(place_key(segment)).chain(target)
 }
 
 #[cfg(test)]

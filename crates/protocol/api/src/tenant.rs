@@ -17,7 +17,7 @@ use crate::{
 const PIECE_MIN_BYTES: u64 = 64 << 20;
 
 /// Memory that a program asks for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Wish<'a> {
     /// Its size, if the pool has it in one piece.
     pub bytes: u64,

@@ -6,64 +6,21 @@ mod common;
 use common::{Agent, SUPERPAGE, Server, evacuated, join_client, small, wait_for};
 use farpool_api::{Client, ClientId, MoveRequest, ProblemKind, SegmentId, SegmentSpec};
 use farpool_control::TopologySource;
+use farpool_placement::topology::{self, NetworkKind, RackSpec};
 
-/// Three nodes, two of them in one domain.
-const TOPOLOGY: &str = r#"
-[[rack]]
-name = "r0"
-[[tray]]
-name = "left"
-rack = "r0"
-[[tray]]
-name = "right"
-rack = "r0"
-[[switch]]
-name = "net"
-kind = "packet"
-ports = 4
-[[compute]]
-name = "c0"
-tray = "left"
-ports = 1
-[[memory]]
-name = "m0"
-tray = "left"
-ports = 1
-capacity = "64MiB"
-read_bandwidth = "1GiB/s"
-write_bandwidth = "1GiB/s"
-[[memory]]
-name = "m1"
-tray = "left"
-ports = 1
-capacity = "64MiB"
-read_bandwidth = "1GiB/s"
-write_bandwidth = "1GiB/s"
-[[memory]]
-name = "m2"
-tray = "right"
-domain = "m2"
-ports = 1
-capacity = "64MiB"
-read_bandwidth = "1GiB/s"
-write_bandwidth = "1GiB/s"
-[[link]]
-from = "c0:0"
-to = "net:0"
-bandwidth = "1GiB/s"
-[[link]]
-from = "m0:0"
-to = "net:1"
-bandwidth = "1GiB/s"
-[[link]]
-from = "m1:0"
-to = "net:2"
-bandwidth = "1GiB/s"
-[[link]]
-from = "m2:0"
-to = "net:3"
-bandwidth = "1GiB/s"
-"#;
+/// Memory bricks of two trays, each a failure domain; the second one's has a brick's name.
+fn topology() -> String {
+    let spec = RackSpec {
+        trays_per_rack: 2,
+        compute_per_tray: 1,
+        memory_per_tray: 2,
+        ports_per_brick: 1,
+        capacity_bytes: 4 * SUPERPAGE,
+        ..RackSpec::new(NetworkKind::Packet)
+    };
+    let text = topology::write(&topology::generate(&spec).unwrap());
+    text.replace("domain = \"r0t1\"", "domain = \"r0t1m0\"")
+}
 
 fn id(number: u128) -> SegmentId {
     SegmentId::from_u128(number)
@@ -82,24 +39,27 @@ fn node_of(api: &Client, number: u128) -> String {
 #[test]
 fn a_place_names_the_failure_domain_of_a_topology() {
     let server = Server::fresh(|options| {
-        options.topology = Some(TopologySource::Text(TOPOLOGY.into()));
+        options.topology = Some(TopologySource::Text(topology()));
     });
     let api = server.client();
-    let mut nodes: Vec<Agent> =
-        ["m0", "m1", "m2"].iter().map(|name| Agent::join(&api, name, 4 * SUPERPAGE)).collect();
-    let client = join_client(&api, 1, "c0");
+    let mut nodes: Vec<Agent> = ["r0t0m0", "r0t0m1", "r0t1m0"]
+        .iter()
+        .map(|name| Agent::join(&api, name, 4 * SUPERPAGE))
+        .collect();
+    let client = join_client(&api, 1, "r0t0c0");
     let domain = |number: u128, avoid: &[&str]| {
         let segment = api.put_segment(id(number), &apart(client, avoid)).unwrap();
         assert!(segment.spec.is_some_and(|spec| spec.apart));
         (segment.place.domain.clone(), segment.place.failure_domain().to_owned())
     };
-    assert_eq!(domain(1, &["m2"]), (Some("left".into()), "left".into()));
-    assert_eq!(domain(2, &["left"]), (Some("m2".into()), "m2".into()), "though it is the node's");
+    assert_eq!(domain(1, &["r0t1m0"]), (Some("r0t0".into()), "r0t0".into()));
+    let second = (Some("r0t1m0".into()), "r0t1m0".into());
+    assert_eq!(domain(2, &["r0t0"]), second, "though it is the node's");
     nodes.iter_mut().for_each(|node| node.settle(&api));
     // The other node of its domain is no better than the one that it leaves.
     api.move_segment(id(1), &MoveRequest::default()).unwrap();
     let target = api.segment(id(1)).unwrap().target.unwrap();
-    assert_eq!(target.place.failure_domain(), "left", "a copy is on the right");
+    assert_eq!(target.place.failure_domain(), "r0t0", "a copy is in the other tray");
 }
 
 #[test]

@@ -332,10 +332,8 @@ fn who_may_wait_for_memory_gets_all_of_it_and_not_half() {
         let wish = farpool_api::tenant::Wish {
             bytes: 8 * SUPERPAGE,
             rate_bytes_per_s: Some(1_000),
-            avoid: &[],
-            apart: false,
-            is_whole: false,
             may_wait,
+            ..farpool_api::tenant::Wish::default()
         };
         let fresh_id = || {
             number += 1;

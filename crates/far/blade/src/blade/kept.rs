@@ -57,10 +57,7 @@ enum RestoreError {
 pub(super) fn open(config: &BladeConfig, store: &Store, limits: Limits) -> io::Result<Kept> {
     let new_id = u64::from_le_bytes(random()?);
     if config.persist.is_none() {
-        if let BackingKind::File(path) = &config.backing {
-            crate::journal::set_aside(&path_of(path))?;
-        }
-        let (table, past) = (Table::new(limits), Past::default());
+        let (table, past) = (Table::new(limits), without_table(&config.backing)?);
         return Ok(Kept { id: new_id, table, journal: None, past });
     }
     let invalid = |text: &str| io::Error::new(io::ErrorKind::InvalidInput, text.to_owned());
@@ -71,8 +68,7 @@ pub(super) fn open(config: &BladeConfig, store: &Store, limits: Limits) -> io::R
         return Err(invalid("memory under grants does not outlive the process"));
     }
     let (memory, is_new) = store.identity().ok_or_else(|| invalid("the memory has no file"))?;
-    let is_table = |image: &Image| Table::restore(limits, image, |_| Ok(())).map(|_: Table<()>| ());
-    let (journal, found) = Journal::open(path_of(path), memory, is_new, new_id, is_table)?;
+    let (journal, found) = Journal::open(path_of(path), memory, is_new, new_id, is_table(limits))?;
     let (image, loss) = match found {
         Found::Nothing => (Image::default(), None),
         Found::Image(image) => (image, None),
@@ -93,9 +89,8 @@ pub(super) fn open(config: &BladeConfig, store: &Store, limits: Limits) -> io::R
 pub(crate) fn check_successor(config: &BladeConfig, path: &Path) -> Result<(), String> {
     let text = |error: io::Error| format!("{}: {error}", path.display());
     let limits = limits_of(config);
-    let is_table = |image: &Image| Table::restore(limits, image, |_| Ok(())).map(|_: Table<()>| ());
     let memory = identity_at(path).map_err(text)?;
-    let image = Journal::peek(&path_of(path), &memory, is_table).map_err(text)?;
+    let image = Journal::peek(&path_of(path), &memory, is_table(limits)).map_err(text)?;
     let image = image?.ok_or(KEEPS_NO_TABLE)?;
     let file = std::fs::metadata(path).map_err(text)?;
     if file.is_file() && file.len() > config.memory_bytes {
@@ -106,21 +101,34 @@ pub(crate) fn check_successor(config: &BladeConfig, path: &Path) -> Result<(), S
     let outside = image
         .segments()
         .find(|segment| segment.places.values().any(|place| *place >= limits.capacity_superpages));
-    match outside {
-        None => Ok(()),
-        Some(segment) => {
-            let capacity_bytes = u64::from(limits.capacity_superpages) * SUPERPAGE_BYTES;
-            Err(RestoreError::Memory { segment: segment.row.id, capacity_bytes }.to_string())
-        }
-    }
+    outside.map_or(Ok(()), |segment| Err(misplaced(segment, limits).to_string()))
+}
+
+/// Checks that a table can have left an image.
+fn is_table(limits: Limits) -> impl Fn(&Image) -> Result<(), ImageError> {
+    move |image| Table::restore(limits, image, |_| Ok(())).map(|_: Table<()>| ())
+}
+
+fn misplaced(segment: &SegmentImage, limits: Limits) -> RestoreError {
+    let capacity_bytes = u64::from(limits.capacity_superpages) * SUPERPAGE_BYTES;
+    RestoreError::Memory { segment: segment.row.id, capacity_bytes }
+}
+
+/// The past of a blade that keeps no table: one that lies beside its file is not of what it lends,
+/// and is set aside.
+fn without_table(backing: &BackingKind) -> io::Result<Past> {
+    let BackingKind::File(path) = backing else { return Ok(Past::default()) };
+    let kept = crate::journal::set_aside(&path_of(path))?;
+    let loss = kept.map(|kept| {
+        format!("this blade is started without --persist (its table is kept as {})", kept.display())
+    });
+    Ok(Past { loss, ..Past::default() })
 }
 
 fn restore(store: &Store, limits: Limits, image: &Image) -> Result<Table<Memory>, RestoreError> {
     let make = |segment: &SegmentImage| {
         let memory: io::Result<SegmentMemory> = store.restore_segment(segment);
-        let capacity_bytes = u64::from(limits.capacity_superpages) * SUPERPAGE_BYTES;
-        let misplaced = |_| RestoreError::Memory { segment: segment.row.id, capacity_bytes };
-        memory.map(Arc::new).map_err(misplaced)
+        memory.map(Arc::new).map_err(|_| misplaced(segment, limits))
     };
     Table::restore(limits, image, make)
 }

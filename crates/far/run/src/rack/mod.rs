@@ -138,7 +138,6 @@ impl RackRun {
             board: Arc::clone(board),
             folder: directory.to_owned(),
             placements: Placements::new(options.redundancy.copies()),
-            copies: options.redundancy.copies(),
             quota_bytes: options.quota_bytes.unwrap_or(u64::MAX),
             rate_bytes_per_s: rack.rate_bytes_per_s,
             allow_remote_tcp: options.allow_remote_tcp || options.credentials.is_some(),
@@ -152,7 +151,8 @@ impl RackRun {
             lost: BTreeSet::new(),
             stop: Arc::clone(&run.stop),
         };
-        let quota_bytes = options.quota_bytes.map(|bytes| bytes / u64::from(agent.copies));
+        let quota_bytes =
+            options.quota_bytes.map(|bytes| bytes / u64::from(agent.placements.copies()));
         agent.begin(first_bytes(quota_bytes, local_bytes))?;
         let thread = std::thread::Builder::new().name("farpool-rack".into());
         thread.spawn(move || agent.keep_up()).map_err(RackError::Thread)?;
@@ -174,8 +174,6 @@ struct Agent {
     /// The run's folder.
     folder: PathBuf,
     placements: Placements,
-    /// Copies of what is far.
-    copies: u8,
     quota_bytes: u64,
     rate_bytes_per_s: Option<u64>,
     allow_remote_tcp: bool,
@@ -200,7 +198,7 @@ impl Agent {
     /// Gets the first memory, so much of each copy, in several pieces if there is no single one.
     fn begin(&mut self, bytes: u64) -> Result<(), RackError> {
         let started = Instant::now();
-        match self.copies {
+        match self.placements.copies() {
             1 => self.begin_with(bytes, started)?,
             _ => self.begin_apart(bytes, started)?,
         }
@@ -213,7 +211,8 @@ impl Agent {
                 self.say(&format!("no far memory yet: {why}"));
             }
             self.exchange(BUSY_WAIT)?;
-            if self.copies > 1 {
+            if self.placements.copies() > 1 {
+                self.look();
                 self.release();
                 self.grow();
             }
@@ -242,7 +241,7 @@ impl Agent {
                 if self.placements.will_store() {
                     break;
                 }
-                let copies = self.copies;
+                let copies = self.placements.copies();
                 return Err(match error {
                     RackError::Api(error) if error.is(ProblemKind::NoRoom) => {
                         RackError::TooFewDomains { copies, error }
@@ -306,7 +305,7 @@ impl Agent {
         let (bytes, rate_bytes_per_s) = (piece.bytes, self.rate_bytes_per_s);
         let fresh_id = || Ok::<_, RackError>(SegmentId::from_u128(random()?));
         let ask = |avoid: &[String], is_whole: bool| {
-            let apart = self.copies > 1;
+            let apart = self.placements.copies() > 1;
             let wish = Wish { bytes, rate_bytes_per_s, avoid, apart, is_whole, may_wait };
             self.tenant.ask(wish, fresh_id)
         };
@@ -332,6 +331,7 @@ impl Agent {
                     std::thread::sleep(RETRY);
                 }
             }
+            self.look();
             self.release();
             self.grow();
             self.spill_if_stuck();
@@ -363,7 +363,7 @@ impl Agent {
         // Once for each node: the loss stays, and so do its reports.
         for node in lost.difference(&self.lost) {
             let node = plain(node);
-            match self.copies {
+            match self.placements.copies() {
                 1 => say!("farpool: node {node} has lost memory of this program"),
                 _ => say!(
                     "farpool: node {node} has lost memory of this program, of which there are \
@@ -398,13 +398,18 @@ impl Agent {
         pages.sum::<u64>().saturating_mul(farpool_units::PAGE_BYTES as u64)
     }
 
-    /// Gives back what is of no use any more, which only copies make possible.
-    fn release(&mut self) {
-        let (now, entries) = (Instant::now(), RunBlades::new(&self.board).list());
-        self.placements.look(now, |entry| {
+    /// Notes which places are used: what is to be given back and asked for depends on it.
+    fn look(&mut self) {
+        let entries = RunBlades::new(&self.board).list();
+        self.placements.look(Instant::now(), |entry| {
             let entry = entries.iter().find(|it| it.entry == entry);
             entry.map_or(Reach::All, BladeUse::reach)
         });
+    }
+
+    /// Gives back what is of no use any more, which only copies make possible.
+    fn release(&mut self) {
+        let now = Instant::now();
         if self.release_after.is_some_and(|after| now < after) {
             return;
         }

@@ -72,14 +72,7 @@ fn answer(tenant: &mut Tenant, rate_bytes_per_s: Option<u64>, question: Question
         Question::Report { uses, wait } => Answer::Heard(tenant.report(uses, wait).map_err(text)),
         Question::Ask { bytes, avoid } => {
             // A cache is of use with whatever there is now.
-            let wish = Wish {
-                bytes,
-                rate_bytes_per_s,
-                avoid: &avoid,
-                apart: false,
-                is_whole: false,
-                may_wait: false,
-            };
+            let wish = Wish { bytes, rate_bytes_per_s, avoid: &avoid, ..Wish::default() };
             let fresh_id =
                 || Ok::<_, AskError>(SegmentId::from_u128(farpool_pool::fresh_client()?.0));
             let granted = tenant.ask(wish, fresh_id).map(|it| it.place.bytes);
