@@ -1,9 +1,13 @@
 //! Children of a program that is captured under qemu-user, and programs that they start.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::path::Path;
+use std::time::Duration;
 
 use farpool_trace::{PROCESS_SHIFT, Record, TraceInfo};
+use rustix::fs::{CWD, FileType, Mode, OFlags};
+use rustix::io::Errno;
 
 use super::common::{ended, farpool};
 use super::{can_capture, read, trace, write_lines};
@@ -11,6 +15,8 @@ use super::{can_capture, read, trace, write_lines};
 /// The largest line number of an address that Linux gives without being asked: 47 bits, in lines
 /// of 64 bytes.
 const LINES: u64 = 1 << 41;
+/// A program that was let go ends within this time, or hangs.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Captures a program with these flags. Returns its exit code, what it printed, and the trace.
 fn captured(
@@ -167,10 +173,22 @@ fn who_outlives_the_program_is_named() {
         return;
     }
     let home = tempfile::tempdir().expect("a folder");
-    let script = "sleep 2 >/dev/null 2>&1 & exit 0";
-    let (code, _, info, _) = captured(home.path(), &["--children"], &["sh", "-c", script]);
+    let fifo = home.path().join("fifo");
+    let (kind, mode) = (FileType::Fifo, Mode::RUSR | Mode::WUSR);
+    rustix::fs::mknodat(CWD, &fifo, kind, mode, 0).expect("a fifo");
+    // The child reads until this is closed, also if the test fails. The shell opens the fifo, so
+    // that a child that runs only later finds it open.
+    let held = File::options().read(true).write(true).open(&fifo).expect("the fifo");
+    let script = "exec 3<\"$0\"; cat <&3 >/dev/null 2>&1 & exit 0";
+    let program = ["sh", "-c", script, fifo.to_str().expect("a plain path")];
+    let (code, _, info, _) = captured(home.path(), &["--children"], &program);
+    drop(held);
     assert_eq!(code, 0);
     let is_named =
         |note: &String| note.starts_with("recording ended with the first process; these");
     assert!(info.notes.iter().any(is_named), "{:?}", info.notes);
+    farpool_testkit::wait_until("the child to end", PATIENCE, || {
+        let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        rustix::fs::open(&fifo, flags, Mode::empty()).is_err_and(|error| error == Errno::NXIO)
+    });
 }
