@@ -41,7 +41,11 @@ pub(crate) struct Slot {
     pub(crate) pages: Vec<LinkPage>,
     /// The encoded head, kept while it is being sent.
     head: Vec<u8>,
+    /// When it was submitted or, within limits, first sent; later by the time that the limits held
+    /// it back since.
     submitted: Instant,
+    /// When its connection was lost, until it is sent again.
+    grounded: Option<Instant>,
     /// Its number in the order of submission.
     sequence: u64,
     /// The limit that it was charged by, and when it may be sent by that.
@@ -118,6 +122,7 @@ impl Flight {
                 slot.opcode = opcode;
                 slot.segment = pages[0].segment;
                 slot.submitted = submitted;
+                slot.grounded = None;
                 slot.sequence = self.submitted;
                 self.submitted += 1;
                 slot.charged = None;
@@ -177,8 +182,7 @@ impl Flight {
                 }),
             };
             if passes_ns <= now_ns {
-                // Its deadline begins when it is sent.
-                slot.submitted = self.time.now();
+                slot.leave(self.time.now(), *held);
                 return queue.pop_front();
             }
             *held = Some(self.time.now());
@@ -212,7 +216,9 @@ impl Flight {
     /// it ended by impossible bytes, which a request survives only a few times.
     pub(crate) fn ground(&mut self, damaged: bool) {
         self.stream_bytes = 0;
+        let now = self.time.now();
         while let Some(mut slot) = self.flying.pop_back() {
+            slot.grounded = Some(now);
             slot.damaged += u8::from(damaged);
             slot.charged = None;
             if slot.damaged >= DAMAGE_LIMIT {
@@ -261,10 +267,24 @@ impl Slot {
             pages: Vec::with_capacity(REQUEST_LIMIT_PAGES),
             head: Vec::with_capacity(64),
             submitted,
+            grounded: None,
             sequence: 0,
             charged: None,
             damaged: 0,
             end_bytes: 0,
+        }
+    }
+
+    /// It is sent, within limits that last held requests of its kind back at this time. Its
+    /// deadline begins when it is first sent, and goes on where it is sent again, or a blade that
+    /// greets and never answers would not be lost.
+    fn leave(&mut self, now: Instant, held: Option<Instant>) {
+        match self.grounded.take() {
+            None => self.submitted = now,
+            Some(grounded) if held.is_some_and(|held| held >= grounded) => {
+                self.submitted += now.saturating_duration_since(grounded);
+            }
+            Some(_) => {}
         }
     }
 

@@ -50,8 +50,8 @@ fn reads_keep_to_the_rate_and_arrive_whole() {
 fn a_read_is_not_behind_writes_that_wait_and_these_meet_no_deadline() {
     let blade = FakeBlade::unix();
     // Each write waits twice as long as a request may go without an answer.
-    let deadline = Duration::from_millis(500);
-    let limits = Arc::new(ClientLimits::new(RateLimit::UNLIMITED, limit(PAGE, 1)));
+    let deadline = Duration::from_secs(3);
+    let limits = Arc::new(ClientLimits::new(RateLimit::UNLIMITED, limit(PAGE / 6, 1)));
     let mut link = link_with(&blade, deadline, &limits);
     let mut buffers = Buffers::new(4);
     let writes: Vec<_> = (0..3u32).map(|at| buffers.page(100 + at, at as usize)).collect();
@@ -76,9 +76,9 @@ fn a_read_is_not_behind_writes_that_wait_and_these_meet_no_deadline() {
 #[test]
 fn what_is_sent_and_not_answered_still_meets_its_deadline() {
     let blade = FakeBlade::unix();
-    blade.script(&[Fault::Silent]);
+    blade.script(&[Fault::Silent; 1000]);
     let limits = Arc::new(ClientLimits::new(limit(1 << 30, 256), RateLimit::UNLIMITED));
-    let mut link = link_with(&blade, Duration::from_millis(50), &limits);
+    let mut link = link_with(&blade, Duration::from_secs(4), &limits);
     let mut buffers = Buffers::new(1);
     let page = buffers.page(1, 0);
     // SAFETY: the buffers live until all completions are in.
@@ -103,7 +103,8 @@ fn links_share_one_limit_and_who_polls_is_woken_for_what_waits() {
     // SAFETY: the buffers live until all completions are in.
     unsafe { link.read(&[one]) };
     assert_eq!(finish(&mut link).len(), 1, "no limit as yet");
-    limits.set(limit(20 * PAGE, 1), RateLimit::UNLIMITED);
+    // The next page may be read 5 s after this.
+    limits.set(limit(PAGE / 5, 1), RateLimit::UNLIMITED);
     let elsewhere = ClientLimits::shared(meters); // what another process took
     let taken = elsewhere.meters().read.limit().expect("set");
     assert_eq!(elsewhere.meters().read.bucket().take(PAGE, monotonic_ns(), &taken), Ok(()));
@@ -116,7 +117,7 @@ fn links_share_one_limit_and_who_polls_is_woken_for_what_waits() {
         let descriptor = link.descriptor().expect("something to wait for");
         let flags = rustix::event::PollFlags::IN;
         let mut set = [rustix::event::PollFd::from_borrowed_fd(descriptor, flags)];
-        let long = rustix::event::Timespec { tv_sec: 10, tv_nsec: 0 };
+        let long = rustix::event::Timespec { tv_sec: 30, tv_nsec: 0 };
         assert_eq!(rustix::event::poll(&mut set, Some(&long)), Ok(1), "woken in time");
         link.poll(&mut done);
     }
