@@ -333,11 +333,13 @@ impl StreamLink {
         };
         let refused = refused.map(|since| now.saturating_duration_since(since));
         let reason = match refused {
-            Some(time) if time >= REFUSED_LIMIT => self.failure.as_ref().map(ToString::to_string),
-            _ if waited >= SILENCE_LIMIT => {
+            // Who refuses is not silent: this says why, and is over soon.
+            Some(time) if time < REFUSED_LIMIT => None,
+            Some(_) => self.failure.as_ref().map(ToString::to_string),
+            None if waited >= SILENCE_LIMIT => {
                 Some(format!("no answer within {} ms", SILENCE_LIMIT.as_millis()))
             }
-            _ => None,
+            None => None,
         };
         reason.filter(|_| spare.take()).map(|it| format!("{it}; it is spared, there are copies"))
     }
