@@ -7,15 +7,18 @@
 
 #![allow(dead_code, reason = "each test binary uses its part of this")]
 
+use std::cell::Cell;
 use std::collections::{HashMap, VecDeque};
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use farpool_fabric::{Address, ClientId, DescriptorSet, Link, LinkPage, PageDone, Session, Spare};
+use farpool_fabric::{
+    Address, ClientId, DescriptorSet, Link, LinkPage, PageDone, Session, Spare, Time,
+};
 use farpool_units::PAGE_BYTES;
 use farpool_wire::{
     ErrorCode, Extent, Header, HelloOk, Opcode, PageNumber, PagesChecksum, Purpose, Request,
@@ -128,8 +131,9 @@ impl FakeBlade {
         blade
     }
 
+    /// At an address that stays free when it has ended, for what comes after it.
     pub(crate) fn tcp() -> FakeBlade {
-        Self::tcp_at("127.0.0.1:0".parse().expect("an address"))
+        Self::tcp_at(farpool_testkit::ports::free_address())
     }
 
     pub(crate) fn tcp_at(address: SocketAddr) -> FakeBlade {
@@ -210,7 +214,7 @@ impl FakeBlade {
             allow_remote_tcp: false,
             secures_tcp: false,
             asks: None,
-            time: farpool_fabric::Time::KERNEL,
+            time: time(),
             descriptors: Arc::new(DescriptorSet::default()),
             met: farpool_fabric::Met::default(),
         })
@@ -388,12 +392,64 @@ impl Buffers {
     }
 }
 
+/// The clock of a thread's links.
+#[derive(Clone, Copy)]
+struct Clock {
+    begun: Instant,
+    ahead: Duration,
+}
+
+thread_local! {
+    /// None is the kernel's.
+    static CLOCK: Cell<Option<Clock>> = const { Cell::new(None) };
+}
+
+/// The present time of this thread's links.
+pub(crate) fn now() -> Instant {
+    CLOCK
+        .get()
+        .map_or_else(Instant::now, |it| it.begun + it.ahead + it.begun.elapsed() / SlowTime::TIMES)
+}
+
+fn time() -> Time {
+    match CLOCK.get() {
+        None => Time::KERNEL,
+        Some(_) => Time::simulated(now, |set, most| Time::KERNEL.wait(set, most)),
+    }
+}
+
+/// While it lives, the time of the links that this thread makes passes slowly: a silence after
+/// which a link tries another connection is one of seconds. For tests that count connections, or in
+/// which an answer must come in time: on a busy machine a thread may wait for a processor for
+/// longer than a link waits.
+pub(crate) struct SlowTime(());
+
+impl SlowTime {
+    const TIMES: u32 = 40;
+
+    pub(crate) fn begin() -> Self {
+        CLOCK.set(Some(Clock { begun: Instant::now(), ahead: Duration::ZERO }));
+        SlowTime(())
+    }
+
+    /// Lets this much time pass at once.
+    pub(crate) fn pass(&self, time: Duration) {
+        CLOCK.set(CLOCK.get().map(|it| Clock { ahead: it.ahead + time, ..it }));
+    }
+}
+
+impl Drop for SlowTime {
+    fn drop(&mut self) {
+        CLOCK.set(None);
+    }
+}
+
 /// Drives the link until nothing is in flight.
 pub(crate) fn finish(link: &mut dyn Link) -> Vec<PageDone> {
     let mut done = Vec::new();
     while link.in_flight() > 0 {
         link.wait(&mut done);
-        link.expire(std::time::Instant::now(), &mut done);
+        link.expire(now(), &mut done);
     }
     done.sort_by_key(|it| it.token);
     done
