@@ -10,6 +10,8 @@ use farpool_wire::*;
 use std::time::{Duration, Instant};
 
 const RATE_BYTES_PER_S: u64 = 1 << 20;
+/// Less than 32 MiB take at the rate, which is 31 s.
+const UNHELD_MAX: Duration = Duration::from_secs(25);
 /// Pages of one read.
 const PAGES: u32 = 64;
 
@@ -41,11 +43,10 @@ fn other_hosts_wait_while_the_processors_are_needed() {
     // The first MiB is the burst.
     let held = time_to_read(&mut there, of_there, 5 << 19);
     assert!(held >= Duration::from_millis(1400), "{held:?}");
-    // At the rate this would take 31 s.
     let unheld = time_to_read(&mut here, of_here, 32 << 20);
-    assert!(unheld < PATIENCE, "{unheld:?}");
+    assert!(unheld < UNHELD_MAX, "{unheld:?}");
     consider(sight(500));
     assert_eq!(blade.serving.blade().donor_protection(), None);
     let lifted = time_to_read(&mut there, of_there, 32 << 20);
-    assert!(lifted < PATIENCE, "{lifted:?}");
+    assert!(lifted < UNHELD_MAX, "{lifted:?}");
 }

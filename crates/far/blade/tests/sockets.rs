@@ -174,7 +174,9 @@ fn quota_and_capacity_are_kept_and_named() {
 
 #[test]
 fn a_client_lives_as_long_as_a_connection_and_its_lease() {
-    let blade = TestBlade::of_superpages(2);
+    // Longer than a busy machine takes to connect anew.
+    let config = BladeConfig { lease: Duration::from_secs(5), ..config_of(2) };
+    let blade = TestBlade::start(config);
     let mut first = blade.client(1);
     let keeper = Hello { purpose: Purpose::Keeper, ..hello(1) };
     let (mut keeper, _) = Peer::hello_with(blade.unix(), &keeper);

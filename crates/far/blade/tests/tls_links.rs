@@ -66,7 +66,7 @@ fn a_client_leaves_a_blade_that_was_revoked() {
     let mut rack = Rack::new();
     let (blade, program) = (rack.blade("node/n"), rack.credentials("program/p"));
     let mut own = session(&blade.addresses()[0], 1, Purpose::Client, Some(&program));
-    own.deadline = Duration::from_secs(2);
+    own.deadline = Duration::from_secs(5);
     let mut client = Client::new(own);
     client.round(1, 3);
     rack.revoke("node/n");

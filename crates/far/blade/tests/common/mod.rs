@@ -12,7 +12,7 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 /// Longer than anything takes; a test that waits this long has failed.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A blade on a unix socket and on loopback TCP.
 pub(crate) struct TestBlade {

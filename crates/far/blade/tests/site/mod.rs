@@ -18,7 +18,7 @@ use farpool_units::PAGE_BYTES;
 use farpool_wire::{Address, PageNumber, Purpose, Request, Response, SegmentId, SuperpageNumber};
 
 /// Longer than anything takes; a test that waits this long has failed.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Rack {
     pub(crate) authority: Authority,
