@@ -15,8 +15,8 @@ use farpool_pool::{
 use farpool_units::SUPERPAGE_BYTES;
 
 const SUPERPAGES: u32 = 3;
-/// The last copy is waited for so long.
-const DEADLINE: Duration = Duration::from_secs(3);
+/// The last copy is waited for so long: longer than a busy machine lets an answer wait.
+const DEADLINE: Duration = Duration::from_secs(8);
 
 fn config(blades: &Blades) -> PoolConfig {
     let config = common::config(blades);

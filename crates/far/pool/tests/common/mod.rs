@@ -13,7 +13,7 @@ use farpool_wire::BladeTotals;
 /// Long enough for everything that must happen; a test that waits this long fails.
 pub(crate) const AMPLE: Duration = Duration::from_secs(20);
 /// The deadline where a blade is stopped: short, but longer than a busy machine lets a thread wait.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(4);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(6);
 
 /// Blades, stopped when dropped.
 pub(crate) struct Blades {
