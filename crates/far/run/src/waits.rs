@@ -17,8 +17,11 @@ const END_NS: i64 = 200_000_000;
 /// Waits until the program's memory is registered or watched. If it fails, or takes too long, the
 /// limit may be passed. The end of the sidecar is kept like any other message, and handled later.
 pub(crate) fn await_readiness(sidecar: Pid, control: &OwnedFd, said: &mut Vec<Message>) {
+    await_ready_until(Instant::now() + HOLD_TIME, sidecar, control, said);
+}
+
+fn await_ready_until(until: Instant, sidecar: Pid, control: &OwnedFd, said: &mut Vec<Message>) {
     use rustix::event::{PollFd, PollFlags, poll};
-    let until = Instant::now() + HOLD_TIME;
     while let Some(time) = until.checked_duration_since(Instant::now()) {
         let Ok(time) = time.try_into() else { return };
         let mut fds = [PollFd::new(control, PollFlags::IN)];
@@ -76,6 +79,9 @@ mod tests {
     use super::*;
     use crate::talk::send;
 
+    /// Longest wait for anything here; reached only if something is broken.
+    const PATIENCE: Duration = Duration::from_secs(60);
+
     /// The program is stopped meanwhile.
     #[test]
     fn a_sidecar_that_ends_before_it_is_ready_is_not_waited_for() {
@@ -88,11 +94,12 @@ mod tests {
         let (done, waited) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             let mut said = Vec::new();
-            await_readiness(rustix::process::getpid(), &control, &mut said);
+            let until = Instant::now() + 10 * PATIENCE;
+            await_ready_until(until, rustix::process::getpid(), &control, &mut said);
             let texts: Vec<String> = said.into_iter().map(|(text, _)| text).collect();
             done.send(texts)
         });
-        let said = waited.recv_timeout(10 * HOLD_TIME).expect("an end");
+        let said = waited.recv_timeout(PATIENCE).expect("an end");
         assert_eq!(said, ["CHILD 1", ""]);
     }
 }
