@@ -164,7 +164,8 @@ fn limited(limits: Limits) -> (std::net::SocketAddr, Server) {
 
 #[test]
 fn half_sent_requests_are_closed_in_time() {
-    let head_timeout = std::time::Duration::from_millis(300);
+    // The last request is in time also on a busy machine.
+    let head_timeout = std::time::Duration::from_secs(5);
     let (address, server) = limited(Limits { connections: 100, waiting: 50, head_timeout });
     let halves: Vec<_> = (0..10).map(|_| half(address)).collect();
     halves.into_iter().for_each(wait_closed);
