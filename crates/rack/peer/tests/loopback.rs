@@ -25,7 +25,7 @@ fn is_open(segment: &ClientSegment, attempt: u128) -> bool {
         limits: None,
         purpose: farpool_wire::Purpose::Client,
         quota_bytes: u64::MAX,
-        deadline: Duration::from_secs(5),
+        deadline: common::PATIENCE,
         spare: Spare::default(),
         allow_remote_tcp: false,
         secures_tcp: false,
@@ -59,7 +59,7 @@ fn pair(lease: Duration, deadline: Duration) -> (Node, Node, Program, ClientSegm
 
 #[test]
 fn memory_that_its_server_needs_moves_to_another_node() {
-    let (a, b, mut program, first) = pair(Duration::from_secs(2), Duration::from_secs(20));
+    let (a, b, mut program, first) = pair(Duration::from_secs(8), Duration::from_secs(20));
     assert_eq!(first.place.node, a.address.to_string());
     assert!(is_open(&first, 1));
     assert_eq!((a.status().lent_bytes, b.status().borrowed_bytes), (128 * MIB, 128 * MIB));
@@ -86,7 +86,7 @@ fn memory_that_its_server_needs_moves_to_another_node() {
 
 #[test]
 fn a_program_that_does_not_leave_is_cut_off_at_the_deadline() {
-    let (a, _b, mut program, first) = pair(Duration::from_secs(2), Duration::from_secs(1));
+    let (a, _b, mut program, first) = pair(Duration::from_secs(8), Duration::from_secs(1));
     program.obeys = false;
     a.set_use(75);
     program.until("lost", |segments| {
@@ -101,7 +101,7 @@ fn a_program_that_does_not_leave_is_cut_off_at_the_deadline() {
 fn what_a_silent_program_had_comes_back_after_its_lease() {
     let a = Node::start("a", 1, 10, &[], |_| {});
     let b = Node::start("b", 2, 85, &[&a], |_| {});
-    let mut program = Program::start(&b, 1, 1_000);
+    let mut program = Program::start(&b, 1, 6_000);
     program.wish(1, 64 * MIB);
     program.until("a grant", |segments| only_ready(segments, 64 * MIB));
     wait_for("A's memory to be free", || (a.status().lent_bytes == 0).then_some(()));
@@ -112,7 +112,7 @@ fn what_a_silent_program_had_comes_back_after_its_lease() {
 
 #[test]
 fn what_lies_on_a_node_that_died_is_told_as_lost_and_wanted_anew() {
-    let (mut a, b, mut program, first) = pair(Duration::from_secs(2), Duration::from_secs(20));
+    let (mut a, b, mut program, first) = pair(Duration::from_secs(8), Duration::from_secs(20));
     a.die();
     let c = Node::start("c", 3, 10, &[&b], |_| {});
     program.until("the loss and a new grant", |segments| {
@@ -125,7 +125,7 @@ fn what_lies_on_a_node_that_died_is_told_as_lost_and_wanted_anew() {
 
 #[test]
 fn a_node_that_ends_lets_others_move_out_and_says_goodbye() {
-    let (mut a, b, mut program, _) = pair(Duration::from_secs(2), Duration::from_secs(20));
+    let (mut a, b, mut program, _) = pair(Duration::from_secs(8), Duration::from_secs(20));
     let ending = Ending::default();
     let (collaborator, told) = (a.collaborator.take().unwrap(), ending.clone());
     let end = std::thread::spawn(move || collaborator.run(&told));
@@ -137,7 +137,7 @@ fn a_node_that_ends_lets_others_move_out_and_says_goodbye() {
 
 #[test]
 fn a_node_that_must_end_at_once_says_what_was_lost() {
-    let (mut a, _b, _program, _) = pair(Duration::from_secs(2), Duration::from_secs(20));
+    let (mut a, _b, _program, _) = pair(Duration::from_secs(8), Duration::from_secs(20));
     let ending = Ending::default();
     ending.ask();
     ending.ask();

@@ -49,7 +49,7 @@ pub(crate) fn options(name: &str, folder: &std::path::Path) -> CollaborateOption
         zone: 0,
         thresholds: Thresholds::default(),
         arbitration: Arbitration::default(),
-        lease: Duration::from_secs(2),
+        lease: Duration::from_secs(8),
         reclaim_deadline: Duration::from_secs(20),
         rest: "127.0.0.1:0".parse().unwrap(),
         protection: Protection::default(),
