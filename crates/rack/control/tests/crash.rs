@@ -54,7 +54,12 @@ fn what_was_acknowledged_survives_kill_9() {
         let worker = std::thread::spawn(move || work(&api, round, &counted));
         // A different point of the work each time, and any moment of a request there.
         let enough = 1 + round_number * 37 % 150;
-        wait_for("creates", || (count.load(Ordering::Relaxed) >= enough).then_some(()));
+        let told = process.client();
+        wait_for("creates", || {
+            // A node that is silent for as long as a slow disk may take is given nothing.
+            node.step(&told);
+            (count.load(Ordering::Relaxed) >= enough).then_some(())
+        });
         process.kill();
         let (created, deleted) = worker.join().unwrap();
         process = Process::start(&store);

@@ -94,6 +94,13 @@ fn health(process: &Process) -> Health {
     process.client().health().unwrap()
 }
 
+/// A node that is silent for as long as a slow disk may take to store many segments is given none.
+fn report_now_and_then(node: &mut Agent, api: &Client, number: u128) {
+    if number.is_multiple_of(10) {
+        node.step(api);
+    }
+}
+
 fn signal(process: &Process, signal: rustix::process::Signal) {
     let pid = i32::try_from(process.child.id()).unwrap();
     let pid = rustix::process::Pid::from_raw(pid).unwrap();
@@ -118,6 +125,7 @@ fn a_standby_takes_over_and_the_old_leader_cannot_write() {
     let id = SegmentId::from_u128;
     for number in 0..50 {
         both.put_segment(id(number), &small(client)).unwrap();
+        report_now_and_then(&mut node, &both, number);
     }
     node.settle(&both);
     let before = both.report_client(client, &ClientReport::default()).unwrap().segments;
@@ -160,6 +168,7 @@ fn a_restore_into_etcd_leads_however_long_it_takes() {
         // More than one transaction of etcd takes.
         for number in 0..150 {
             api.put_segment(SegmentId::from_u128(number), &small(client)).unwrap();
+            report_now_and_then(&mut node, &api, number);
         }
         node.settle(&api);
         let backup = api.backup().unwrap();

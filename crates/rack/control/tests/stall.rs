@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 const CLIENT: u128 = 1;
 const SEGMENT: u128 = 7;
 /// The client's lease.
-const LEASE_MS: u64 = 4_000;
+const LEASE_MS: u64 = NODE_LATE_MS;
 /// Longer than both may be silent.
 const STALL: Duration = Duration::from_millis(NODE_LATE_MS + 2_000);
 
