@@ -7,6 +7,7 @@ use std::time::Duration;
 use common::{Controller, Machine, SUPERPAGE, client_at, end_of, start_node};
 use farpool_api::{NodeSpec, NodeState, ProblemKind, SegmentState};
 use farpool_e2e::far::{Far, User};
+use farpool_e2e::ports::free_address;
 use farpool_e2e::{PATIENCE, wait_until};
 use farpool_node::{Ended, NodeError};
 
@@ -90,8 +91,7 @@ fn a_node_that_starts_before_its_controller_waits_for_it() {
 #[test]
 fn a_wrong_token_ends_the_daemon() {
     let folder = tempfile::tempdir().unwrap();
-    let listen = ([127, 0, 0, 1], 0).into();
-    let control = Controller::start(listen, folder.path(), Some("right"));
+    let control = Controller::start(free_address(), folder.path(), Some("right"));
     let machine = Machine::new();
     let wrong = client_at(control.address, Some("wrong"));
     let error = start_node("n1", wrong, &machine, DONATE).unwrap_err();

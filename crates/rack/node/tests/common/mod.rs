@@ -11,6 +11,7 @@ use farpool_api::Client;
 use farpool_blade::BladeConfig;
 use farpool_control::{ControlError, ControlOptions, StoreChoice, serve};
 use farpool_e2e::PATIENCE;
+use farpool_e2e::ports::free_address;
 use farpool_host::MemoryFiles;
 use farpool_node::{Ended, NodeDaemon, NodeError, NodeOptions};
 
@@ -58,8 +59,9 @@ impl Controller {
         Ok(Self { address, end: Some(end), thread: Some(thread) })
     }
 
+    /// At an address that stays free when it has ended, for the one that comes after it.
     pub(crate) fn fresh(folder: &Path) -> Self {
-        Self::start(SocketAddr::from(([127, 0, 0, 1], 0)), folder, None)
+        Self::start(free_address(), folder, None)
     }
 
     pub(crate) fn client(&self) -> Client {
