@@ -191,10 +191,10 @@ fn shown(mut replies: &[u8]) -> String {
 }
 
 fn compare(asks: &[Ask], cuts: &[usize]) -> Result<(), TestCaseError> {
+    let start = Instant::now();
     let theirs = Memcached::start(&[&QUIET[..], &FLAGS].concat());
     let ours =
         Ours::local(Settings { item_bytes_max: ITEM_BYTES_MAX, ..settings(Compat::V1_6_18) });
-    let start = Instant::now();
     let mut requests: Vec<Vec<u8>> = asks.iter().map(Ask::bytes).collect();
     requests.push(tail());
     let stepwise: Vec<&[u8]> = requests.iter().map(Vec::as_slice).collect();
@@ -250,13 +250,13 @@ fn three_threads_answer_binary_requests_as_one_memcached() {
         let mut requests: Vec<Vec<u8>> = asks.map(|ask| ask.bytes()).collect();
         requests.push(tail());
         let stepwise: Vec<&[u8]> = requests.iter().map(Vec::as_slice).collect();
+        let start = Instant::now();
         let theirs = Memcached::start(&[&QUIET[..], &FLAGS].concat());
         let ours = Ours::local(Settings {
             threads: 3,
             item_bytes_max: ITEM_BYTES_MAX,
             ..settings(Compat::V1_6_18)
         });
-        let start = Instant::now();
         let expected = exchange_one_by_one(theirs.connect(), &stepwise, || theirs.is_idle());
         let given = exchange(ours.connect(), &[&stepwise.concat()]);
         prop_assume!(start.elapsed() < CASE_TIME_MAX);

@@ -22,8 +22,8 @@ use farpool_kv_server::{Compat, Settings};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
-/// Both clocks count whole seconds from their starts; in a case that took longer they may have
-/// advanced at different moments, so it is not judged.
+/// Both clocks count whole seconds from their starts; in a case that took longer, its servers'
+/// starts included, they may have advanced at different moments, so it is not judged.
 const CASE_TIME_MAX: Duration = Duration::from_millis(900);
 
 /// Turns background threads off: they hold items for a moment, and a number that becomes shorter
@@ -153,9 +153,9 @@ fn compare(
     cuts: &[usize],
 ) -> Result<(), TestCaseError> {
     let compat = settings.compat;
+    let start = Instant::now();
     let theirs = Memcached::start_for(compat, flags);
     let ours = Ours::local(settings);
-    let start = Instant::now();
     let tail = [&TAIL.concat(), LAST.0].concat();
     let stepwise: Vec<&[u8]> =
         requests.iter().map(Vec::as_slice).chain([tail.as_slice()]).collect();

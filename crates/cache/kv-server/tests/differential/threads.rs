@@ -145,9 +145,9 @@ fn three_threads_answer_as_one_memcached() {
 
 fn three_threads_answer_as(compat: Compat) {
     judge(120, &prop::collection::vec(step(), 1..60), |steps| {
+        let start = Instant::now();
         let theirs = Memcached::start_for(compat, &QUIET);
         let ours = Ours::local(Settings { threads: 3, compat, ..Settings::default() });
-        let start = Instant::now();
         let (mut them, mut us) = (Side::new(theirs.connect()), Side::new(ours.connect()));
         for (number, step) in steps.iter().enumerate() {
             let (expected, given) = (them.ask(step), us.ask(step));
