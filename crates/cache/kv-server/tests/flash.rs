@@ -8,7 +8,6 @@ use std::net::{SocketAddr, TcpStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use farpool_kv_server::{
     Bookkeeping, FlashError, FlashSettings, Server, ServerError, Settings, Shared,
@@ -92,7 +91,7 @@ impl Text {
     fn connect(at: SocketAddr) -> Self {
         let stream = TcpStream::connect(at).unwrap();
         // A hang fails the test instead of blocking the whole run.
-        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream.set_read_timeout(Some(common::PATIENCE)).unwrap();
         Self(BufReader::new(stream))
     }
 

@@ -317,7 +317,7 @@ fn clients_in_shared_memory_come_and_go() {
         assert_eq!(stays.get(b"key").unwrap().unwrap().bytes, b"value");
     }
     // The server notices that the last one has gone when it next checks its sockets.
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + common::PATIENCE;
     while server.shared.connections.load(std::sync::atomic::Ordering::Relaxed) != 1 {
         assert!(Instant::now() < deadline, "connections that ended are still counted");
         std::thread::sleep(Duration::from_millis(1));

@@ -15,7 +15,7 @@ use farpool_kv_server::{Compat, Server, ServerError, Settings, Shared};
 use tempfile::TempDir;
 
 /// How long a condition may take to become true before the test fails.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// Waits until `condition` gives a value.
 ///
 /// # Panics
