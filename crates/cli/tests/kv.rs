@@ -431,7 +431,7 @@ fn top_shows_what_is_asked_of_any_memcached() {
     let top = |flags: &[&str]| {
         let mut command = farpool(home.path());
         command
-            .args(["kv", "top", "--server", &address, "--interval", "200ms", "--count", "2"])
+            .args(["kv", "top", "--server", &address, "--interval", "2s", "--count", "2"])
             .args(flags);
         let (code, output, errors) = ended(&mut command);
         assert_eq!(code, 0, "{errors}");

@@ -34,9 +34,10 @@ const KEYS: usize = 30_000;
 /// The keys stored last are in memory.
 const IN_MEMORY: std::ops::Range<usize> = KEYS - 1_000..KEYS;
 const ON_FLASH: std::ops::Range<usize> = 0..KEYS / 2;
-/// The longest that a client should wait: the one second that a request waits for a tier, plus what
-/// a busy machine adds.
-const BOUND: Duration = Duration::from_secs(6);
+/// The longest that a client should wait, with all that it asks for: the one second that a request
+/// waits for a tier, plus what a busy machine adds. If each of a thousand keys waited for a tier,
+/// it would take minutes, and behind a disk that hangs for ever.
+const BOUND: Duration = Duration::from_secs(30);
 
 fn flags(device: &Path) -> [String; 6] {
     let part = format!("{}:{}MiB", device.display(), DISK_BYTES >> 20);
@@ -88,7 +89,7 @@ fn a_slow_disk_delays_nobody_else_and_loses_nothing() {
     let there = known.check(&mut kv.client, (1..KEYS / 2).step_by(500));
     eprintln!("{there} of 30 in {:?}, {} requests late", start.elapsed(), disk.faults.done());
     assert!(there > 20, "{there} of 30 came, late");
-    assert!(start.elapsed() < 30 * BOUND);
+    assert!(start.elapsed() < 6 * BOUND);
     // Storing goes on; items that the disk does not take are lost.
     known.store(&mut kv.client, 0..10_000);
     memory_is_served_after(&kv, &known, 9_500..10_000);
@@ -349,7 +350,7 @@ fn a_block_device_serves_and_serves_again_after_every_end() {
     known.delete(&mut kv.client, (0..KEYS).step_by(7));
     for signal in [Signal::TERM, Signal::KILL, Signal::TERM] {
         kv.signal(signal);
-        kv.ends_within(BOUND * 5);
+        kv.ends_within(BOUND);
         drop(kv);
         kv = Kv::start(home.path(), &flags);
         let there = known.check(&mut kv.client, 0..KEYS);
@@ -520,7 +521,7 @@ fn a_file_system_that_hangs_stops_nobody() {
         // Items on flash are not served, but every request gets a reply.
         kv.client.version(KEYS / 4 + rounds);
         longest = longest.max(asked.elapsed());
-        assert!(longest < 2 * BOUND, "round {rounds} took {longest:?}");
+        assert!(longest < BOUND, "round {rounds} took {longest:?}");
         rounds += 1;
     }
     assert!(disk.faults.done() > 0 && sync.hangs(), "the disk hangs");

@@ -125,7 +125,7 @@ fn systemd_is_told_when_the_blade_is_ready_and_when_it_stops() {
     let home = home();
     let path = home.path().join("notify.sock");
     let notify = UnixDatagram::bind(&path).expect("a socket to be told through");
-    notify.set_read_timeout(Some(Duration::from_secs(10))).expect("a deadline");
+    notify.set_read_timeout(Some(Duration::from_secs(60))).expect("a deadline");
     let blade = Blade::start(home.path(), &["--listen", "tcp://127.0.0.1:0"], Some(&path));
     let told = || {
         let mut message = [0; 64];
