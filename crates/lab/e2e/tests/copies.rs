@@ -152,7 +152,7 @@ fn forks_before_and_after_two_losses_read_what_their_parent_had() {
 fn when_all_copies_are_lost_the_program_ends_with_a_clear_message() {
     let _turn = turn();
     let mut blades = blades(2);
-    let run = run_on(Door::Usual, &blades).args(["--deadline", "2s"]);
+    let run = run_on(Door::Usual, &blades).args(["--deadline", "8s"]);
     let program = Checker::start(run, 6, "discard,heap");
     blades.iter_mut().for_each(Blade::kill);
     program.running.finish().require_lost("far memory is lost");

@@ -21,7 +21,7 @@ const HOG_BYTES: u64 = 620 << 20;
 /// How long the controller gives a program to move out of memory that a donor needs.
 const RECLAIM_DEADLINE: Duration = Duration::from_secs(30);
 /// How late a busy machine may be.
-const SLACK: Duration = Duration::from_secs(5);
+const SLACK: Duration = Duration::from_secs(20);
 
 /// The controller's uptime at the first event of a kind.
 fn time_of(events: &[Value], kind: &str) -> Option<Duration> {

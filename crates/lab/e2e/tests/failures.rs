@@ -16,19 +16,43 @@ const SIGABRT_CODE: i32 = 134;
 const SIGKILL_CODE: i32 = 137;
 const THREADS: usize = 2;
 
-/// Starts a stress program of 64 MiB with 16 MiB local. When this returns, every thread has filled
-/// its memory, and some of it has been far.
-fn started(addresses: &[&str], seconds: u32, seed: u32) -> Running {
+/// A stress program of 64 MiB with 16 MiB local.
+fn stress(addresses: &[&str], seconds: u32, seed: u32) -> Run {
     let run = addresses.iter().fold(Run::far("16MiB"), |run, address| run.blade(address));
-    let mut running = run
-        .own_program("farpool-stress")
+    run.own_program("farpool-stress")
         .args(["--mib", "64", "--threads", &THREADS.to_string(), "--progress"])
         .args(["--seconds", &seconds.to_string(), "--seed", &seed.to_string()])
         .args(["--ops", "discard,heap,pipe,protect"])
-        .start();
+}
+
+/// When this returns, every thread has filled its memory, and some of it has been far.
+fn start(run: Run) -> Running {
+    let mut running = run.start();
     running.wait_for_output("filled", THREADS);
     running.wait_until_far();
     running
+}
+
+fn started(addresses: &[&str], seconds: u32, seed: u32) -> Running {
+    start(stress(addresses, seconds, seed))
+}
+
+/// Has a program meet a fault on its way to the blade and go on for some pages, if it can; then
+/// lets it end.
+fn meets(fault: Fault, proxy: &Proxy, seed: u32) -> Outcome {
+    const MORE_PAGES: u64 = 1_000;
+    let folder = tempfile::tempdir().expect("a directory");
+    let end = folder.path().join("end");
+    let mut running = start(stress(&[proxy.address()], 600, seed).args(["--until"]).args([&end]));
+    proxy.order(fault);
+    wait_until("the fault", PATIENCE, || (proxy.done() > 0 || !running.is_running()).then_some(()));
+    let before = running.fetched().unwrap_or(0);
+    wait_until("more pages", PATIENCE, || {
+        let goes_on = running.fetched().is_some_and(|it| it > before + MORE_PAGES);
+        (goes_on || !running.is_running()).then_some(())
+    });
+    std::fs::write(&end, "").expect("a file");
+    running.finish()
 }
 
 fn require_sigbus(outcome: &Outcome, address: &str) {
@@ -102,9 +126,7 @@ fn a_blade_that_pauses_too_long_is_lost() {
 fn network_fault(fault: Fault, seed: u32) {
     let blade = Blade::start("512MiB");
     let proxy = Proxy::start(blade.tcp());
-    let running = started(&[proxy.address()], 3, seed);
-    proxy.order(fault);
-    let outcome = running.finish();
+    let outcome = meets(fault, &proxy, seed);
     assert_eq!(proxy.done(), 1, "no answer carried pages: {}", outcome.stdout);
     if outcome.code != 0 {
         require_sigbus(&outcome, proxy.address());
@@ -146,9 +168,7 @@ fn answers_out_of_order() {
 fn flipped_length(fault: Fault, seed: u32) {
     let blade = Blade::start("512MiB");
     let proxy = Proxy::start(blade.tcp());
-    let running = started(&[proxy.address()], 3, seed);
-    proxy.order(fault);
-    running.finish().require_success().require_far();
+    meets(fault, &proxy, seed).require_success().require_far();
     assert_eq!(proxy.done(), 1);
 }
 
@@ -231,9 +251,7 @@ fn a_killed_program_gives_its_memory_back() {
         tree::signal(running.program_pid(), libc::SIGKILL);
         let outcome = running.finish();
         assert_eq!(outcome.code, 128 + libc::SIGKILL, "{}", outcome.stderr);
-        wait_until("the lease to end", Duration::from_secs(10), || {
-            (used_bytes(&blade) == 0).then_some(())
-        });
+        wait_until("the lease to end", PATIENCE, || (used_bytes(&blade) == 0).then_some(()));
     }
 }
 
@@ -253,9 +271,7 @@ fn programs_killed_at_any_moment_leave_nothing() {
         tree::signal(pid, libc::SIGKILL);
         assert_eq!(running.finish().code, 128 + libc::SIGKILL);
     }
-    wait_until("all leases to end", Duration::from_secs(10), || {
-        (used_bytes(&blade) == 0).then_some(())
-    });
+    wait_until("all leases to end", PATIENCE, || (used_bytes(&blade) == 0).then_some(()));
 }
 
 #[test]
@@ -264,9 +280,7 @@ fn a_program_does_not_outlive_its_keeper() {
     let running = started(&[], 60, 15);
     let (keeper, program) = (running.pid(), running.program_pid());
     tree::signal(keeper, libc::SIGKILL);
-    wait_until("the program to end", Duration::from_secs(10), || {
-        (!tree::is_alive(program)).then_some(())
-    });
+    wait_until("the program to end", PATIENCE, || (!tree::is_alive(program)).then_some(()));
 }
 
 /// In debug builds the pager panics on demand.

@@ -389,7 +389,7 @@ fn memory_that_children_get_empty_can_be_far() {
 fn locking_more_than_the_limit_ends_soon() {
     // It takes 2 to 5 s here. If each page had to wait for a pause of the evictor (5 ms), it would
     // take minutes.
-    const SOON: Duration = Duration::from_secs(20);
+    const SOON: Duration = Duration::from_secs(40);
     let _turn = turn();
     let started = Instant::now();
     if let Some((outcome, _)) = advice("lock") {

@@ -15,7 +15,7 @@ const LIMIT_MIB: u64 = 32;
 const LIMIT: &str = "32MiB";
 const ROUNDS: usize = 20;
 /// How long to wait for a step; each takes some seconds at most.
-const PATIENCE: Duration = Duration::from_secs(40);
+const PATIENCE: Duration = Duration::from_secs(60);
 const NOBODY: u32 = 65534;
 /// Larger than any possible process id.
 const NO_PROCESS: u32 = 1 << 22;
@@ -199,7 +199,7 @@ fn a_program_is_attached_to_once() {
 
 /// Requires that `farpool attach` fails soon, with a message that contains these words.
 fn refused(run: Run, words: &[&str]) {
-    let outcome = run.patience(Duration::from_secs(20)).finish();
+    let outcome = run.patience(PATIENCE).finish();
     let said = outcome.stderr.trim_end();
     assert!(outcome.code != 0 && outcome.stdout.is_empty(), "{}: {said}", outcome.stdout);
     println!("refused: {said}");
@@ -251,7 +251,7 @@ fn the_first_process_of_the_machine_cannot_be_attached_to() {
     let script = "\"$0\" attach 1 --local 32MiB; code=$?; echo unharmed; exit $code";
     let mut unshare = Command::new("unshare");
     unshare.args(["--pid", "--fork", "--mount-proc", "sh", "-c", script]).arg(farpool);
-    let run = Run::with(unshare, None, None).patience(Duration::from_secs(20));
+    let run = Run::with(unshare, None, None).patience(PATIENCE);
     let outcome = run.finish();
     if outcome.stderr.starts_with("unshare:") {
         return skip(outcome.stderr.trim_end());
