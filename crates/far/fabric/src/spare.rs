@@ -29,8 +29,8 @@ impl Spare {
         self.0.load(Ordering::Acquire)
     }
 
-    /// True for the one who may give a blade up.
-    pub(crate) fn take(&self) -> bool {
+    /// True for the one who may give something up of which there are copies.
+    pub fn take(&self) -> bool {
         self.0.swap(false, Ordering::AcqRel)
     }
 }

@@ -111,6 +111,12 @@ impl Pool {
         live.map(|it| it.map().iter().filter(is_there).count() as u64).sum()
     }
 
+    /// Superpages of live segments, those of several copies for each.
+    pub fn superpages_in_all(&self) -> u64 {
+        let live = self.shared.segments.iter().filter(|it| it.state() != SegmentState::Free);
+        live.map(|it| it.map().iter().count() as u64).sum()
+    }
+
     /// True if what is at this place is on the blade, or a part of it is: it was half moved there.
     pub(crate) fn is_on(&self, place: Place, blade: BladeIndex) -> bool {
         let record = place.record.map(|it| &self.shared.records()[usize::from(it)]);

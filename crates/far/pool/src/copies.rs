@@ -12,6 +12,7 @@
 //!   back.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 
 use farpool_fabric::CallError;
 use farpool_units::exactly;
@@ -62,6 +63,11 @@ impl Pool {
     /// False if a superpage may have fewer copies than it should have. Lock-free.
     pub fn has_all_copies(&self) -> bool {
         self.shared.config.copies == 1 || self.shared.spare.is_set()
+    }
+
+    /// Reads so far that were asked of a second copy, since the first one was late. Lock-free.
+    pub fn hedged_reads(&self) -> u64 {
+        self.shared.hedged_reads.load(Ordering::Relaxed)
     }
 
     /// Permits to give a silent blade up early, if all copies are there.

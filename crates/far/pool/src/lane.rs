@@ -3,6 +3,9 @@
 //! A lane connects to a blade when it first has a page for it. Writes to a page that is being moved
 //! at this moment wait inside the lane and count as in flight.
 
+mod copies;
+
+use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,7 +16,8 @@ use farpool_units::exactly;
 use farpool_wire::{Address, ErrorCode};
 use rustix::event::{PollFd, PollFlags};
 
-use crate::sealing::{CopySet, Outcome, Sealer};
+use crate::hedging::{AnswerTimes, Choice};
+use crate::sealing::{Asked, CopySet, FlightCopy, FlightNumber, Outcome, Sealer};
 use crate::seals::Seals;
 use crate::shared::{Found, LaneClock, Shared};
 use crate::types::Access;
@@ -52,6 +56,9 @@ pub struct Lane {
     scratch: Vec<PageDone>,
     /// None if pages are moved as they are stored.
     sealer: Option<Sealer>,
+    choice: Choice,
+    /// When the lane was made.
+    born: Instant,
     /// The phase being waited for, once seen; see [`Shared::phase`].
     phase: u64,
 }
@@ -75,6 +82,11 @@ struct Way {
     batch: Vec<LinkPage>,
     /// The link's mark when the phase began.
     mark: u64,
+    times: AnswerTimes,
+    /// Reads of pages with several copies that may not be answered, the oldest first.
+    owed: VecDeque<Asked>,
+    /// Those of which another copy may have to be asked, likewise.
+    may_be_late: VecDeque<Asked>,
 }
 
 impl Lane {
@@ -84,6 +96,7 @@ impl Lane {
         slot: u32,
         sealing: Sealing,
     ) -> Lane {
+        let born = shared.config.time.now();
         Lane {
             shared,
             clock,
@@ -96,6 +109,8 @@ impl Lane {
             again: Vec::new(),
             scratch: Vec::with_capacity(DONE_CAPACITY),
             sealer: (sealing == Sealing::ByLane).then(Sealer::default),
+            choice: Choice::default(),
+            born,
             phase: 0,
         }
     }
@@ -130,7 +145,8 @@ impl Lane {
         self.look_at_phase();
         let clock = Arc::clone(&self.clock);
         let visit = clock.visit();
-        reads.iter().for_each(|read| self.begin_read(read, CopySet::default(), None));
+        let now = self.now_if_hedging();
+        reads.iter().for_each(|read| self.begin_read(read, CopySet::default(), None, now));
         // SAFETY: the caller lends each page's memory for writing until its completion; files found
         // during this visit stay open until it ends.
         unsafe { self.submit(Access::Read) };
@@ -182,29 +198,6 @@ impl Lane {
         drop(visit);
     }
 
-    /// Begins to read a page from the first copy that was not tried and can be read. If there is
-    /// none, the page fails, with what was `failed` before.
-    fn begin_read(&mut self, read: &PageRead, tried: CopySet, failed: Option<PageError>) {
-        let mut failed = failed;
-        let untried = self.shared.copies(read.at.segment).filter(|copy| !tried.has(copy.nth()));
-        for copy in untried {
-            let at = SegmentPage { segment: copy, ..read.at };
-            match self.shared.find(at, Access::Read, read.into, read.token) {
-                Found::At(blade, page) => {
-                    match self.expect(read, page, tried.with(copy.nth())) {
-                        Ok(page) => self.sort_in(blade, page),
-                        Err(error) => self.fail(read.token, error),
-                    }
-                    return;
-                }
-                Found::Not(error) => failed = graver(failed, error),
-                // Reads never wait for the mover; should one, it ends like any that is too late.
-                Found::Soon => failed = graver(failed, PageError::Deadline),
-            }
-        }
-        self.fail(read.token, failed.unwrap_or(PageError::NotAllocated));
-    }
-
     /// Begins to write a page to all its copies whose blades live. `known` is the segment of the
     /// last page of the same call with its seals.
     ///
@@ -221,7 +214,7 @@ impl Lane {
             let at = SegmentPage { segment: copy, ..write.at };
             match self.shared.find(at, Access::Write, write.from.cast_mut(), write.token) {
                 Found::At(blade, page) => {
-                    places[count] = Some((blade, page));
+                    places[count] = Some((copy.nth(), blade, page));
                     count += 1;
                 }
                 Found::Not(error) => failed = graver(failed, error),
@@ -233,26 +226,16 @@ impl Lane {
             return self.fail(write.token, failed.unwrap_or(PageError::NotAllocated));
         }
         if self.sealer.is_none() {
-            return places.for_each(|(blade, page)| self.sort_in(blade, page));
+            return places.for_each(|(_, blade, page)| self.sort_in(blade, page));
         }
         // SAFETY: as promised by the caller.
         match unsafe { self.seal(write, exactly(count), known) } {
-            Ok((memory, token)) => places.for_each(|(blade, page)| {
+            Ok((memory, flight)) => places.for_each(|(nth, blade, page)| {
+                let token = flight.copy(nth).token();
                 self.sort_in(blade, LinkPage { memory, token, ..page });
             }),
             Err(error) => self.fail(write.token, error),
         }
-    }
-
-    /// Prepares for a page that is read, if it is sealed.
-    fn expect(
-        &mut self,
-        read: &PageRead,
-        page: LinkPage,
-        tried: CopySet,
-    ) -> Result<LinkPage, PageError> {
-        let Some(sealer) = &mut self.sealer else { return Ok(page) };
-        sealer.expect(read, &seals_of(&self.shared, read.at)?, page, tried)
     }
 
     /// Seals a page that is written to so many copies.
@@ -264,7 +247,7 @@ impl Lane {
         write: &PageWrite,
         copies: u8,
         known: &mut Option<(SegmentHandle, Arc<Seals>)>,
-    ) -> Result<(*mut u8, u64), PageError> {
+    ) -> Result<(*mut u8, FlightNumber), PageError> {
         let segment = write.at.segment;
         let known = match known {
             Some(known) if known.0 == segment => known,
@@ -276,13 +259,32 @@ impl Lane {
     }
 
     /// A link has ended with a page that it knows by this token.
-    fn complete(&mut self, blade: usize, token: u64, result: Result<(), PageError>) {
+    fn complete(
+        &mut self,
+        blade: usize,
+        token: u64,
+        result: Result<(), PageError>,
+        now: Option<Instant>,
+    ) {
+        let copy = FlightCopy::of_token(token);
+        if result.is_ok() {
+            self.note_answer(blade, copy, now);
+        }
         let Some(sealer) = &mut self.sealer else {
             return self.ready.push(Completion { token, result });
         };
         let is_lost = self.shared.blades[blade].is_lost();
         // SAFETY: a page is lent to the lane until its completion is handed out.
-        match unsafe { sealer.end(token, result, is_lost) } {
+        let ended = unsafe { sealer.end(copy, result, is_lost) };
+        if let Some(damaged) = ended.damaged.filter(|_| self.shared.config.copies > 1) {
+            self.note_damage(damaged, copy.nth);
+        }
+        if let Some(at) = ended.unwritten
+            && let Ok(seals) = seals_of(&self.shared, at)
+        {
+            seals.forget(at.page);
+        }
+        match ended.outcome {
             Outcome::Done(completion) => self.ready.push(completion),
             Outcome::NotYet => {}
             Outcome::Again(read, tried, error) => {
@@ -334,7 +336,7 @@ impl Lane {
                     let error = Err(PageError::BladeLost(index(blade)));
                     let batch = std::mem::take(batch);
                     for page in &batch {
-                        self.complete(blade, page.token, error);
+                        self.complete(blade, page.token, error, None);
                     }
                     self.ways[blade].batch = batch;
                 }
@@ -342,7 +344,7 @@ impl Lane {
             self.ways[blade].batch.clear();
         }
         self.order.clear();
-        self.clock.set_in_flight(self.with_links);
+        self.clock.set_in_flight(self.awaited());
     }
 
     /// Makes a link to a blade that was added after this lane, without waiting for it.
@@ -362,6 +364,8 @@ impl Lane {
     fn replace(&mut self, blade: usize, generation: u32, link: Option<Box<dyn Link>>) {
         let way = &mut self.ways[blade];
         way.generation = generation;
+        // Nothing is known of this blade.
+        (way.times, way.owed, way.may_be_late) = Default::default();
         way.batch.reserve(DONE_CAPACITY);
         if let Some(mut old) = std::mem::replace(&mut way.link, link) {
             // Nothing of it is under way any more, unless its blade was left because of copies;
@@ -381,6 +385,7 @@ impl Lane {
         for blade in 0..MAX_BLADES {
             self.drive(blade, done, |link, scratch| link.poll(scratch));
         }
+        self.ask_others();
         if !self.again.is_empty() {
             self.try_waiting();
         }
@@ -430,8 +435,9 @@ impl Lane {
             let clock = Arc::clone(&self.clock);
             let visit = clock.visit();
             let mut again = std::mem::take(&mut self.again);
+            let now = self.now_if_hedging();
             for (read, tried, error) in again.drain(..) {
-                self.begin_read(&read, tried, Some(error));
+                self.begin_read(&read, tried, Some(error), now);
             }
             self.again = again;
             // SAFETY: the caller of `read` lends the pages until their completions.
@@ -449,7 +455,10 @@ impl Lane {
     fn only_busy_link(&self) -> Option<usize> {
         let busy = |blade: &usize| self.busy_links().any(|it| it.0 == *blade);
         let mut all = (0..MAX_BLADES).filter(busy);
-        all.next().filter(|_| all.next().is_none() && self.waiting.is_empty())
+        let is_only = |it: &mut dyn Iterator<Item = usize>| it.next().is_none();
+        let only = all.next()?;
+        let waits_for_more = !self.waiting.is_empty() || self.may_be_late();
+        (is_only(&mut all) && !waits_for_more).then_some(only)
     }
 
     fn busy_links(&self) -> impl Iterator<Item = (usize, &dyn Link)> {
@@ -462,6 +471,8 @@ impl Lane {
     fn sleep(&self) {
         let step = if self.waiting.is_empty() { WAIT_STEP } else { MOVER_STEP };
         let time = self.shared.config.time;
+        let late = self.may_be_late().then(|| self.until_late(time.now())).flatten();
+        let step = late.map_or(step, |late| late.min(step));
         let links = self.ways.iter().filter_map(|way| way.link.as_deref());
         let mut all = links.filter_map(|link| {
             let out = if link.is_sending() { PollFlags::OUT } else { PollFlags::empty() };
@@ -505,7 +516,21 @@ impl Lane {
     /// Pages submitted and not yet handed out as completions; those of several copies count for
     /// each.
     pub fn in_flight(&self) -> usize {
-        self.ready.len() + self.waiting.len() + self.again.len() + self.with_links
+        self.ready.len() + self.waiting.len() + self.again.len() + self.awaited()
+    }
+
+    /// True if no blade owes this lane an answer, not even one that nobody waits for any more
+    /// because another copy was read. Until then the lane is to be driven on: that is how a blade's
+    /// loss is noticed.
+    pub fn is_idle(&self) -> bool {
+        self.in_flight() == 0 && self.with_links == 0
+    }
+
+    /// Pages that links have not answered, without those that another copy has answered meanwhile:
+    /// nobody waits for these, and their answers go nowhere.
+    fn awaited(&self) -> usize {
+        let stragglers = self.sealer.as_ref().map_or(0, Sealer::stragglers);
+        self.with_links.checked_sub(stragglers).expect("who owes an answer was asked")
     }
 
     /// What to poll for readability together with userfaultfd; nothing for shm, nor for a blade
@@ -528,14 +553,18 @@ impl Lane {
         {
             self.shared.lose(blade, reason);
         }
+        if self.scratch.is_empty() {
+            return;
+        }
+        let now = self.now_if_hedging();
         self.with_links = self.with_links.saturating_sub(self.scratch.len());
-        self.clock.set_in_flight(self.with_links);
         let mut scratch = std::mem::take(&mut self.scratch);
         for page in scratch.drain(..) {
             let result = page.result.map_err(|fault| page_error(fault, index(blade)));
-            self.complete(blade, page.token, result);
+            self.complete(blade, page.token, result, now);
         }
         self.scratch = scratch;
+        self.clock.set_in_flight(self.awaited());
     }
 
     /// Tells the pool when everything from before the current phase has ended.
@@ -546,7 +575,7 @@ impl Lane {
             for way in &mut self.ways {
                 way.mark = way.link.as_ref().map_or(0, |link| link.mark());
             }
-        } else if phase == 0 || self.with_links == 0 {
+        } else if phase == 0 || self.awaited() == 0 {
             return; // as nearly always: nothing was ever moved, or the pool sees it itself
         }
         let is_over =

@@ -10,7 +10,9 @@
 mod account;
 mod blades;
 mod copies;
+mod damage;
 mod error;
+mod hedging;
 mod lane;
 mod map;
 mod mover;
@@ -31,7 +33,7 @@ pub use farpool_fabric::{
 pub use farpool_kernel::Time;
 pub use farpool_wire::FailureDomain;
 pub use lane::Lane;
-pub use mover::{Mover, Step};
+pub use mover::{Damage, DamageOutcome, Mover, Step, VERIFY_LIMIT_PAGES, Verified, VerifyPoint};
 pub use pool::{Pool, Still};
 pub use refusals::Refusals;
 pub use seals::Seals;

@@ -11,8 +11,9 @@
 //! original. Until the copy is complete, children get the original.
 
 mod completing;
+mod verifying;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -23,6 +24,7 @@ use farpool_wire::PageNumber;
 
 use crate::account::{Account, PartKey, PartRole, parts};
 use crate::copies::is_apart;
+use crate::damage::Suspect;
 use crate::lane::Sealing;
 use crate::map::Place;
 use crate::moving::{MAX_RECORDS, Record};
@@ -34,6 +36,9 @@ use crate::{
     BladeIndex, Completion, CopyDesk, Errand, FrozenToken, Lane, PageError, Pool, PoolError,
     SUPERPAGE_PAGES, SegmentHandle,
 };
+
+pub(crate) use verifying::is_damage;
+pub use verifying::{Damage, DamageOutcome, VERIFY_LIMIT_PAGES, Verified, VerifyPoint};
 
 /// Pages copied at once while the program leaves its far memory alone: 1 MiB, one request each way.
 const BATCH_PAGES: usize = 256;
@@ -71,6 +76,8 @@ pub struct Mover<'a> {
     done: Vec<Completion>,
     /// Pages that all other lanes together had moved at the last check.
     moved_by_others: u64,
+    /// Damaged copies that were told and could not be given up; see [`Mover::verify`].
+    kept: BTreeSet<Suspect>,
 }
 
 /// Pages being moved.
@@ -114,7 +121,8 @@ struct CopyError {
 }
 
 impl<'a> Mover<'a> {
-    /// A mover with its memory (3 MiB), which connects to blades when it needs to.
+    /// A mover, which connects to blades and takes its memory (3 MiB to move superpages, less to
+    /// verify them) when it needs to.
     pub fn new(pool: &'a Pool) -> Self {
         let (lane, clock) = pool.unconnected_lane(Sealing::AsStored);
         Mover {
@@ -124,6 +132,7 @@ impl<'a> Mover<'a> {
             batches: (0..BATCHES).map(|_| Batch::new(pool.shared.config.time.now())).collect(),
             done: Vec::with_capacity(BATCHES * BATCH_PAGES),
             moved_by_others: 0,
+            kept: BTreeSet::new(),
         }
     }
 
@@ -439,6 +448,7 @@ impl<'a> Mover<'a> {
         let next = job.record.claim(from, limit, is_written, |page| batch.pages.push(page));
         batch.is_written = false;
         batch.failed = None;
+        batch.reserve(limit);
         batch.started = self.pool.shared.config.time.now();
         self.submit(number, job, Access::Read);
         next
@@ -578,9 +588,17 @@ fn next_on(pool: &Pool, handle: SegmentHandle, from: BladeIndex) -> Option<(u32,
 }
 
 impl Batch {
+    /// Makes memory for so many pages; none is on its way.
+    fn reserve(&mut self, pages: usize) {
+        assert_eq!(self.in_flight, 0, "memory that is lent stays where it is");
+        if self.memory.len() < pages {
+            self.memory.resize(pages, PageMemory([0; PAGE_BYTES]));
+        }
+    }
+
     fn new(now: Instant) -> Self {
         Batch {
-            memory: vec![PageMemory([0; PAGE_BYTES]); BATCH_PAGES],
+            memory: Vec::new(),
             pages: Vec::with_capacity(BATCH_PAGES),
             is_written: false,
             in_flight: 0,

@@ -500,6 +500,11 @@ impl Ledger {
         self.free_rest();
     }
 
+    /// True if memory of this copy of a superpage is still to be freed somewhere.
+    pub(crate) fn is_unfreed(&self, copy: SegmentHandle, superpage: u32) -> bool {
+        self.unfreed.iter().any(|(handle, sma, _)| (*handle, *sma) == (copy, superpage))
+    }
+
     /// Frees the remaining places on their blades. A blade refuses while any page of the segment is
     /// being written; then it is retried later, and at the latest freed with the whole part.
     pub(crate) fn free_rest(&mut self) {

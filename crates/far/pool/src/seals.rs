@@ -149,6 +149,15 @@ impl Seals {
         }
     }
 
+    /// Nothing can be said of a page whose last write failed: its blade may have what was there
+    /// before, or a part of what was sent.
+    pub(crate) fn forget(&self, page: u32) {
+        let groups = self.table.of_superpage(page / SUPERPAGE_PAGES);
+        if let Some(group) = groups.and_then(|groups| groups[group_number(page)].get()) {
+            group.upper[(page % GROUP_PAGES) as usize].fetch_and(!WRITTEN, Relaxed);
+        }
+    }
+
     /// Encrypts a page that is about to be sent, under its next version.
     ///
     /// # Errors

@@ -22,6 +22,7 @@ use farpool_units::PAGES_PER_SUPERPAGE;
 use farpool_wire::{PageNumber, SegmentId};
 
 use crate::copies::ALL_SEGMENTS;
+use crate::damage::Suspects;
 use crate::map::{Place, SuperpageMap};
 use crate::moving::{MAX_RECORDS, Record, Side};
 use crate::seals::Seals;
@@ -35,6 +36,10 @@ pub(crate) struct Shared {
     pub(crate) descriptors: Arc<DescriptorSet>,
     /// Set while every superpage has all its copies, if it is to have several.
     pub(crate) spare: Spare,
+    /// Copies that a lane could read and not open.
+    pub(crate) suspects: Suspects,
+    /// Reads that were asked of a second copy, since the first one was late.
+    pub(crate) hedged_reads: AtomicU64,
     pub(crate) blades: [BladeSlot; MAX_BLADES],
     /// Of all copies; see [`crate::copies`].
     pub(crate) segments: [Segment; ALL_SEGMENTS],
@@ -208,6 +213,8 @@ impl Shared {
         spare.set(config.copies > 1);
         Shared {
             spare,
+            suspects: Suspects::default(),
+            hedged_reads: AtomicU64::new(0),
             config,
             descriptors,
             blades: std::array::from_fn(|_| BladeSlot::default()),

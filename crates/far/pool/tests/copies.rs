@@ -4,7 +4,7 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Blades, Pages, finish, pattern};
 use farpool_pool::{
@@ -68,10 +68,22 @@ fn reads(lane: &mut Lane, segment: SegmentHandle, seed: u64) -> Result<bool, Pag
         .collect();
     // SAFETY: the pages outlive the wait for their completions.
     unsafe { lane.read(&reads) }.expect("submitted");
-    finish(lane, pages.len()).into_iter().collect::<Result<Vec<()>, _>>()?;
+    let results = finish(lane, pages.len());
+    drive_until_idle(lane);
+    results.into_iter().collect::<Result<Vec<()>, _>>()?;
     let is_right =
         |(token, page): (u64, &u32)| *local.bytes(token) == pattern(seed + u64::from(*page));
     Ok((0u64..).zip(&pages).all(is_right))
+}
+
+/// Waits until the blades have answered all, or are known to be lost.
+fn drive_until_idle(lane: &mut Lane) {
+    let mut done = Vec::new();
+    while !lane.is_idle() {
+        lane.expire(Instant::now(), &mut done);
+        std::thread::yield_now();
+    }
+    assert!(done.is_empty(), "nothing was asked for: {done:?}");
 }
 
 /// Makes what is missing. Returns the number of superpages.

@@ -33,6 +33,7 @@ impl Mover<'_> {
     pub fn complete_copies(&mut self, desk: &dyn CopyDesk) -> Result<Step, PoolError> {
         self.while_nothing_else_moves(|mover| {
             let pool = mover.pool;
+            pool.ledger().free_rest();
             let lost = (0_u8..).map(BladeIndex).take(MAX_BLADES).filter(|at| pool.is_lost(*at));
             lost.for_each(|blade| pool.forget_copies_on(blade));
             let mut somebody_copies = false;
@@ -59,7 +60,7 @@ impl Mover<'_> {
                 return Ok(Step::Moved);
             }
             pool.note_copies();
-            Ok(if somebody_copies { Step::Waiting } else { Step::Empty })
+            Ok(if somebody_copies || pool.waits_to_free() { Step::Waiting } else { Step::Empty })
         })
     }
 
@@ -124,6 +125,18 @@ impl Mover<'_> {
     }
 }
 
+impl Pool {
+    /// True if a copy can be made once the memory where it was before is freed.
+    fn waits_to_free(&self) -> bool {
+        let unfreed = self.ledger().unfreed.clone();
+        let is_missing = |copy: SegmentHandle, superpage| {
+            self.segment(copy).map().get(superpage).is_none()
+                && self.other_copy(copy, superpage).is_some()
+        };
+        unfreed.into_iter().any(|(copy, superpage, _)| is_missing(copy, superpage))
+    }
+}
+
 /// What the processes that share a part call the copy of this number that is made of it.
 fn name_of_copy(part: u128, copy: SegmentHandle) -> u128 {
     part.wrapping_add(1 + copy.nth() as u128)
@@ -137,7 +150,9 @@ fn next_missing(pool: &Pool, copy: SegmentHandle) -> Option<Missing> {
         return None;
     }
     pool.superpages_of(copy.first()).find_map(|superpage| {
-        let is_missing = pool.segment(copy).map().get(superpage).is_none();
+        // Where a damaged copy was, the blade may not have freed it yet.
+        let is_missing = pool.segment(copy).map().get(superpage).is_none()
+            && !pool.ledger().is_unfreed(copy, superpage);
         let of = pool.other_copy(copy, superpage).filter(|_| is_missing)?;
         Some(Missing { copy, superpage, of })
     })
