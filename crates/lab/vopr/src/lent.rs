@@ -79,6 +79,12 @@ impl LentLane {
         self.lane.in_flight()
     }
 
+    /// True if nothing is owed to the lane, in flight or not.
+    #[must_use]
+    pub(crate) fn is_idle(&self) -> bool {
+        self.lane.is_idle()
+    }
+
     /// Collects what has come back, without waiting.
     pub(crate) fn poll(&mut self, now: Instant) -> Vec<Ended> {
         self.lane.poll(&mut self.done);

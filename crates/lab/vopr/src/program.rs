@@ -13,7 +13,8 @@ use std::time::Duration;
 use farpool_acms::Rng;
 use farpool_pool::{
     Alone, Ask, BladeIndex, ClientId, FrozenToken, Mover, PageError, Pool, PoolConfig, PoolError,
-    Refusals, SUPERPAGE_PAGES, Seals, SegmentHandle, SegmentPage, Step,
+    Refusals, SUPERPAGE_PAGES, Seals, SegmentHandle, SegmentPage, Step, VERIFY_LIMIT_PAGES,
+    VerifyPoint,
 };
 use farpool_wire::ErrorCode;
 
@@ -29,6 +30,8 @@ const USED_PAGES: u32 = 12;
 const BATCH_PAGES: u64 = 6;
 /// Pages in flight on one lane at most.
 const IN_FLIGHT_MAX: usize = 24;
+/// Steps of one verification at most: more than all that can be written needs.
+const VERIFY_STEPS_MAX: u64 = 12;
 /// Longest pause while pages are waited for.
 const STEP: Duration = Duration::from_millis(20);
 
@@ -53,6 +56,8 @@ pub struct Tally {
     pub refused: u64,
     /// Superpages moved.
     pub moved: u64,
+    /// Pages verified, of each copy.
+    pub verified: u64,
     /// The longest time that a page took.
     pub slowest_ns: u64,
 }
@@ -193,6 +198,7 @@ impl Program {
                 forked?;
             }
             95..97 => self.pool.keep_alive(),
+            97 if self.config.seals_pages => self.verify(random)?,
             _ if self.moves => self.move_away(random)?,
             _ => self.inner.borrow_mut().exchange(random),
         }
@@ -383,21 +389,48 @@ impl Program {
         }))
     }
 
+    /// Verifies some of far memory, while reading and writing goes on.
+    fn verify(&self, random: &mut Rng) -> Result<(), Violation> {
+        let steps = 1 + random.below(VERIFY_STEPS_MAX);
+        let limit = 1 + random.index(VERIFY_LIMIT_PAGES);
+        let meanwhile = self.exchange_meanwhile(random);
+        let (mut mover, mut from) = (Mover::new(&self.pool), VerifyPoint::default());
+        for _ in 0..steps {
+            let verified = mover.verify(from, limit);
+            clock::note(|| format!("verify: {verified:?}"));
+            self.inner.borrow_mut().tally.verified += verified.pages;
+            // Nothing here damages memory; blades may lie.
+            if !verified.damages.is_empty() && world::with(|world| world.lies()) == 0 {
+                return Err(Violation(format!("taken for damaged: {:?}", verified.damages)));
+            }
+            // As a pager does: until all copies are there again, no silent blade is given up early.
+            // There may be no other blade at this time.
+            self.make_copies(&mut mover, |_| {});
+            let Some(next) = verified.next else { break };
+            from = next;
+        }
+        drop(meanwhile);
+        self.check()
+    }
+
+    fn make_copies(&self, mover: &mut Mover<'_>, last: impl FnOnce(Result<Step, PoolError>)) {
+        loop {
+            let step = mover.complete_copies(&Alone);
+            clock::note(|| format!("complete copies: {step:?}"));
+            match step {
+                Ok(Step::Moved) => self.inner.borrow_mut().tally.moved += 1,
+                step => return last(step),
+            }
+        }
+    }
+
     /// Makes the copies that are missing, while reading and writing goes on.
     ///
     /// # Errors
     /// Something that must not be, or a copy is still missing.
     pub fn complete_copies(&self, random: &mut Rng) -> Result<(), Violation> {
         let meanwhile = self.exchange_meanwhile(random);
-        let mut mover = Mover::new(&self.pool);
-        loop {
-            let step = mover.complete_copies(&Alone);
-            clock::note(|| format!("complete copies: {step:?}"));
-            match self.count(step) {
-                Some(Step::Moved) => self.inner.borrow_mut().tally.moved += 1,
-                _ => break,
-            }
-        }
+        self.make_copies(&mut Mover::new(&self.pool), |step| _ = self.count(step));
         drop(meanwhile);
         self.check()?;
         match self.pool.degraded_superpages() {
@@ -406,7 +439,7 @@ impl Program {
         }
     }
 
-    /// Waits for everything in flight.
+    /// Waits for everything in flight, and for the answers that nobody waits for any more.
     ///
     /// # Errors
     /// Something that must not be.
@@ -415,7 +448,7 @@ impl Program {
             {
                 let mut inner = self.inner.borrow_mut();
                 inner.collect();
-                if inner.lanes.iter().all(|lane| lane.in_flight() == 0) {
+                if inner.lanes.iter().all(LentLane::is_idle) {
                     assert!(inner.busy.is_empty(), "nothing is in flight");
                     break;
                 }
@@ -549,7 +582,7 @@ impl Inner {
     /// Takes what has come back on all lanes.
     fn collect(&mut self) {
         for lane in 0..self.lanes.len() {
-            if self.lanes[lane].in_flight() > 0 {
+            if !self.lanes[lane].is_idle() {
                 let ended = self.lanes[lane].poll(clock::now());
                 self.judge(ended);
             }
