@@ -34,7 +34,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::values::{
     Backing, BladeAddress, Door, LocalLimit, PeakMemory, Persist, Prefetch, Redundancy, Seal, Size,
-    Span, Victim, WhenFull, WhenOutside, process_number,
+    Span, VerifyEvery, Victim, WhenFull, WhenOutside, process_number,
 };
 
 /// Run unmodified Linux programs with part of their memory on other machines.
@@ -223,6 +223,10 @@ pub struct RunSettings {
     /// none]
     #[arg(long, value_name = "COPIES", env = "FARPOOL_RUN_REDUNDANCY", hide_env_values = true)]
     pub redundancy: Option<Redundancy>,
+    /// In which time to read all sealed far memory once, so that damage is found before the program
+    /// needs it; a damaged copy is made anew from another one. never: do not [default: 24h]
+    #[arg(long, value_name = "TIME", env = "FARPOOL_RUN_VERIFY_EVERY", hide_env_values = true)]
+    pub verify_every: Option<VerifyEvery>,
     /// Without --pki: allow blades beyond this machine's loopback; all but sealed pages is sent
     /// unencrypted
     #[arg(long, value_name = "BOOL", env = "FARPOOL_RUN_ALLOW_REMOTE_TCP", hide_env_values = true)]
@@ -390,6 +394,10 @@ pub struct AttachArgs {
     /// blade that dies costs a pause of at most a second, and pages are always sealed
     #[arg(long, value_name = "COPIES", default_value = "none")]
     pub redundancy: Redundancy,
+    /// In which time to read all sealed far memory once, so that damage is found before the program
+    /// needs it; a damaged copy is made anew from another one. never: do not
+    #[arg(long, value_name = "TIME", default_value = "24h")]
+    pub verify_every: VerifyEvery,
     /// Without --pki: allow blades beyond this machine's loopback; all but sealed pages is sent
     /// unencrypted
     #[arg(long)]

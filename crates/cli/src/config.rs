@@ -61,7 +61,7 @@ macro_rules! fill_from {
 fill_from!(RunSettings:
     options local, peak, pool, pki, token_file, insecure, host, tenant, rate, spill, quota,
         policy, prefetch, when_full, deadline, pager_threads, threshold, stats, seal, redundancy,
-        allow_remote_tcp, no_check, door,
+        verify_every, allow_remote_tcp, no_check, door,
         when_outside, quiet;
     lists blade);
 fill_from!(BladeSettings:

@@ -9,6 +9,7 @@ mod rack;
 mod redundancy;
 mod seal;
 mod trace;
+mod verify_every;
 
 use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -27,6 +28,7 @@ pub use rack::*;
 pub use redundancy::*;
 pub use seal::*;
 pub use trace::*;
+pub use verify_every::*;
 
 /// A number of bytes, written as `4096`, `512KiB`, `256MiB`, `2G`, `1.5GiB`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -194,7 +196,7 @@ impl fmt::Display for LocalLimit {
     }
 }
 
-/// A span of time, written as `500ms`, `10s`, `2m`.
+/// A span of time, written as `500ms`, `10s`, `2m`, `24h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span(pub Duration);
 
@@ -202,20 +204,23 @@ impl FromStr for Span {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let units = [("ms", 1), ("s", 1_000), ("m", 60_000)];
+        let units = [("ms", 1), ("s", 1_000), ("m", 60_000), ("h", 3_600_000)];
         units
             .iter()
             .find_map(|(suffix, ms)| Some((text.strip_suffix(suffix)?, *ms)))
             .and_then(|(number, ms)| number.parse::<u64>().ok()?.checked_mul(ms))
             .filter(|ms| *ms > 0)
             .map(|ms| Span(Duration::from_millis(ms)))
-            .ok_or_else(|| format!("{text:?} is not a span of time; write it as 500ms, 10s or 2m"))
+            .ok_or_else(|| {
+                format!("{text:?} is not a span of time; write it as 500ms, 10s, 2m or 24h")
+            })
     }
 }
 
 impl fmt::Display for Span {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.as_millis() {
+            ms if ms % 3_600_000 == 0 => write!(to, "{}h", ms / 3_600_000),
             ms if ms % 60_000 == 0 => write!(to, "{}m", ms / 60_000),
             ms if ms % 1_000 == 0 => write!(to, "{}s", ms / 1_000),
             ms => write!(to, "{ms}ms"),
@@ -434,6 +439,7 @@ written_as_text!(
     Persist,
     Redundancy,
     Seal,
+    VerifyEvery,
     WhenFull,
     WhenOutside,
     Victim,

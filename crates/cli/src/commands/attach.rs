@@ -91,6 +91,7 @@ fn options(args: AttachArgs) -> Result<RunOptions, UsageError> {
     options.allow_remote_tcp = args.allow_remote_tcp;
     options.seal = args.seal.into();
     options.redundancy = args.redundancy.0;
+    options.verify_every = args.verify_every.0;
     options.quiet = args.quiet;
     if let Some(Span(deadline)) = args.deadline {
         options.deadline = deadline;

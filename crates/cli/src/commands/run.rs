@@ -15,7 +15,9 @@ use crate::commands::refuse_remote;
 use crate::commands::service::{access, read_pki};
 use crate::config::UsageError;
 use crate::terminal::counter;
-use crate::values::{Door, LocalLimit, PeakMemory, Redundancy, Size, Span, WhenFull, WhenOutside};
+use crate::values::{
+    Door, LocalLimit, PeakMemory, Redundancy, Size, Span, VerifyEvery, WhenFull, WhenOutside,
+};
 
 // `farpool sim predict` models the same rule.
 const _: () = assert!(farpool_run::PERCENT_FLOOR_BYTES == farpool_sim::pager::SHARE_FLOOR_BYTES);
@@ -94,6 +96,9 @@ fn options(args: RunArgs) -> anyhow::Result<RunOptions> {
     }
     if let Some(Redundancy(redundancy)) = settings.redundancy {
         options.redundancy = redundancy;
+    }
+    if let Some(VerifyEvery(every)) = settings.verify_every {
+        options.verify_every = every;
     }
     if let Some(threads) = settings.pager_threads {
         options.pager_threads = threads.into();

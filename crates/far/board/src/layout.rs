@@ -17,7 +17,7 @@ const NAME_BYTES: usize = 64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"farpool\x01");
 /// Raised whenever the layout changes; programs and keeper come from one build, `stat` may not.
-pub const VERSION: u32 = 15;
+pub const VERSION: u32 = 16;
 
 /// What happens to a program that needs more far memory than the blades give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,6 +73,8 @@ pub struct Settings {
     pub threshold_bytes: u64,
     /// A request unanswered for this long means that its blade is lost.
     pub deadline_ms: u64,
+    /// In this time all far memory is read once and compared with its seals; 0: never.
+    pub verify_every_ms: u64,
     /// The run's name in `farpool stat`.
     pub program: String,
 }
@@ -96,6 +98,7 @@ pub struct Header {
     pub(crate) quota_bytes: AtomicU64,
     pub(crate) threshold_bytes: AtomicU64,
     pub(crate) deadline_ms: AtomicU64,
+    pub(crate) verify_every_ms: AtomicU64,
     /// Resident pages of the tree that no process publishes; written by the keeper.
     pub unpublished_pages: AtomicU64,
     /// Pages, and number, of processes of the tree that have no pager and can have none; written by
@@ -225,6 +228,14 @@ pub enum Counter {
     ElsewherePages,
     /// Gauge: superpages with fewer copies on blades that live than they are to have.
     DegradedSuperpages,
+    /// Far pages that were read to verify them, of each copy, and were what was stored.
+    VerifiedPages,
+    /// Those that were not.
+    DamagedPages,
+    /// Copies of superpages that were damaged, given up and made anew.
+    ReplacedCopies,
+    /// Reads that were asked of a second copy, since the first one was late.
+    HedgedReads,
 }
 
 /// The counters that hold a present value.
@@ -246,7 +257,7 @@ const GAUGES: [Counter; 14] = [
 ];
 
 /// Number of counters.
-pub(crate) const COUNTER_COUNT: usize = Counter::DegradedSuperpages as usize + 1;
+pub(crate) const COUNTER_COUNT: usize = Counter::HedgedReads as usize + 1;
 
 /// One process on the board.
 #[repr(C, align(64))]
@@ -341,6 +352,7 @@ impl Header {
         self.pager_threads.store(settings.pager_threads, Relaxed);
         self.threshold_bytes.store(settings.threshold_bytes, Relaxed);
         self.deadline_ms.store(settings.deadline_ms, Relaxed);
+        self.verify_every_ms.store(settings.verify_every_ms, Relaxed);
         store_text(&self.program, settings.program.as_bytes());
         store_text(&self.victim_policy, settings.victim_policy.as_bytes());
         store_text(&self.prefetch_policy, settings.prefetch_policy.as_bytes());
@@ -368,6 +380,7 @@ impl Header {
             pager_threads: self.pager_threads.load(Relaxed),
             threshold_bytes: self.threshold_bytes.load(Relaxed),
             deadline_ms: self.deadline_ms.load(Relaxed),
+            verify_every_ms: self.verify_every_ms.load(Relaxed),
             program: load_text(&self.program),
         }
     }

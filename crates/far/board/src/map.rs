@@ -364,6 +364,7 @@ mod tests {
             pager_threads: 2,
             threshold_bytes: 65_536,
             deadline_ms: 10_000,
+            verify_every_ms: 86_400_000,
             program: "redis-server".into(),
         }
     }

@@ -464,6 +464,7 @@ pub(crate) fn settings(options: &RunOptions, blades: Vec<String>, path: &Path) -
         pager_threads: options.pager_threads,
         threshold_bytes: options.threshold_bytes,
         deadline_ms: at_most(options.deadline.as_millis()),
+        verify_every_ms: options.verify_every.map_or(0, |every| at_most(every.as_millis())),
         program: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
     }
 }

@@ -115,6 +115,9 @@ pub struct RunOptions {
     pub seal: SealPolicy,
     /// How many copies there are of what is far.
     pub redundancy: Redundancy,
+    /// In this time all that is far and sealed is read once and compared with its seals; None:
+    /// never.
+    pub verify_every: Option<Duration>,
     /// Where to write the final statistics as JSON.
     pub stats_file: Option<PathBuf>,
     /// Starts the program even if something is missing that it will need when it grows.
@@ -126,6 +129,10 @@ pub struct RunOptions {
     /// The preload library, if it is not beside the executable.
     pub preload: Option<PathBuf>,
 }
+
+/// The usual time in which all that is far is verified: memory that nobody reads for a day is found
+/// damaged before its other copy is likely to be, too.
+pub const VERIFY_EVERY: Duration = Duration::from_secs(24 * 3600);
 
 impl RunOptions {
     /// The usual settings for a program.
@@ -147,6 +154,7 @@ impl RunOptions {
             credentials: None,
             seal: SealPolicy::default(),
             redundancy: Redundancy::default(),
+            verify_every: Some(VERIFY_EVERY),
             stats_file: None,
             no_check: false,
             quiet: false,

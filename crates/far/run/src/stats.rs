@@ -83,7 +83,7 @@ impl Peak {
 const WITHOUT_ROOM: &str = "without_room";
 
 /// Counters with their names in JSON and tables.
-const COUNTERS: [(Counter, &str); 31] = [
+const COUNTERS: [(Counter, &str); 35] = [
     (Counter::Faults, "faults"),
     (Counter::ZeroFills, "zero_fills"),
     (Counter::PagesZeroed, "pages_zeroed"),
@@ -115,6 +115,10 @@ const COUNTERS: [(Counter, &str); 31] = [
     (Counter::PinnedPages, "pinned_pages"),
     (Counter::WithoutRoom, WITHOUT_ROOM),
     (Counter::DegradedSuperpages, "degraded_superpages"),
+    (Counter::VerifiedPages, "verified_pages"),
+    (Counter::DamagedPages, "damaged_pages"),
+    (Counter::ReplacedCopies, "replaced_copies"),
+    (Counter::HedgedReads, "hedged_reads"),
 ];
 
 /// Reads a run's statistics from its board.

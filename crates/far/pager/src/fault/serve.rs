@@ -53,7 +53,7 @@ impl FaultThread {
         let mut messages = [Message::default(); MESSAGES];
         let mut watch = Watch::new();
         loop {
-            if self.lane.in_flight() == 0 {
+            if self.lane.is_idle() {
                 if self.core.crew.is_solo() {
                     self.release_stage();
                 }

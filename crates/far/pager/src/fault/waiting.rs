@@ -38,7 +38,7 @@ impl FaultThread {
         let uffd = &self.core.uffd;
         let mut fds: [PollFd<'_>; 1 + farpool_pool::MAX_BLADES] =
             std::array::from_fn(|_| PollFd::new(uffd, PollFlags::IN));
-        let busy = self.lane.in_flight() > 0;
+        let busy = !self.lane.is_idle();
         let mut count = 1;
         if busy {
             for (entry, fd) in fds[1..].iter_mut().zip(self.lane.descriptors()) {
@@ -47,6 +47,8 @@ impl FaultThread {
             }
         }
         let most = if busy { Some(most.unwrap_or(EXPIRY_STEP).min(EXPIRY_STEP)) } else { most };
+        let late = self.until_late().filter(|_| busy);
+        let most = late.into_iter().chain(most).min();
         let is_staged = !busy && self.stage_used > 0;
         let most = if is_staged { Some(most.unwrap_or(STAGE_REST).min(STAGE_REST)) } else { most };
         let timeout = most.and_then(|most| Timespec::try_from(most).ok());
@@ -63,10 +65,16 @@ impl FaultThread {
         }
     }
 
+    /// How long until a page is asked of another copy. The clock is not read if there is one copy.
+    fn until_late(&self) -> Option<Duration> {
+        let has_copies = self.core.settings.copies > 1;
+        has_copies.then(|| self.lane.until_late(Instant::now())).flatten()
+    }
+
     /// Checks the deadlines of requests in flight when it is time, however many faults there are.
     pub(super) fn check_deadlines(&mut self) {
         // Reading the clock is a system call in a sidecar, and this is done at every fault.
-        if self.lane.in_flight() == 0 {
+        if self.lane.is_idle() {
             return;
         }
         let now = Instant::now();

@@ -14,8 +14,8 @@ use farpool_board::{
     Sealing,
 };
 use farpool_pool::{
-    BladeIndex, BladeSpec, ClientLimits, CopyDesk, Errand, FailureDomain, FrozenToken, Grant,
-    GrantKey, MAX_BLADES, Mover, Pool, PoolConfig, PoolError, Step,
+    BladeIndex, BladeSpec, ClientLimits, CopyDesk, DamageOutcome, Errand, FailureDomain,
+    FrozenToken, Grant, GrantKey, MAX_BLADES, Mover, Pool, PoolConfig, PoolError, Step, Verified,
 };
 
 use crate::abort::fail_closed;
@@ -23,6 +23,7 @@ use crate::core::Core;
 use crate::error::StartError;
 use crate::life::identity::client_id;
 use crate::life::process::Pager;
+use crate::life::verification::{Verification, VerifyStep, pages_of, tell};
 use crate::sys;
 
 /// The time before a retry with a blade that could not be connected, or of a move that found no
@@ -121,6 +122,8 @@ pub struct Follower {
     copies_later: Option<Instant>,
     /// It was said that they cannot be made; once until they are.
     copies_said: bool,
+    /// None: what is far is never verified, or not sealed.
+    verification: Option<Verification>,
 }
 
 impl Follower {
@@ -128,6 +131,8 @@ impl Follower {
     pub fn new(pager: &'static Pager, core: &'static Core) -> Self {
         core.pool.wait();
         let known = core.pool.first_blades();
+        let every = Duration::from_millis(core.settings.verify_every_ms);
+        let verifies = !every.is_zero() && core.settings.sealing == Sealing::Sealed;
         Follower {
             pager,
             core,
@@ -141,6 +146,7 @@ impl Follower {
             makes_copies: false,
             copies_later: None,
             copies_said: false,
+            verification: verifies.then(|| Verification::new(every, Instant::now())),
         }
     }
 
@@ -151,6 +157,8 @@ impl Follower {
             let wanted = table.load();
             self.take_in(&wanted);
             let soon = self.move_away().into_iter().chain(self.complete_copies()).min();
+            let verified = if soon == Some(Duration::ZERO) { None } else { self.verify() };
+            let soon = soon.into_iter().chain(verified).min();
             self.publish(wanted.version);
             if soon != Some(Duration::ZERO) {
                 table.wait(wanted.version, soon);
@@ -275,10 +283,45 @@ impl Follower {
         Some(COPIES_STEP)
     }
 
+    /// Verifies some of what is far, if it is time, or what was found damaged. Returns when to come
+    /// again.
+    fn verify(&mut self) -> Option<Duration> {
+        let pool = self.core.pool.wait();
+        let mut verification = self.verification.take()?;
+        let begun = Instant::now();
+        let pages = pages_of(pool);
+        let step = verification.next_step(pages, pool.has_suspects(), begun);
+        let verified = step.and_then(|VerifyStep { from, limit }| {
+            self.with_mover(|mover, _, _| mover.verify(from, limit))
+        });
+        if let Some(verified) = verified {
+            self.count_verified(&verified);
+            let (told, is_more) = verification.take(&verified, pages, (begun, Instant::now()));
+            told.iter().for_each(|damage| sys::say(&tell(damage, pool)));
+            if is_more {
+                sys::say("more far memory is damaged; damaged_pages of `farpool stat` counts it");
+            }
+        }
+        let wait = verification.wait(Instant::now());
+        self.verification = Some(verification);
+        // A copy that was given up is made anew at once.
+        Some(if pool.has_all_copies() { wait } else { wait.min(COPIES_STEP) })
+    }
+
+    fn count_verified(&self, verified: &Verified) {
+        self.core.count(Counter::VerifiedPages, verified.pages);
+        for damage in &verified.damages {
+            self.core.count(Counter::DamagedPages, damage.pages.into());
+            let is_replaced = damage.outcome == DamageOutcome::Replaced;
+            self.core.count(Counter::ReplacedCopies, is_replaced.into());
+        }
+    }
+
     fn publish_degraded(&self) {
         let pool = self.core.pool.wait();
         let degraded = if pool.has_all_copies() { 0 } else { pool.degraded_superpages() };
         self.core.slot.set(Counter::DegradedSuperpages, degraded);
+        self.core.slot.set(Counter::HedgedReads, pool.hedged_reads());
     }
 
     /// Reports lost blades, and leaves those on which nothing is missed: should one come back, it

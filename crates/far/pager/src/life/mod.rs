@@ -18,4 +18,5 @@ pub(crate) mod rights;
 pub(crate) mod start;
 pub mod steward;
 pub(crate) mod uffd_guardian;
+pub(crate) mod verification;
 pub(crate) mod watch;

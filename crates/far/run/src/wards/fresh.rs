@@ -77,6 +77,7 @@ mod tests {
             pager_threads: 1,
             threshold_bytes: 65_536,
             deadline_ms: 10_000,
+            verify_every_ms: 0,
             program: "test".into(),
         };
         Board::create(&folder.join("board"), &settings).expect("a board")
