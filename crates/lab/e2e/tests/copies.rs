@@ -1,14 +1,19 @@
 //! Programs with copies of what is far: a blade that dies or stops costs a pause, and neither a
 //! page nor the program.
 
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
 use farpool_e2e::blade::{Blade, Transport};
 use farpool_e2e::run::{Door, Run, Running};
 use farpool_e2e::{PATIENCE, turn, wait_until};
+use farpool_units::PAGE_BYTES;
 
 const THREADS: usize = 2;
 const MEMORY: &str = "1GiB";
+/// Pages that the program has, at most.
+const ALL_PAGES: u64 = (80 << 20) / PAGE_BYTES as u64;
 /// Copying is slow on purpose while the program uses its far memory.
 const COPYING: Duration = Duration::from_secs(120);
 
@@ -44,7 +49,11 @@ impl Checker {
     }
 
     fn degraded(&self) -> Option<u64> {
-        self.running.told()?["total"]["degraded_superpages"].as_u64()
+        self.total("degraded_superpages")
+    }
+
+    fn total(&self, name: &str) -> Option<u64> {
+        self.running.told()?["total"][name].as_u64()
     }
 
     fn wait_for_loss(&self) {
@@ -145,6 +154,85 @@ fn forks_before_and_after_two_losses_read_what_their_parent_had() {
     blades[0].kill();
     program.wait_for_fetches(5_000);
     program.require_success();
+}
+
+/// Blades whose memory is a file that [`damage`] can reach.
+fn blades_in_files() -> Vec<Blade> {
+    (0..2).map(|_| Blade::start_persistent(MEMORY)).collect()
+}
+
+/// Flips a bit of every page that the blade has.
+fn damage(blade: &Blade) {
+    let file = File::options().read(true).write(true).open(blade.memory_file()).expect("file");
+    let pages = file.metadata().expect("size").len() / PAGE_BYTES as u64;
+    let (mut page, mut damaged) = ([0; PAGE_BYTES], 0);
+    for offset in (0..pages).map(|page| page * PAGE_BYTES as u64) {
+        file.read_exact_at(&mut page, offset).expect("read");
+        if page != [0; PAGE_BYTES] {
+            file.write_all_at(&[page[9] ^ 1], offset + 9).expect("written");
+            damaged += 1;
+        }
+    }
+    assert!(damaged > 1000, "{damaged} pages");
+}
+
+/// The program reads what was damaged from the other copy, and all of it is made anew: then the
+/// blade that has the other one may die.
+#[test]
+fn a_copy_that_is_damaged_while_it_is_used_is_made_anew() {
+    let _turn = turn();
+    let mut blades = blades_in_files();
+    let run = run_on(Door::Usual, &blades).args(["--verify-every", "1s"]);
+    let program = Checker::start(run, 7, "discard,heap");
+    damage(&blades[0]);
+    wait_until("all damage to be mended", COPYING, || {
+        (program.total("damaged_pages")? > 0 && program.total("replaced_copies")? > 3).then_some(())
+    });
+    program.wait_for_copies();
+    // One pass over all of it after the last copy that was made anew.
+    let mut seen = program.total("replaced_copies");
+    wait_until("a time without damage", COPYING, || {
+        let verified = program.total("verified_pages")?;
+        wait_until("more to be verified", COPYING, || {
+            (program.total("verified_pages")? > verified + 2 * ALL_PAGES).then_some(())
+        });
+        let now = program.total("replaced_copies");
+        (std::mem::replace(&mut seen, now) == now).then_some(())
+    });
+    program.wait_for_copies();
+    blades[1].kill();
+    program.wait_for_fetches(1000);
+    program.require_success();
+}
+
+/// Nobody reads these pages before the end.
+#[test]
+fn damage_is_found_that_no_program_has_met() {
+    let _turn = turn();
+    let blades = blades_in_files();
+    let home = tempfile::tempdir().expect("a directory");
+    let end = home.path().join("end");
+    let script = "import hashlib, os, sys, time\n\
+                  memory = os.urandom(64 << 20)\n\
+                  known = hashlib.sha256(memory).digest()\n\
+                  print('filled', flush=True)\n\
+                  while not os.path.exists(sys.argv[1]): time.sleep(0.05)\n\
+                  assert hashlib.sha256(memory).digest() == known";
+    let run = run_on(Door::Usual, &blades).args(["--verify-every", "1s"]);
+    let mut running = run.program("python3").args(["-c", script]).arg(&end).start();
+    running.wait_for_output("filled", 1);
+    running.wait_until_far();
+    damage(&blades[1]);
+    let total = |running: &Running, name: &str| running.told()?["total"][name].as_u64();
+    wait_until("the damage to be mended", COPYING, || {
+        (total(&running, "replaced_copies")? > 0 && total(&running, "degraded_superpages")? == 0)
+            .then_some(())
+    });
+    std::fs::write(&end, "").expect("a file");
+    let outcome = running.finish();
+    outcome.require_success().require_far();
+    assert_eq!(outcome.counter("lost"), 0, "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("has not what was stored there"), "{}", outcome.stderr);
 }
 
 /// With the last copy the program ends as without copies, and says what was lost.
