@@ -40,7 +40,7 @@ pub enum AuditError {
         source: Broken,
     },
     /// Another process writes it.
-    #[error("the audit log {path} is in use by another process; give each controller its own")]
+    #[error("the audit log {path} is in use by another process; give each process its own")]
     InUse {
         /// The file.
         path: String,
@@ -88,7 +88,11 @@ impl AuditLog {
         Self::open_with_limit(path, FILE_LIMIT_BYTES)
     }
 
-    fn open_with_limit(path: &Path, limit_bytes: u64) -> Result<AuditLog, AuditError> {
+    /// Like [`AuditLog::open`], with another limit than [`FILE_LIMIT_BYTES`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn open_with_limit(path: &Path, limit_bytes: u64) -> Result<AuditLog, AuditError> {
         let name = || path.display().to_string();
         let system = |what| move |source| AuditError::System { path: name(), what, source };
         let broken = |path: &Path| {
@@ -143,11 +147,24 @@ impl AuditLog {
     /// # Errors
     /// The system's.
     pub fn record(&self, entry: Entry) -> Result<(), std::io::Error> {
+        self.record_all([entry])
+    }
+
+    /// Writes entries to the disk, at once. Those that cannot be written are kept for later.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn record_all(
+        &self,
+        entries: impl IntoIterator<Item = Entry>,
+    ) -> Result<(), std::io::Error> {
         let mut writing = lock(&self.writing);
-        if writing.kept.len() < KEPT_LIMIT {
-            writing.kept.push(entry);
-        } else {
-            writing.lost += 1;
+        for entry in entries {
+            if writing.kept.len() < KEPT_LIMIT {
+                writing.kept.push(entry);
+            } else {
+                writing.lost += 1;
+            }
         }
         self.write_kept(&mut writing)
     }
