@@ -309,6 +309,10 @@ pub struct BladeSettings {
     /// folder (farpool pki issue --role node)
     #[arg(long, value_name = "DIR", env = "FARPOOL_BLADE_PKI", hide_env_values = true)]
     pub pki: Option<PathBuf>,
+    /// Note who came, who was refused, and what the node ordered in this file, in lines that each
+    /// have the hash of the one before (farpool audit verify) [default: none]
+    #[arg(long, value_name = "FILE", env = "FARPOOL_BLADE_AUDIT", hide_env_values = true)]
+    pub audit: Option<PathBuf>,
     /// Without --pki: allow listening beyond loopback; all but sealed pages is sent unencrypted,
     /// and anyone may connect
     #[arg(

@@ -171,6 +171,10 @@ pub struct NodeSettings {
     #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     #[arg(conflicts_with = "rack_key_file")]
     pub insecure: Option<bool>,
+    /// Note who borrowed memory, who was refused, and which grants came and went in this file, in
+    /// lines that each have the hash of the one before (farpool audit verify) [default: none]
+    #[arg(long, value_name = "FILE", env = "FARPOOL_NODE_AUDIT", hide_env_values = true)]
+    pub audit: Option<PathBuf>,
     /// Without --pki: allow listening beyond loopback; all but sealed pages is sent unencrypted
     #[arg(
         long,

@@ -23,7 +23,7 @@ const TAKEOVER_STEP: Duration = Duration::from_secs(5);
 /// Serves until SIGINT or SIGTERM, then removes its socket files.
 pub fn main(args: &BladeArgs) -> anyhow::Result<u8> {
     let settings = &args.settings;
-    let config = config(settings)?;
+    let mut config = config(settings)?;
     if args.takeover && config.persist.is_none() {
         let how = "--takeover goes on with what outlives a process; give --persist, as the blade \
                    that serves now was started with";
@@ -43,6 +43,8 @@ pub fn main(args: &BladeArgs) -> anyhow::Result<u8> {
     if args.takeover {
         take_over(&config, &mut signals)?;
     }
+    // Not before: the process that is taken over has the log until its end.
+    config.audit = service::open_audit(settings.audit.as_deref())?;
     let memory_bytes = config.memory_bytes;
     let serving = Server::bind(&addresses, config)?.serve()?;
     tell_past(serving.blade().past());

@@ -18,7 +18,7 @@ use signal_hook::iterator::Signals;
 use crate::args::NodeArgs;
 use crate::commands::donor_protection;
 use crate::commands::lending::{busy_rate, drain_timeout, listen, own_name};
-use crate::commands::service::{read_pki, read_token, say_ready, tell_systemd};
+use crate::commands::service::{open_audit, read_pki, read_token, say_ready, tell_systemd};
 use crate::config::UsageError;
 use crate::logging;
 
@@ -81,7 +81,7 @@ fn options(args: &NodeArgs) -> anyhow::Result<CollaborateOptions> {
             credentials,
             token: read_token(settings.token_file.as_deref())?,
             insecure: how.allow_remote_rest,
-            audit: None,
+            audit: open_audit(settings.audit.as_deref())?,
         },
         allow_remote_tcp: settings.allow_remote_tcp == Some(true),
         rack_key_file: how.rack_key_file.clone(),

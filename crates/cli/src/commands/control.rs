@@ -3,10 +3,8 @@
 use std::net::SocketAddr;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use anyhow::Context;
-use farpool_audit::AuditLog;
 use farpool_control::{
     ControlError, ControlOptions, NamedSwitch, StoreChoice, TopologySource, serve,
 };
@@ -17,7 +15,7 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::args::{ControlArgs, ControlSettings};
-use crate::commands::service::{read_pki, read_token, say_ready, tell_systemd};
+use crate::commands::service::{open_audit, read_pki, read_token, say_ready, tell_systemd};
 use crate::config::UsageError;
 use crate::logging;
 use crate::values::{StoreAt, SwitchAt};
@@ -100,7 +98,7 @@ fn options(settings: ControlSettings) -> anyhow::Result<ControlOptions> {
             credentials: read_pki(settings.pki.as_deref())?,
             token: read_token(settings.token_file.as_deref())?,
             insecure: settings.insecure == Some(true),
-            audit: settings.audit.as_deref().map(AuditLog::open).transpose()?.map(Arc::new),
+            audit: open_audit(settings.audit.as_deref())?,
         },
         switches: settings.switch.iter().map(driver).collect(),
         ..ControlOptions::new(LISTEN_DEFAULT, store)

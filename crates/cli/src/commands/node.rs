@@ -17,7 +17,7 @@ use signal_hook::iterator::Signals;
 
 use crate::args::{NodeArgs, NodeSettings};
 use crate::commands::lending::{busy_rate, drain_timeout, listen, own_name};
-use crate::commands::service::{access, say_ready, tell_systemd};
+use crate::commands::service::{access, open_audit, say_ready, tell_systemd};
 use crate::commands::{collaborate, donor_protection};
 use crate::config::UsageError;
 use crate::logging;
@@ -82,6 +82,7 @@ fn options(settings: NodeSettings) -> anyhow::Result<NodeOptions> {
     let blade = BladeConfig {
         allow_remote_tcp: settings.allow_remote_tcp == Some(true),
         credentials: access.credentials.clone(),
+        audit: open_audit(settings.audit.as_deref())?,
         ..BladeConfig::default()
     };
     Ok(NodeOptions {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use farpool_api::Access;
+use farpool_audit::{AuditError, AuditLog};
 use farpool_identity::{Credentials, Files, UnixTime};
 
 use crate::config::UsageError;
@@ -54,6 +55,11 @@ pub fn read_pki(folder: Option<&Path>) -> Result<Option<Arc<Credentials>>, Usage
     let absolute = std::path::absolute(folder).map_err(|error| wrong(&error))?;
     let read = Credentials::load(Files::in_folder(&absolute), UnixTime::now());
     read.map(Some).map_err(|error| wrong(&error))
+}
+
+/// Opens the audit log, if there is to be one.
+pub fn open_audit(file: Option<&Path>) -> Result<Option<Arc<AuditLog>>, AuditError> {
+    Ok(file.map(AuditLog::open).transpose()?.map(Arc::new))
 }
 
 /// Returns what a client shows to controllers; with it all of them may be asked.

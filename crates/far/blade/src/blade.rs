@@ -17,6 +17,7 @@ pub use grants::{CapacityError, Revoked};
 pub use kept::Past;
 pub(crate) use kept::check_successor;
 
+use crate::audit::Audit;
 use crate::config::BladeConfig;
 use crate::donor_protection::DonorProtection;
 use crate::gate::Gates;
@@ -63,6 +64,7 @@ pub struct Blade {
     pub(crate) counters: Counters,
     pub(crate) donor_protection: DonorProtection,
     pub(crate) sources: Arc<Sources>,
+    pub(crate) audit: Audit,
 }
 
 /// What a blade counts, without a lock.
@@ -143,6 +145,7 @@ impl Blade {
             id: kept.id,
             store,
             started: config.time.now(),
+            audit: Audit::new(config.audit.clone()),
             config,
             capacity_superpages: AtomicU32::new(capacity_superpages),
             table: RwLock::new(kept.table),
@@ -187,6 +190,7 @@ impl Blade {
     }
 
     pub(crate) fn connect(&self, hello: &Hello<'_>, origin: Origin) -> Result<Connected, Refused> {
+        self.audit.is_ready().map_err(|error| backing(&error))?;
         let connected = self.change(|table| table.connect(hello, origin))?;
         self.keep_changes().inspect_err(|_| self.disconnect(connected.number, self.now()))?;
         Ok(connected)

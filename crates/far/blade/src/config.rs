@@ -1,5 +1,6 @@
 //! The configuration of a blade, and every limit it keeps.
 
+use farpool_audit::AuditLog;
 use farpool_identity::Credentials;
 use farpool_kernel::Time;
 use farpool_wire::Address;
@@ -99,6 +100,8 @@ pub struct BladeConfig {
     pub allow_remote_tcp: bool,
     /// Serves TCP, loopback too, over TLS only, to peers with a certificate of the same rack.
     pub credentials: Option<Arc<Credentials>>,
+    /// Where to note who came, who was refused, and what the node ordered.
+    pub audit: Option<Arc<AuditLog>>,
     /// Permissions of unix sockets, as in chmod.
     pub socket_mode: u32,
     /// Most pages of one read or write, 1 to 1024. A larger request occupies its connection longer.
@@ -145,6 +148,7 @@ impl Default for BladeConfig {
             threads: 0,
             allow_remote_tcp: false,
             credentials: None,
+            audit: None,
             socket_mode: 0o600,
             pages_per_request: PAGES_PER_REQUEST_DEFAULT,
             credits: CREDITS_DEFAULT,

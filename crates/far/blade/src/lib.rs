@@ -12,6 +12,7 @@
 //! - There is no global state and no signal handling, so that a blade can live inside another
 //!   program (`farpool run` embeds one).
 
+mod audit;
 mod blade;
 mod config;
 mod donor_protection;

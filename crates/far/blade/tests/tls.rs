@@ -176,6 +176,33 @@ fn a_revocation_closes_connections_within_a_second_and_others_go_on() {
     assert!(quickest < Duration::from_secs(1), "{quickest:?}");
 }
 
+/// Who was let in, who was refused without being known, and whose certificate was revoked.
+#[test]
+fn the_audit_log_names_the_certificates() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("audit.log");
+    let log = farpool_audit::AuditLog::open(&path).expect("a log");
+    let mut rack = Rack::new();
+    let (node, program) = (rack.credentials("node/n"), rack.credentials("program/payroll"));
+    let config = BladeConfig { audit: Some(Arc::new(log)), ..BladeConfig::default() };
+    let blade = blade_with(Some(node), config).expect("a blade");
+    let client = meets(&blade, 1, Purpose::Client, Some(&program)).expect("a program borrows");
+    refused(&blade, Purpose::Client, None);
+    rack.revoke("program/payroll");
+    wait_until("its connection is closed", PATIENCE, || blade.stat().totals.connections.get() == 0);
+    drop((client, blade));
+    let file = std::fs::File::open(&path).expect("a log");
+    farpool_audit::verify(std::io::BufReader::new(file), None).expect("as written");
+    let lines = std::fs::read_to_string(&path).expect("a log");
+    let find = |what: &str| {
+        let mut found = lines.lines().filter(|line| line.contains(what));
+        found.next().unwrap_or_else(|| panic!("{what}: {lines}")).to_owned()
+    };
+    assert!(find("hello of Client").contains("program/payroll"), "{lines}");
+    assert!(find("its connection is closed").contains("program/payroll"), "{lines}");
+    assert!(find("does not speak TLS").contains("\"from\":\"host 127.0.0.1\""), "{lines}");
+}
+
 #[test]
 fn a_connection_ends_with_its_certificate_and_comes_back_with_the_next() {
     let mut rack = Rack::new();

@@ -276,6 +276,7 @@ fn serve(
         require_grants: true,
         allow_remote_tcp: options.allow_remote_tcp,
         credentials: options.protection.credentials.clone(),
+        audit: options.protection.audit.clone(),
         ..BladeConfig::default()
     };
     let addresses = [Address::Unix(options.socket.clone()), Address::Tcp(blade)];

@@ -6,10 +6,12 @@
 //! once they are registered ([`Blade::enter_grant`]), so none slips through.
 
 use super::Blade;
+use crate::audit::Asker;
 use crate::gate::{Gate, Ticket};
 use crate::table::{GrantError, GrantId, GrantPass, GrantSpec, GrantStat, Refused, superpages_of};
 use farpool_kernel::lock;
 use farpool_units::SUPERPAGE_BYTES;
+use farpool_wire::ErrorCode;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 use thiserror::Error;
@@ -51,9 +53,20 @@ impl Blade {
     /// The order is out of date or invalid; see [`GrantError`].
     pub fn set_grant(&self, spec: &GrantSpec) -> Result<(), GrantError> {
         let _one_at_a_time = self.order();
-        self.write().set_grant(spec, self.now())?;
+        let set = self.write().set_grant(spec, self.now());
+        self.note_order(&format!("set grant {} of epoch {}", spec.id.0, spec.epoch), set.as_ref());
+        set?;
         self.gates.fence_before(spec.id, spec.epoch);
         Ok(())
+    }
+
+    fn note_order(&self, what: &str, done: Result<&(), &GrantError>) {
+        let what = match done {
+            Ok(()) => what.to_owned(),
+            Err(error) => format!("{what}: {error}"),
+        };
+        let refused = done.is_err().then_some(ErrorCode::NotPermitted);
+        self.audit.note(Asker::node, &what, refused);
     }
 
     /// Revokes a grant: its connections are closed, its clients end, and their memory is zero and
@@ -65,7 +78,9 @@ impl Blade {
     pub fn revoke_grant(&self, id: GrantId, epoch: u64) -> Result<Revoked, GrantError> {
         let _one_at_a_time = self.order();
         let mut table = self.write();
-        table.check_end_grant(id, epoch)?;
+        let ended = table.check_end_grant(id, epoch);
+        self.note_order(&format!("revoke grant {} up to epoch {epoch}", id.0), ended.as_ref());
+        ended?;
         table.close_grant(id);
         drop(table);
         let connections = self.gates.fence_all(id);
@@ -101,6 +116,8 @@ impl Blade {
         let mut table = self.write();
         table.set_capacity(superpages);
         self.capacity_superpages.store(superpages, Ordering::Relaxed);
+        drop(table);
+        self.audit.note(Asker::node, &format!("lend {bytes} bytes"), None);
         Ok(())
     }
 

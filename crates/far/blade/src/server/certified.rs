@@ -78,13 +78,14 @@ impl Certified {
         Ok(Admitted { all: Arc::clone(self), live })
     }
 
-    /// Looks for changes until the blade stops.
-    pub(super) fn watch(&self) {
+    /// Looks for changes until the blade stops. Calls `closed` with who has lost a connection, and
+    /// why.
+    pub(super) fn watch(&self, closed: impl Fn(&str, &str)) {
         let mut stale = Stale::default();
         let mut is_stopping = lock(&self.is_stopping);
         while !*is_stopping {
             drop(is_stopping);
-            self.check(&mut stale);
+            self.check(&mut stale, &closed);
             let waited = self.stopped.wait_timeout_while(
                 lock(&self.is_stopping),
                 CHECK_EVERY,
@@ -100,7 +101,7 @@ impl Certified {
         self.stopped.notify_all();
     }
 
-    fn check(&self, stale: &mut Stale) {
+    fn check(&self, stale: &mut Stale, closed: &impl Fn(&str, &str)) {
         let now = UnixTime::now();
         let found = self.credentials.reload(now);
         if matches!(found, Ok(Reloaded::Changed)) {
@@ -115,6 +116,7 @@ impl Certified {
             gate.fence();
             let who = &ended.peer.certificate.identity;
             tracing::warn!(%who, "its connection is closed: {}", ended.why);
+            closed(&who.to_string(), &ended.why.to_string());
         }
     }
 }

@@ -21,11 +21,12 @@ use super::pace::Pace;
 use super::requests::{self, Greeting, Scratch, Session};
 use super::shared::{Arrival, Shared};
 use super::way::{self, Opened, Way};
+use crate::audit::Asker;
 use crate::gate::{Gate, Ticket, Writing};
 use crate::memory::Keep;
 use crate::sources::{Presence, Source};
 use crate::sys::{Iovecs, Slice};
-use crate::table::{Access, Refused};
+use crate::table::{Access, Origin, Refused};
 use farpool_kernel::lock;
 use farpool_units::{PAGE_BYTES, exactly};
 use farpool_wire::{
@@ -473,6 +474,35 @@ impl Talk {
 
     /// Makes this the client's connection, after ending older ones of its slot.
     fn greet(&mut self, header: Header, hello: &Hello<'_>, shared: &Shared) -> Result<(), Refused> {
+        let greeted = self.try_greet(header, hello, shared);
+        // Of a client's connections the first one tells; monitors change nothing.
+        let is_first = hello.purpose == Purpose::Client && hello.slot == 0;
+        if greeted.is_err() || is_first {
+            let what = format!("hello of {:?} {:?}", hello.purpose, hello.name);
+            let refused = greeted.as_ref().err().map(|refused| refused.code);
+            shared.blade.audit.note(|| self.asker(), &what, refused);
+        }
+        greeted
+    }
+
+    /// Who is at the other end, for the audit log.
+    fn asker(&self) -> Asker {
+        let source = self.presence.source();
+        let who = match self.way.origin(source.origin()) {
+            Origin::Certified { identity, .. } => identity.to_string(),
+            Origin::User(user) => format!("user {user}"),
+            Origin::Loopback => "somebody of this host".into(),
+            Origin::Network => "somebody of another host".into(),
+        };
+        Asker { who, from: Some(source.to_string()) }
+    }
+
+    fn try_greet(
+        &mut self,
+        header: Header,
+        hello: &Hello<'_>,
+        shared: &Shared,
+    ) -> Result<(), Refused> {
         if !matches!(self.session, Session::Fresh) {
             return Err(Refused::new(ErrorCode::HelloExpected, 0));
         }
@@ -506,6 +536,26 @@ impl Talk {
     }
 
     fn control(
+        &mut self,
+        header: Header,
+        request: &Request<'_>,
+        shared: &Shared,
+        tools: &mut Tools,
+    ) -> Result<(), Refused> {
+        let done = self.try_control(header, request, shared, tools);
+        let refused = done.as_ref().err().map(|refused| refused.code);
+        let what = match *request {
+            Request::Attach { .. } => "attach memory of another client".to_owned(),
+            Request::AllocateSuperpages { count, .. } if refused.is_some() => {
+                format!("allocate {count} x 16 MiB")
+            }
+            _ => return done,
+        };
+        shared.blade.audit.note(|| self.asker(), &what, refused);
+        done
+    }
+
+    fn try_control(
         &mut self,
         header: Header,
         request: &Request<'_>,

@@ -14,11 +14,12 @@ mod stepped;
 mod way;
 mod worker;
 
+use crate::audit::Asker;
 use crate::blade::{Blade, BladeStat};
 use crate::config::BladeConfig;
 use certified::Certified;
 use farpool_identity::Refusal;
-use farpool_wire::Address;
+use farpool_wire::{Address, ErrorCode};
 use listener::Listener;
 use shared::Shared;
 use std::io;
@@ -184,7 +185,18 @@ impl Serving {
             self.spawn(&format!("fp-blade-{thread}"), move || worker.run())?;
         }
         if let Some(certified) = self.shared.certified.clone() {
-            self.spawn("fp-blade-certs", move || certified.watch())?;
+            let shared = Arc::clone(&self.shared);
+            self.spawn("fp-blade-certs", move || {
+                certified.watch(|who, why| {
+                    let asker = || Asker { who: who.to_owned(), from: None };
+                    let what = format!("its connection is closed ({why})");
+                    shared.blade.audit.note(asker, &what, Some(ErrorCode::CertificateNeeded));
+                });
+            })?;
+        }
+        if self.shared.blade.audit.is_on() {
+            let shared = Arc::clone(&self.shared);
+            self.spawn("fp-blade-audit", move || shared.blade.audit.run())?;
         }
         let shared = Arc::clone(&self.shared);
         self.spawn("fp-blade-scrub", move || {

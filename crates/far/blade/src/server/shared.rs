@@ -1,6 +1,7 @@
 //! What a server's threads have in common.
 
 use super::certified::Certified;
+use crate::audit::Asker;
 use crate::blade::Blade;
 use crate::gate::Gate;
 use crate::sources::{Presence, Source};
@@ -74,6 +75,9 @@ impl Shared {
 
     /// Logs why a peer is refused before it is known who it is.
     pub(super) fn say_refused(&self, source_of: Source, why: &str) {
+        let asker = || Asker { who: "nobody known".into(), from: Some(source_of.to_string()) };
+        let what = format!("connect ({why})");
+        self.blade.audit.note(asker, &what, Some(ErrorCode::CertificateNeeded));
         if self.refused_log.may_write(self.now()) {
             tracing::warn!(%source_of, "a connection is refused: {why}");
         }
@@ -124,6 +128,7 @@ impl Shared {
         self.stop.store(true, Ordering::Release);
         self.mailboxes.iter().for_each(Mailbox::wake);
         self.blade.wake_scrubber();
+        self.blade.audit.stop();
         if let Some(certified) = &self.certified {
             certified.stop();
         }
