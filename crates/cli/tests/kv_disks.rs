@@ -494,8 +494,14 @@ fn a_file_system_that_hangs_stops_nobody() {
     let mut kv = start(&home);
     let mut known = Known::new(KEYS);
     known.store(&mut kv.client, 0..KEYS);
-    // Only items on flash by then can be served after the kill.
     kv.client.wait_for_stat("flash_written", |written| written > KEYS as u64 / 2);
+    // Only items on flash by then can be served after the kill, and what a zone has is there once
+    // all of it is: after an end in order every zone is.
+    kv.signal(Signal::TERM);
+    assert_eq!(kv.ends_within(Duration::from_secs(40)), Some(0));
+    drop(kv);
+    let mut kv = start(&home);
+    kv.client.wait_for_stat("flash_items", |items| items > KEYS as u64 / 2);
     let file_system = File::open(&at).expect("it is mounted");
     disk.faults.set(Fault::Hang);
     // Starts now the writes that would otherwise start within half a minute.
