@@ -22,8 +22,9 @@ use farpool_pool::Address;
 
 const MEMORY_BYTES: usize = 16 << 20;
 const FAR_BYTES: u64 = 96 << 20;
-/// Longer than a busy machine lets a blade wait, so that only one that is dead is lost.
-const DEADLINE: Duration = Duration::from_secs(20);
+/// Longer than a busy machine lets a blade wait, so that only one that is dead is lost. Far shorter
+/// than [`common::PATIENCE`]: one after the other may have to find out.
+const DEADLINE: Duration = Duration::from_secs(8);
 /// Longest time of a request whose item was on a dead blade: it waits a second for far memory, and
 /// not for the blade's deadline.
 const WAIT_MAX: Duration = Duration::from_secs(10);
