@@ -256,6 +256,13 @@ const GAUGES: [Counter; 14] = [
     Counter::DegradedSuperpages,
 ];
 
+impl Counter {
+    /// True if it holds a present value, and does not only grow.
+    pub fn is_gauge(self) -> bool {
+        GAUGES.contains(&self)
+    }
+}
+
 /// Number of counters.
 pub(crate) const COUNTER_COUNT: usize = Counter::HedgedReads as usize + 1;
 

@@ -80,8 +80,6 @@ impl Peak {
     }
 }
 
-const WITHOUT_ROOM: &str = "without_room";
-
 /// Counters with their names in JSON and tables.
 const COUNTERS: [(Counter, &str); 35] = [
     (Counter::Faults, "faults"),
@@ -113,7 +111,7 @@ const COUNTERS: [(Counter, &str); 35] = [
     (Counter::UsedAwayPages, "used_away_pages"),
     (Counter::SplitMappings, "split_mappings"),
     (Counter::PinnedPages, "pinned_pages"),
-    (Counter::WithoutRoom, WITHOUT_ROOM),
+    (Counter::WithoutRoom, "without_room"),
     (Counter::DegradedSuperpages, "degraded_superpages"),
     (Counter::VerifiedPages, "verified_pages"),
     (Counter::DamagedPages, "damaged_pages"),
@@ -202,8 +200,8 @@ impl ProcessStatistics {
 
     /// The statistics of an ended process: only counters that grow are kept, gauges are zeroed.
     pub fn ended(mut self) -> ProcessStatistics {
-        for (name, value) in &mut self.counters {
-            if name.ends_with("_pages") || *name == WITHOUT_ROOM {
+        for ((counter, _), (_, value)) in COUNTERS.iter().zip(&mut self.counters) {
+            if counter.is_gauge() {
                 *value = 0;
             }
         }
@@ -291,5 +289,22 @@ impl RunStatistics {
             "total": self.total.to_json(),
             "processes": self.processes.iter().map(ProcessStatistics::to_json).collect::<Vec<_>>(),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_ended_process_counted_stays_and_what_it_had_is_gone() {
+        let mut process = ProcessStatistics::empty();
+        process.counters.iter_mut().for_each(|(_, value)| *value = 7);
+        let ended = process.ended();
+        let of = |names: [&str; 4]| names.map(|name| ended.counter(name));
+        let counted = ["faults", "verified_pages", "damaged_pages", "evictions"];
+        assert_eq!(of(counted), [7; 4]);
+        let had = ["far_pages", "without_room", "degraded_superpages", "growing_threads"];
+        assert_eq!(of(had), [0; 4]);
     }
 }
