@@ -58,6 +58,8 @@ pub struct Tally {
     pub moved: u64,
     /// Pages verified, of each copy.
     pub verified: u64,
+    /// Superpages of which something else was found than what was stored.
+    pub damaged: u64,
     /// The longest time that a page took.
     pub slowest_ns: u64,
 }
@@ -398,7 +400,11 @@ impl Program {
         for _ in 0..steps {
             let verified = mover.verify(from, limit);
             clock::note(|| format!("verify: {verified:?}"));
-            self.inner.borrow_mut().tally.verified += verified.pages;
+            {
+                let tally = &mut self.inner.borrow_mut().tally;
+                tally.verified += verified.pages;
+                tally.damaged += verified.damages.len() as u64;
+            }
             // Nothing here damages memory; blades may lie.
             if !verified.damages.is_empty() && world::with(|world| world.lies()) == 0 {
                 return Err(Violation(format!("taken for damaged: {:?}", verified.damages)));
