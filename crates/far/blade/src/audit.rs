@@ -79,13 +79,9 @@ impl Audit {
         self.log.is_some()
     }
 
-    /// Notes what was done, or why it was refused.
-    pub(crate) fn note(
-        &self,
-        asker: impl FnOnce() -> Asker,
-        what: &str,
-        refused: Option<ErrorCode>,
-    ) {
+    /// Notes what was done, or what was refused with which code. `say` makes the line's text, if
+    /// there will be a line.
+    pub(crate) fn note(&self, refused: Option<ErrorCode>, say: impl FnOnce() -> (Asker, String)) {
         if self.log.is_none() {
             return;
         }
@@ -95,8 +91,7 @@ impl Audit {
             waiting.left_out += 1;
             return;
         }
-        let Asker { who, from } = asker();
-        let what = refused.map_or_else(|| what.to_owned(), |code| format!("{what}: {code}"));
+        let (Asker { who, from }, what) = say();
         let outcome = refused.map_or(DONE, ErrorCode::number);
         waiting.entries.push(Entry { unix_ms: unix_ms(), who, from, what, outcome });
         waiting.refusals += usize::from(refused.is_some());
@@ -213,8 +208,8 @@ mod tests {
         let audit = Audit::new(Some(Arc::new(AuditLog::open(&path).expect("a log"))));
         std::thread::scope(|scope| {
             scope.spawn(|| audit.run());
-            audit.note(asker, "hello \"redis\"", None);
-            audit.note(asker, "attach", Some(ErrorCode::NotPermitted));
+            audit.note(None, || (asker(), "hello \"redis\"".into()));
+            audit.note(Some(ErrorCode::NotPermitted), || (asker(), "attach".into()));
             audit.stop();
         });
         let lines = lines(&path);
@@ -235,8 +230,9 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("log");
         let audit = Audit::new(Some(Arc::new(AuditLog::open(&path).expect("a log"))));
-        (0..5_000).for_each(|_| audit.note(asker, "hello", Some(ErrorCode::NotPermitted)));
-        audit.note(asker, "hello", None);
+        let hello = || (asker(), "hello".into());
+        (0..5_000).for_each(|_| audit.note(Some(ErrorCode::NotPermitted), hello));
+        audit.note(None, hello);
         audit.stop();
         audit.run();
         let lines = lines(&path);

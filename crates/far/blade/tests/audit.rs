@@ -86,6 +86,7 @@ fn what_the_node_orders_is_noted() {
     assert_eq!(whats[0], ("set grant 77 of epoch 3", true), "{all:?}");
     assert_eq!(whats[1], ("revoke grant 77 up to epoch 3", true), "{all:?}");
     assert!(whats[2].0.starts_with("set grant 77 of epoch 3: ") && !whats[2].1, "{all:?}");
+    assert!(!whats[2].0.contains("the client"), "no client asked: {all:?}");
     assert!(all.iter().all(|(who, ..)| who == "its node"), "{all:?}");
     let text = std::fs::read_to_string(&path).expect("a log");
     assert!(!text.contains("feedbeef") && !text.contains("4276993775"), "{text}");

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::{Acquire, Release};
 
 use farpool_kernel::lock;
 
-use crate::SegmentHandle;
+use crate::{PageError, SegmentHandle};
 
 /// Superpages that are noted at once; more are found again when they are read, or verified.
 const SUSPECTS_LIMIT: usize = 64;
@@ -52,6 +52,12 @@ impl Suspects {
         self.is_any.store(!noted.is_empty(), Release);
         suspect
     }
+}
+
+/// True if the blade answered with something else than what was stored. What was damaged on the way
+/// is not damaged where it lies.
+pub(crate) fn is_damage(error: PageError) -> bool {
+    error == PageError::Forged
 }
 
 #[cfg(test)]

@@ -57,8 +57,6 @@ pub struct Lane {
     /// None if pages are moved as they are stored.
     sealer: Option<Sealer>,
     choice: Choice,
-    /// When the lane was made.
-    born: Instant,
     /// The phase being waited for, once seen; see [`Shared::phase`].
     phase: u64,
 }
@@ -96,7 +94,6 @@ impl Lane {
         slot: u32,
         sealing: Sealing,
     ) -> Lane {
-        let born = shared.config.time.now();
         Lane {
             shared,
             clock,
@@ -110,7 +107,6 @@ impl Lane {
             scratch: Vec::with_capacity(DONE_CAPACITY),
             sealer: (sealing == Sealing::ByLane).then(Sealer::default),
             choice: Choice::default(),
-            born,
             phase: 0,
         }
     }
@@ -455,10 +451,8 @@ impl Lane {
     fn only_busy_link(&self) -> Option<usize> {
         let busy = |blade: &usize| self.busy_links().any(|it| it.0 == *blade);
         let mut all = (0..MAX_BLADES).filter(busy);
-        let is_only = |it: &mut dyn Iterator<Item = usize>| it.next().is_none();
-        let only = all.next()?;
         let waits_for_more = !self.waiting.is_empty() || self.may_be_late();
-        (is_only(&mut all) && !waits_for_more).then_some(only)
+        all.next().filter(|_| all.next().is_none() && !waits_for_more)
     }
 
     fn busy_links(&self) -> impl Iterator<Item = (usize, &dyn Link)> {

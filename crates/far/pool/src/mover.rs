@@ -37,7 +37,6 @@ use crate::{
     SUPERPAGE_PAGES, SegmentHandle,
 };
 
-pub(crate) use verifying::is_damage;
 pub use verifying::{Damage, DamageOutcome, VERIFY_LIMIT_PAGES, Verified, VerifyPoint};
 
 /// Pages copied at once while the program leaves its far memory alone: 1 MiB, one request each way.

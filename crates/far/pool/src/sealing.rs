@@ -12,7 +12,7 @@ use std::time::Instant;
 use farpool_fabric::LinkPage;
 use farpool_units::{PAGE_BYTES, exactly};
 
-use crate::mover::is_damage;
+use crate::damage::is_damage;
 use crate::seals::{Seal, Seals};
 use crate::{COPIES_LIMIT, Completion, PageError, PageRead, PageWrite, SegmentPage};
 
@@ -98,11 +98,19 @@ struct ReadFlight {
     serial: u32,
     /// The copies that were asked.
     tried: CopySet,
-    /// Those that have not answered: since when, and the memory for their answers. None: the page
-    /// itself, if there is one copy.
-    asked: [Option<(Instant, Option<Box<Buffer>>)>; COPIES_LIMIT],
+    /// Those that have not answered, and where their answers arrive.
+    asked: [Option<Destination>; COPIES_LIMIT],
     /// The page is its owner's again.
     is_answered: bool,
+}
+
+/// Where a copy's answer arrives.
+#[derive(Debug)]
+enum Destination {
+    /// In the page itself: there is one copy.
+    Page,
+    /// In memory of the lane's own, and since when it is waited for.
+    Lent(Instant, Box<Buffer>),
 }
 
 impl ReadFlight {
@@ -117,7 +125,6 @@ pub(crate) struct CopyPage {
     /// Which copy.
     pub(crate) nth: usize,
     pub(crate) page: LinkPage,
-    pub(crate) now: Instant,
 }
 
 /// Copies by their numbers.
@@ -159,8 +166,8 @@ pub(crate) enum Outcome {
 struct Buffer([u8; PAGE_BYTES]);
 
 impl Sealer {
-    /// Makes a page to be read known. Its link is to read what is returned. `is_lent`: into memory
-    /// of the lane's own, since other copies may be asked too.
+    /// Makes a page to be read known. Its link is to read what is returned: into memory of the
+    /// lane's own if other copies may be asked too, which is so where the time is given.
     ///
     /// # Errors
     /// Nothing was ever written there.
@@ -170,7 +177,7 @@ impl Sealer {
         seals: &Arc<Seals>,
         tried: CopySet,
         copy: CopyPage,
-        is_lent: bool,
+        now: Option<Instant>,
     ) -> Result<(LinkPage, Option<Asked>), PageError> {
         let seal = seals.of_page(read.at.page).ok_or(PageError::Forged)?;
         self.serial = self.serial.wrapping_add(1);
@@ -183,13 +190,11 @@ impl Sealer {
             asked: [const { None }; COPIES_LIMIT],
             is_answered: false,
         };
-        let buffer = is_lent.then(|| self.buffer());
-        let memory = flight.ask(&copy, buffer);
-        let number = self.begin(Flight::Read(flight));
-        let at = copy.now;
-        let page = LinkPage { memory, token: number.copy(copy.nth).token(), ..copy.page };
-        let asked = Asked { copy: number.copy(copy.nth), serial: self.serial, at };
-        Ok((page, is_lent.then_some(asked)))
+        let to = now.map_or(Destination::Page, |now| Destination::Lent(now, self.buffer()));
+        let memory = flight.ask(copy.nth, to);
+        let of = self.begin(Flight::Read(flight)).copy(copy.nth);
+        let asked = now.map(|at| Asked { copy: of, serial: self.serial, at });
+        Ok((LinkPage { memory, token: of.token(), ..copy.page }, asked))
     }
 
     /// The read, and the copies that were asked, if none of them has answered.
@@ -212,14 +217,19 @@ impl Sealer {
 
     /// Asks another copy for a read of which [`Sealer::unanswered`] said that it may be. Its link
     /// is to read what is returned.
-    pub(crate) fn ask_too(&mut self, asked: Asked, copy: CopyPage) -> (LinkPage, Asked) {
+    pub(crate) fn ask_too(
+        &mut self,
+        asked: Asked,
+        copy: CopyPage,
+        now: Instant,
+    ) -> (LinkPage, Asked) {
         let (number, nth) = (asked.copy.number, copy.nth);
-        let buffer = self.buffer();
+        let to = Destination::Lent(now, self.buffer());
         let Some(Some(Flight::Read(flight))) = self.flights.get_mut(number) else {
             unreachable!("the flight is under way");
         };
-        let memory = flight.ask(&copy, Some(buffer));
-        let asked = Asked { copy: FlightCopy { number, nth }, at: copy.now, ..asked };
+        let memory = flight.ask(nth, to);
+        let asked = Asked { copy: FlightCopy { number, nth }, at: now, ..asked };
         (LinkPage { memory, token: asked.copy.token(), ..copy.page }, asked)
     }
 
@@ -228,10 +238,13 @@ impl Sealer {
         self.stragglers
     }
 
-    /// Since when the copy of this flight is asked, if it is to be read.
+    /// Since when the answer of this copy is waited for, if others may be asked too.
     pub(crate) fn asked_at(&self, copy: FlightCopy) -> Option<Instant> {
         match self.flights.get(copy.number)?.as_ref()? {
-            Flight::Read(flight) => flight.asked[copy.nth].as_ref().map(|(at, _)| *at),
+            Flight::Read(flight) => match flight.asked[copy.nth].as_ref()? {
+                Destination::Lent(since, _) => Some(*since),
+                Destination::Page => None,
+            },
             Flight::Write { .. } => None,
         }
     }
@@ -318,7 +331,11 @@ impl Sealer {
                 }
             }
             Flight::Read(flight) => {
-                let (_, buffer) = flight.asked[nth].take().expect("a copy answers that was asked");
+                let to = flight.asked[nth].take().expect("a copy answers that was asked");
+                let buffer = match to {
+                    Destination::Page => None,
+                    Destination::Lent(_, buffer) => Some(buffer),
+                };
                 // SAFETY: as promised by the caller.
                 let outcome =
                     unsafe { flight.take_answer(result, buffer.as_deref(), &mut damaged) };
@@ -347,10 +364,13 @@ impl Sealer {
 
 impl ReadFlight {
     /// Notes that a copy is asked. Returns the memory for its answer.
-    fn ask(&mut self, copy: &CopyPage, mut buffer: Option<Box<Buffer>>) -> *mut u8 {
-        let memory = buffer.as_mut().map_or(self.read.into, |buffer| buffer.0.as_mut_ptr());
-        self.tried = self.tried.with(copy.nth);
-        self.asked[copy.nth] = Some((copy.now, buffer));
+    fn ask(&mut self, nth: usize, mut to: Destination) -> *mut u8 {
+        let memory = match &mut to {
+            Destination::Page => self.read.into,
+            Destination::Lent(_, buffer) => buffer.0.as_mut_ptr(),
+        };
+        self.tried = self.tried.with(nth);
+        self.asked[nth] = Some(to);
         memory
     }
 

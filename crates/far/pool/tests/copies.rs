@@ -4,13 +4,12 @@ mod common;
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use common::{Blades, Pages, finish, pattern};
+use common::{Blades, drive_until_idle, sample};
 use farpool_pool::{
     Alone, BladeIndex, BladeSpec, CopyDesk, Errand, FailureDomain, FrozenToken, Lane, Mover,
-    PageError, PageRead, PageWrite, Pool, PoolConfig, PoolError, SUPERPAGE_PAGES, Seals,
-    SegmentHandle, SegmentPage, Step,
+    PageError, Pool, PoolConfig, PoolError, SUPERPAGE_PAGES, Seals, SegmentHandle, Step,
 };
 use farpool_units::SUPERPAGE_BYTES;
 
@@ -28,62 +27,19 @@ fn connect(blades: &Blades) -> Pool {
 }
 
 fn allocate(pool: &Pool) -> SegmentHandle {
-    let segment = pool.create_segment().expect("segment");
-    (0..SUPERPAGES).for_each(|it| pool.allocate_superpage(segment, it).expect("allocated"));
-    segment
+    common::allocate(pool, SUPERPAGES)
 }
 
-/// Some pages of every superpage.
-fn sample() -> Vec<u32> {
-    let pages = [0, 1, 2, 777, 4095];
-    (0..SUPERPAGES).flat_map(|it| pages.map(|page| it * SUPERPAGE_PAGES + page)).collect()
-}
-
-/// Writes the sample with the pattern of `seed + page`.
+/// Writes some pages of every superpage.
 fn write(lane: &mut Lane, segment: SegmentHandle, seed: u64) {
-    let pages = sample();
-    let local = Pages::of_patterns(pages.iter().map(|&page| seed + u64::from(page)));
-    let writes: Vec<_> = (0u64..)
-        .zip(&pages)
-        .map(|(token, &page)| {
-            let at = SegmentPage { segment, page };
-            PageWrite { at, from: local.at(token), token }
-        })
-        .collect();
-    // SAFETY: the pages outlive the wait for their completions.
-    unsafe { lane.write(&writes) }.expect("submitted");
-    assert!(finish(lane, pages.len()).iter().all(Result::is_ok));
+    common::write(lane, segment, &sample(SUPERPAGES), seed);
 }
 
-/// Reads the sample. True if all of it has the pattern of `seed + page`.
+/// Reads them, until no blade owes an answer. True if all have the pattern of `seed + page`.
 fn reads(lane: &mut Lane, segment: SegmentHandle, seed: u64) -> Result<bool, PageError> {
-    let pages = sample();
-    let mut local = Pages::of_patterns(pages.iter().map(|_| !0));
-    let reads: Vec<_> = (0u64..)
-        .zip(&pages)
-        .map(|(token, &page)| {
-            let at = SegmentPage { segment, page };
-            PageRead { at, into: local.at_mut(token), token }
-        })
-        .collect();
-    // SAFETY: the pages outlive the wait for their completions.
-    unsafe { lane.read(&reads) }.expect("submitted");
-    let results = finish(lane, pages.len());
+    let read = common::reads(lane, segment, &sample(SUPERPAGES), seed);
     drive_until_idle(lane);
-    results.into_iter().collect::<Result<Vec<()>, _>>()?;
-    let is_right =
-        |(token, page): (u64, &u32)| *local.bytes(token) == pattern(seed + u64::from(*page));
-    Ok((0u64..).zip(&pages).all(is_right))
-}
-
-/// Waits until the blades have answered all, or are known to be lost.
-fn drive_until_idle(lane: &mut Lane) {
-    let mut done = Vec::new();
-    while !lane.is_idle() {
-        lane.expire(Instant::now(), &mut done);
-        std::thread::yield_now();
-    }
-    assert!(done.is_empty(), "nothing was asked for: {done:?}");
+    read
 }
 
 /// Makes what is missing. Returns the number of superpages.

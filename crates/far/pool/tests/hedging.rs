@@ -5,13 +5,11 @@ mod common;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Condvar, Mutex};
-use std::time::Instant;
 
-use common::{Blades, Pages, finish, pattern};
+use common::{Blades, Pages, drive_until_idle, finish, pattern};
 use farpool_pool::{
-    Address, Lane, PageError, PageRead, PageWrite, Pool, PoolConfig, SegmentHandle, SegmentPage,
+    Address, Lane, PageError, PageRead, Pool, PoolConfig, SegmentHandle, SegmentPage,
 };
-
 use farpool_units::PAGE_BYTES;
 
 const PAGES: u32 = 64;
@@ -70,37 +68,20 @@ fn pool(blades: &Blades, addresses: Vec<Address>) -> (Pool, SegmentHandle, Lane)
         ..common::config(blades)
     };
     let pool = Pool::connect(config).expect("connect");
-    let segment = pool.create_segment().expect("segment");
-    pool.allocate_superpage(segment, 0).expect("allocated");
+    let segment = common::allocate(&pool, 1);
     let lane = pool.lane().expect("lane");
     (pool, segment, lane)
 }
 
 fn write(lane: &mut Lane, segment: SegmentHandle) {
-    let local = Pages::of_patterns((0..PAGES).map(u64::from));
-    let at = |page| SegmentPage { segment, page };
-    let writes: Vec<_> = (0..PAGES)
-        .map(|page| PageWrite { at: at(page), from: local.at(page.into()), token: page.into() })
-        .collect();
-    // SAFETY: the pages outlive the wait for their completions.
-    unsafe { lane.write(&writes) }.expect("submitted");
-    assert!(finish(lane, writes.len()).iter().all(Result::is_ok));
+    common::write(lane, segment, &(0..PAGES).collect::<Vec<_>>(), 0);
 }
 
 /// Reads all pages one after the other; false if one is not what was written.
 fn read_each(lane: &mut Lane, segment: SegmentHandle) -> Result<bool, PageError> {
-    let mut local = Pages::of_patterns([!0]);
-    for page in 0..PAGES {
-        let read = PageRead { at: SegmentPage { segment, page }, into: local.at_mut(0), token: 0 };
-        // SAFETY: the page outlives the wait for its completion.
-        unsafe { lane.read(&[read]) }.expect("submitted");
-        let [result] = finish(lane, 1)[..] else { panic!("one page was read") };
-        result?;
-        if *local.bytes(0) != pattern(page.into()) {
-            return Ok(false);
-        }
-    }
-    Ok(true)
+    let each: Result<Vec<bool>, _> =
+        (0..PAGES).map(|page| common::reads(lane, segment, &[page], 0)).collect();
+    each.map(|each| each.into_iter().all(|is_right| is_right))
 }
 
 #[test]
@@ -147,12 +128,7 @@ fn a_late_answer_changes_nothing() {
         // SAFETY: the page is this test's again.
         unsafe { local.at_mut(0).write_bytes(77, PAGE_BYTES) };
         gate.set_shut(false);
-        let mut done = Vec::new();
-        while !lane.is_idle() {
-            lane.expire(Instant::now(), &mut done);
-            std::thread::yield_now();
-        }
-        assert!(done.is_empty(), "it was answered: {done:?}");
+        drive_until_idle(&mut lane);
         assert_eq!(*local.bytes(0), [77; PAGE_BYTES]);
     }
     assert!(late > 0 && pool.hedged_reads() > 0, "one of the two was asked first");

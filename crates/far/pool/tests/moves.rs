@@ -6,12 +6,11 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use common::{AMPLE, Blades, PATIENCE, Pages, finish, pattern};
+use common::{AMPLE, Blades, PATIENCE, Pages, allocate, finish, read, sample, write};
 use farpool_blade::BladeConfig;
 use farpool_pool::{
-    Alone, BladeIndex, BladeSpec, CopyDesk, Errand, FrozenToken, Lane, Mover, PageError, PageRead,
-    PageWrite, Pool, PoolConfig, PoolError, SUPERPAGE_PAGES, Seals, SegmentHandle, SegmentPage,
-    Step,
+    Alone, BladeIndex, BladeSpec, CopyDesk, Errand, FrozenToken, Mover, PageError, PageWrite, Pool,
+    PoolConfig, PoolError, SUPERPAGE_PAGES, Seals, SegmentHandle, SegmentPage, Step,
 };
 use farpool_units::SUPERPAGE_BYTES;
 
@@ -35,52 +34,6 @@ fn first(blades: &Blades) -> Vec<BladeSpec> {
     vec![blades.addresses[0].clone().into()]
 }
 
-fn allocate(pool: &Pool, superpages: u32) -> SegmentHandle {
-    let segment = pool.create_segment().expect("segment");
-    (0..superpages).for_each(|it| pool.allocate_superpage(segment, it).expect("allocated"));
-    segment
-}
-
-/// Writes the pages with the pattern of `seed + page`, in one call.
-fn write(lane: &mut Lane, segment: SegmentHandle, pages: &[u32], seed: u64) {
-    let local = Pages::of_patterns(pages.iter().map(|&page| seed + u64::from(page)));
-    let writes: Vec<_> = (0u64..)
-        .zip(pages)
-        .map(|(token, &page)| PageWrite {
-            at: SegmentPage { segment, page },
-            from: local.at(token),
-            token,
-        })
-        .collect();
-    // SAFETY: the pages outlive the wait for their completions.
-    unsafe { lane.write(&writes) }.expect("submitted");
-    assert!(finish(lane, pages.len()).iter().all(Result::is_ok));
-}
-
-/// Reads the pages. Returns for each an error, or whether it has the pattern of `seed + page`.
-fn read(
-    lane: &mut Lane,
-    segment: SegmentHandle,
-    pages: &[u32],
-    seed: u64,
-) -> Vec<Result<bool, PageError>> {
-    let mut local = Pages::of_patterns(pages.iter().map(|_| !0));
-    let reads: Vec<_> = (0u64..)
-        .zip(pages)
-        .map(|(token, &page)| PageRead {
-            at: SegmentPage { segment, page },
-            into: local.at_mut(token),
-            token,
-        })
-        .collect();
-    // SAFETY: the pages outlive the wait for their completions.
-    unsafe { lane.read(&reads) }.expect("submitted");
-    let done = finish(lane, pages.len());
-    let is_right = |token: u64, page: u32| *local.bytes(token) == pattern(seed + u64::from(page));
-    let numbered = (0u64..).zip(pages);
-    numbered.zip(done).map(|((token, &page), done)| done.map(|()| is_right(token, page))).collect()
-}
-
 fn all_right(read: &[Result<bool, PageError>]) -> bool {
     read.iter().all(|it| *it == Ok(true))
 }
@@ -95,10 +48,6 @@ fn empty(mover: &mut Mover<'_>, blade: BladeIndex) -> u64 {
             Step::Empty => return moved,
         }
     }
-}
-
-fn sample(superpages: u32) -> Vec<u32> {
-    (0..superpages).flat_map(|it| [0, 1, 2, 777, 4095].map(|p| it * SUPERPAGE_PAGES + p)).collect()
 }
 
 fn transports() -> impl Iterator<Item = (&'static str, &'static str)> {

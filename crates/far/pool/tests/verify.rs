@@ -8,19 +8,17 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 
-use common::{Blades, Pages, finish, pattern};
+use common::{Blades, allocate, sample};
 use farpool_blade::{BackingKind, BladeConfig};
 use farpool_pool::{
-    Alone, BladeIndex, Damage, DamageOutcome, Lane, Mover, PageError, PageRead, PageWrite, Pool,
-    PoolConfig, SUPERPAGE_PAGES, SegmentHandle, SegmentPage, Step, VERIFY_LIMIT_PAGES, VerifyPoint,
+    Alone, BladeIndex, Damage, DamageOutcome, Lane, Mover, PageError, Pool, PoolConfig,
+    SegmentHandle, Step, VERIFY_LIMIT_PAGES, VerifyPoint,
 };
 use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES};
 
 const SUPERPAGES: u32 = 2;
-/// Pages of each superpage that are written.
-const SAMPLE: [u32; 5] = [0, 1, 2, 777, 4095];
-/// Their number, in one copy.
-const PAGES: u64 = SUPERPAGES as u64 * SAMPLE.len() as u64;
+/// Pages that are written ([`sample`]), in one copy.
+const PAGES: u64 = SUPERPAGES as u64 * 5;
 
 /// Blades whose memory is a file that the test can damage, and a pool on them.
 struct Trial {
@@ -47,8 +45,7 @@ impl Trial {
         }
         let config = PoolConfig { seals_pages: true, copies, ..common::config(&all) };
         let pool = Pool::connect(config).expect("connect");
-        let segment = pool.create_segment().expect("segment");
-        (0..SUPERPAGES).for_each(|it| pool.allocate_superpage(segment, it).expect("allocated"));
+        let segment = allocate(&pool, SUPERPAGES);
         let lane = pool.lane().expect("lane");
         let mut trial = Trial { files, _folder: folder, _blades: all, pool, segment, lane };
         trial.write(1);
@@ -96,41 +93,12 @@ impl Trial {
     }
 }
 
-fn sample() -> Vec<u32> {
-    (0..SUPERPAGES).flat_map(|it| SAMPLE.map(|page| it * SUPERPAGE_PAGES + page)).collect()
-}
-
 fn write(lane: &mut Lane, segment: SegmentHandle, seed: u64) {
-    let pages = sample();
-    let local = Pages::of_patterns(pages.iter().map(|&page| seed + u64::from(page)));
-    let writes: Vec<_> = (0u64..)
-        .zip(&pages)
-        .map(|(token, &page)| {
-            let at = SegmentPage { segment, page };
-            PageWrite { at, from: local.at(token), token }
-        })
-        .collect();
-    // SAFETY: the pages outlive the wait for their completions.
-    unsafe { lane.write(&writes) }.expect("submitted");
-    assert!(finish(lane, pages.len()).iter().all(Result::is_ok));
+    common::write(lane, segment, &sample(SUPERPAGES), seed);
 }
 
 fn reads(lane: &mut Lane, segment: SegmentHandle, seed: u64) -> Result<bool, PageError> {
-    let pages = sample();
-    let mut local = Pages::of_patterns(pages.iter().map(|_| !0));
-    let reads: Vec<_> = (0u64..)
-        .zip(&pages)
-        .map(|(token, &page)| {
-            let at = SegmentPage { segment, page };
-            PageRead { at, into: local.at_mut(token), token }
-        })
-        .collect();
-    // SAFETY: the pages outlive the wait for their completions.
-    unsafe { lane.read(&reads) }.expect("submitted");
-    finish(lane, pages.len()).into_iter().collect::<Result<Vec<()>, _>>()?;
-    let is_right =
-        |(token, page): (u64, &u32)| *local.bytes(token) == pattern(seed + u64::from(*page));
-    Ok((0u64..).zip(&pages).all(is_right))
+    common::reads(lane, segment, &sample(SUPERPAGES), seed)
 }
 
 fn pass(mover: &mut Mover<'_>, limit: usize) -> (u64, Vec<Damage>) {
@@ -173,14 +141,10 @@ fn a_damaged_copy_is_made_anew() {
 fn what_a_read_finds_damaged_is_looked_at_first() {
     let mut trial = Trial::new(2, 2);
     // Where the last step of a pass begins, which meets nothing of the first superpage.
-    let mut last = VerifyPoint::default();
     let mut mover = Mover::new(&trial.pool);
-    while let Some(next) = mover.verify(last, 1).next.filter(|next| *next != last) {
-        match mover.verify(next, 1).next {
-            Some(_) => last = next,
-            None => break,
-        }
-    }
+    let steps = std::iter::successors(Some(VerifyPoint::default()), |at| mover.verify(*at, 1).next);
+    let steps: Vec<_> = steps.collect();
+    let last = steps[steps.len() - 2];
     drop(mover);
     trial.damage(0, 0);
     // It may be the copy that is read now and then only.
@@ -290,8 +254,7 @@ fn frozen_memory_is_verified_and_kept() {
 fn memory_that_is_not_sealed_is_left_alone() {
     let blades = Blades::start(&["tcp"]);
     let pool = Pool::connect(common::config(&blades)).expect("connect");
-    let segment = pool.create_segment().expect("segment");
-    (0..SUPERPAGES).for_each(|it| pool.allocate_superpage(segment, it).expect("allocated"));
+    let segment = allocate(&pool, SUPERPAGES);
     write(&mut pool.lane().expect("lane"), segment, 1);
     assert_eq!(pass(&mut Mover::new(&pool), 8), (0, Vec::new()));
 }

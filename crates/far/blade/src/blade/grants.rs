@@ -54,19 +54,18 @@ impl Blade {
     pub fn set_grant(&self, spec: &GrantSpec) -> Result<(), GrantError> {
         let _one_at_a_time = self.order();
         let set = self.write().set_grant(spec, self.now());
-        self.note_order(&format!("set grant {} of epoch {}", spec.id.0, spec.epoch), set.as_ref());
+        self.note_order(&set, || format!("set grant {} of epoch {}", spec.id.0, spec.epoch));
         set?;
         self.gates.fence_before(spec.id, spec.epoch);
         Ok(())
     }
 
-    fn note_order(&self, what: &str, done: Result<&(), &GrantError>) {
-        let what = match done {
-            Ok(()) => what.to_owned(),
-            Err(error) => format!("{what}: {error}"),
-        };
+    fn note_order(&self, done: &Result<(), GrantError>, what: impl FnOnce() -> String) {
         let refused = done.is_err().then_some(ErrorCode::NotPermitted);
-        self.audit.note(Asker::node, &what, refused);
+        self.audit.note(refused, || match done {
+            Ok(()) => (Asker::node(), what()),
+            Err(error) => (Asker::node(), format!("{}: {error}", what())),
+        });
     }
 
     /// Revokes a grant: its connections are closed, its clients end, and their memory is zero and
@@ -79,7 +78,7 @@ impl Blade {
         let _one_at_a_time = self.order();
         let mut table = self.write();
         let ended = table.check_end_grant(id, epoch);
-        self.note_order(&format!("revoke grant {} up to epoch {epoch}", id.0), ended.as_ref());
+        self.note_order(&ended, || format!("revoke grant {} up to epoch {epoch}", id.0));
         ended?;
         table.close_grant(id);
         drop(table);
@@ -117,7 +116,7 @@ impl Blade {
         table.set_capacity(superpages);
         self.capacity_superpages.store(superpages, Ordering::Relaxed);
         drop(table);
-        self.audit.note(Asker::node, &format!("lend {bytes} bytes"), None);
+        self.audit.note(None, || (Asker::node(), format!("lend {bytes} bytes")));
         Ok(())
     }
 

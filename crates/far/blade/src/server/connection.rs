@@ -478,11 +478,20 @@ impl Talk {
         // Of a client's connections the first one tells; monitors change nothing.
         let is_first = hello.purpose == Purpose::Client && hello.slot == 0;
         if greeted.is_err() || is_first {
-            let what = format!("hello of {:?} {:?}", hello.purpose, hello.name);
-            let refused = greeted.as_ref().err().map(|refused| refused.code);
-            shared.blade.audit.note(|| self.asker(), &what, refused);
+            self.note(&greeted, shared, || {
+                format!("hello of {:?} {:?}", hello.purpose, hello.name)
+            });
         }
         greeted
+    }
+
+    /// Notes in the audit log what was done, or why it was refused.
+    fn note(&self, done: &Result<(), Refused>, shared: &Shared, what: impl FnOnce() -> String) {
+        let refused = done.as_ref().err().map(|refused| refused.code);
+        shared.blade.audit.note(refused, || {
+            let reason = refused.map_or_else(String::new, |code| format!(": {code}"));
+            (self.asker(), what() + &reason)
+        });
     }
 
     /// Who is at the other end, for the audit log.
@@ -543,15 +552,15 @@ impl Talk {
         tools: &mut Tools,
     ) -> Result<(), Refused> {
         let done = self.try_control(header, request, shared, tools);
-        let refused = done.as_ref().err().map(|refused| refused.code);
-        let what = match *request {
-            Request::Attach { .. } => "attach memory of another client".to_owned(),
-            Request::AllocateSuperpages { count, .. } if refused.is_some() => {
-                format!("allocate {count} x 16 MiB")
+        match *request {
+            Request::Attach { .. } => {
+                self.note(&done, shared, || "attach memory of another client".into());
             }
-            _ => return done,
-        };
-        shared.blade.audit.note(|| self.asker(), &what, refused);
+            Request::AllocateSuperpages { count, .. } if done.is_err() => {
+                self.note(&done, shared, || format!("allocate {count} x 16 MiB"));
+            }
+            _ => {}
+        }
         done
     }
 

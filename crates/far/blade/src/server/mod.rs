@@ -188,9 +188,10 @@ impl Serving {
             let shared = Arc::clone(&self.shared);
             self.spawn("fp-blade-certs", move || {
                 certified.watch(|who, why| {
-                    let asker = || Asker { who: who.to_owned(), from: None };
-                    let what = format!("its connection is closed ({why})");
-                    shared.blade.audit.note(asker, &what, Some(ErrorCode::CertificateNeeded));
+                    shared.blade.audit.note(Some(ErrorCode::CertificateNeeded), || {
+                        let asker = Asker { who: who.to_owned(), from: None };
+                        (asker, format!("its connection is closed: {why}"))
+                    });
                 });
             })?;
         }

@@ -75,9 +75,10 @@ impl Shared {
 
     /// Logs why a peer is refused before it is known who it is.
     pub(super) fn say_refused(&self, source_of: Source, why: &str) {
-        let asker = || Asker { who: "nobody known".into(), from: Some(source_of.to_string()) };
-        let what = format!("connect ({why})");
-        self.blade.audit.note(asker, &what, Some(ErrorCode::CertificateNeeded));
+        self.blade.audit.note(Some(ErrorCode::CertificateNeeded), || {
+            let asker = Asker { who: "nobody known".into(), from: Some(source_of.to_string()) };
+            (asker, format!("connect: {why}"))
+        });
         if self.refused_log.may_write(self.now()) {
             tracing::warn!(%source_of, "a connection is refused: {why}");
         }

@@ -47,7 +47,7 @@ impl FaultThread {
             }
         }
         let most = if busy { Some(most.unwrap_or(EXPIRY_STEP).min(EXPIRY_STEP)) } else { most };
-        let late = self.until_late().filter(|_| busy);
+        let late = if busy { self.until_late() } else { None };
         let most = late.into_iter().chain(most).min();
         let is_staged = !busy && self.stage_used > 0;
         let most = if is_staged { Some(most.unwrap_or(STAGE_REST).min(STAGE_REST)) } else { most };

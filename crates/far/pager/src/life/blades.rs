@@ -23,14 +23,14 @@ use crate::core::Core;
 use crate::error::StartError;
 use crate::life::identity::client_id;
 use crate::life::process::Pager;
-use crate::life::verification::{Verification, VerifyStep, pages_of, tell};
+use crate::life::verification::{Verification, pages_of, tell};
 use crate::sys;
 
 /// The time before a retry with a blade that could not be connected, or of a move that found no
 /// free memory.
 const RETRY: Duration = Duration::from_millis(500);
-/// A process younger than this copies no frozen memory that it shares: most children end soon, and
-/// their copy with them.
+/// A process younger than this copies no frozen memory that it shares, and verifies nothing: most
+/// children end soon, and their copy with them.
 const GROWN_UP: Duration = Duration::from_secs(2);
 /// How often a process with copies looks for a loss.
 const COPIES_STEP: Duration = Duration::from_millis(200);
@@ -132,12 +132,13 @@ impl Follower {
         core.pool.wait();
         let known = core.pool.first_blades();
         let every = Duration::from_millis(core.settings.verify_every_ms);
+        let born = Instant::now();
         let verifies = !every.is_zero() && core.settings.sealing == Sealing::Sealed;
         Follower {
             pager,
             core,
             known,
-            born: Instant::now(),
+            born,
             mover: OnceLock::new(),
             tried: [0; BLADE_ENTRIES],
             later: [None; BLADE_ENTRIES],
@@ -146,7 +147,7 @@ impl Follower {
             makes_copies: false,
             copies_later: None,
             copies_said: false,
-            verification: verifies.then(|| Verification::new(every, Instant::now())),
+            verification: verifies.then(|| Verification::new(every, born + GROWN_UP)),
         }
     }
 
@@ -289,14 +290,13 @@ impl Follower {
         let pool = self.core.pool.wait();
         let mut verification = self.verification.take()?;
         let begun = Instant::now();
-        let pages = pages_of(pool);
-        let step = verification.next_step(pages, pool.has_suspects(), begun);
-        let verified = step.and_then(|VerifyStep { from, limit }| {
-            self.with_mover(|mover, _, _| mover.verify(from, limit))
-        });
-        if let Some(verified) = verified {
+        let step = verification.next_step(pool.has_suspects(), begun, || pages_of(pool));
+        if let Some(step) = step
+            && let Some(verified) =
+                self.with_mover(|mover, _, _| mover.verify(step.from, step.limit))
+        {
             self.count_verified(&verified);
-            let (told, is_more) = verification.take(&verified, pages, (begun, Instant::now()));
+            let (told, is_more) = verification.take(&verified, step, (begun, Instant::now()));
             told.iter().for_each(|damage| sys::say(&tell(damage, pool)));
             if is_more {
                 sys::say("more far memory is damaged; damaged_pages of `farpool stat` counts it");

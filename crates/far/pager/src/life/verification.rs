@@ -25,8 +25,6 @@ const STEP_PAGES: usize = 16;
 const TOLD_LIMIT: usize = 8;
 /// How often a process without far memory looks whether it has some.
 const IDLE_STEP: Duration = Duration::from_secs(10);
-/// A process younger than this verifies nothing: most children end soon.
-const GROWN_UP: Duration = Duration::from_secs(2);
 
 /// A pass over all far memory, again and again.
 #[derive(Debug)]
@@ -48,14 +46,15 @@ pub struct VerifyStep {
     pub from: VerifyPoint,
     /// Pages that it verifies.
     pub limit: usize,
+    /// Pages that there are.
+    pages: u64,
 }
 
 impl Verification {
-    /// Begins the first pass soon. `every` is not zero.
-    pub fn new(every: Duration, now: Instant) -> Self {
-        let due = now + GROWN_UP.min(every);
+    /// The first pass begins at that time. `every` is not zero.
+    pub fn new(every: Duration, begun: Instant) -> Self {
         let from = VerifyPoint::default();
-        Verification { every, from, begun: due, due, suspects_due: due, told: 0 }
+        Verification { every, from, begun, due: begun, suspects_due: begun, told: 0 }
     }
 
     /// How long until the next step, if nothing is suspected.
@@ -63,19 +62,23 @@ impl Verification {
         self.due.saturating_duration_since(now)
     }
 
-    /// The step to be done now, of so many pages that there are.
+    /// The step to be done now, if it is time. `pages` counts those that there are.
     pub fn next_step(
         &mut self,
-        pages: u64,
         has_suspects: bool,
         now: Instant,
+        pages: impl FnOnce() -> u64,
     ) -> Option<VerifyStep> {
-        if now >= self.due && pages == 0 {
+        let is_due = now >= self.due || has_suspects && now >= self.suspects_due;
+        if !is_due {
+            return None;
+        }
+        let pages = pages();
+        if pages == 0 {
             (self.begun, self.due) = (now, now + IDLE_STEP.min(self.every).max(STEP_MIN));
             return None;
         }
-        let is_due = now >= self.due || has_suspects && now >= self.suspects_due;
-        is_due.then(|| VerifyStep { from: self.from, limit: self.step_pages(pages) })
+        Some(VerifyStep { from: self.from, limit: self.step_pages(pages), pages })
     }
 
     fn step_pages(&self, pages: u64) -> usize {
@@ -89,13 +92,12 @@ impl Verification {
     pub fn take<'a>(
         &mut self,
         verified: &'a Verified,
-        pages: u64,
+        step: VerifyStep,
         (begun, now): (Instant, Instant),
     ) -> (&'a [Damage], bool) {
         let took = now.saturating_duration_since(begun);
-        let share = self.every.as_nanos() * self.step_pages(pages) as u128;
-        let share_ns = share.checked_div(pages.into()).map_or(0, at_most::<u64, _>);
-        let share = Duration::from_nanos(share_ns).min(self.every);
+        let share_ns = self.every.as_nanos() * step.limit as u128 / u128::from(step.pages);
+        let share = Duration::from_nanos(at_most(share_ns)).min(self.every);
         let wait = share.max(took * REST_FACTOR).max(STEP_MIN);
         self.suspects_due = now + (took * SUSPECT_REST_FACTOR).max(STEP_MIN);
         match verified.next {
@@ -166,20 +168,21 @@ mod tests {
     #[test]
     fn all_that_is_far_is_read_once_in_the_time() {
         let mut now = Instant::now();
-        let mut pace = Verification::new(DAY, now);
-        assert_eq!(pace.next_step(GIB_PAGES, true, now), None, "a child that ends soon");
-        now += GROWN_UP;
+        let mut pace = Verification::new(DAY, now + MS);
+        assert_eq!(pace.next_step(true, now, || panic!("nobody counts")), None, "not yet");
+        now += MS;
         for _ in 0..100 {
-            assert_eq!(pace.next_step(0, false, now), None);
+            assert_eq!(pace.next_step(false, now, || 0), None);
             assert!(pace.wait(now) <= IDLE_STEP);
             now += IDLE_STEP;
         }
         for _ in 0..3 {
             let begun = now;
             let mut left = GIB_PAGES;
-            while let Some(step) = pace.next_step(GIB_PAGES, false, now).filter(|_| left > 0) {
+            while left > 0 {
+                let step = pace.next_step(false, now, || GIB_PAGES).expect("it is time");
                 left = left.saturating_sub(step.limit as u64);
-                pace.take(&next(), GIB_PAGES, (now, now + MS));
+                pace.take(&next(), step, (now, now + MS));
                 now += MS;
                 let wait = pace.wait(now);
                 assert!(wait >= MS * REST_FACTOR, "{wait:?}");
@@ -187,7 +190,8 @@ mod tests {
             }
             let took = now - begun;
             assert!(took > DAY - DAY / 100 && took < DAY + DAY / 100, "{took:?}");
-            pace.take(&Verified::default(), GIB_PAGES, (now, now));
+            let step = pace.next_step(false, now, || GIB_PAGES).expect("it is time");
+            pace.take(&Verified::default(), step, (now, now));
             now += pace.wait(now);
         }
     }
@@ -195,34 +199,37 @@ mod tests {
     #[test]
     fn whatever_the_time_the_lane_rests() {
         for every in [MS, Duration::from_secs(1), DAY * 100_000] {
-            for pages in [0, 1, GIB_PAGES, 1 << 50] {
+            for pages in [1, GIB_PAGES, 1 << 50] {
                 let now = Instant::now();
                 let mut pace = Verification::new(every, now);
+                let step = pace.next_step(false, now, || pages).expect("it is time");
                 for verified in [next(), Verified::default()] {
-                    pace.take(&verified, pages, (now, now + 10 * MS));
+                    pace.take(&verified, step, (now, now + 10 * MS));
                     assert!(pace.wait(now + 10 * MS) >= 990 * MS, "{every:?} {pages}");
                 }
-                assert_eq!(pace.next_step(pages.max(1), true, now + 50 * MS), None, "suspects too");
+                let soon = pace.next_step(true, now + 50 * MS, || pages);
+                assert_eq!(soon, None, "what is suspected waits, too");
             }
         }
     }
 
     #[test]
     fn eight_are_told_in_one_pass() {
-        let mut pace = Verification::new(DAY, Instant::now());
         let now = Instant::now();
+        let mut pace = Verification::new(DAY, now);
+        let step = pace.next_step(false, now, || 1).expect("it is time");
         let outcome = DamageOutcome::Kept;
         let damage = Damage { blade: BladeIndex(1), segment: 0, page: 9, pages: 3, outcome };
         let mut told = |count: usize| {
             let verified = Verified { damages: vec![damage; count], ..next() };
-            let (all, is_more) = pace.take(&verified, 1, (now, now));
+            let (all, is_more) = pace.take(&verified, step, (now, now));
             (all.len(), is_more)
         };
         assert_eq!([told(3), told(5), told(0)], [(3, false), (5, false), (0, false)]);
         assert_eq!([told(2), told(1)], [(0, true), (0, false)]);
-        pace.take(&Verified::default(), 1, (now, now));
+        pace.take(&Verified::default(), step, (now, now));
         let verified = Verified { damages: vec![damage; 9], ..next() };
-        let (all, is_more) = pace.take(&verified, 1, (now, now));
+        let (all, is_more) = pace.take(&verified, step, (now, now));
         assert_eq!((all.len(), is_more), (8, true));
     }
 }

@@ -41,10 +41,9 @@ impl Lane {
             }
         };
         let Some(sealer) = &mut self.sealer else { return self.sort_in(blade, page) };
-        let at = now.unwrap_or(self.born);
-        let copy = CopyPage { nth, page, now: at };
+        let copy = CopyPage { nth, page };
         let expected = seals_of(&self.shared, read.at)
-            .and_then(|seals| sealer.expect(read, &seals, tried, copy, now.is_some()));
+            .and_then(|seals| sealer.expect(read, &seals, tried, copy, now));
         match expected {
             Ok((page, asked)) => {
                 self.sort_in(blade, page);
@@ -73,9 +72,9 @@ impl Lane {
                 Found::At(blade, page) => {
                     found[copy.nth()] = Some(Readable { nth: copy.nth(), blade, page });
                 }
-                Found::Not(error) => failed = Some(graver(failed, error)).flatten(),
+                Found::Not(error) => failed = graver(failed, error),
                 // Reads never wait for the mover; should one, it ends like any that is too late.
-                Found::Soon => failed = Some(graver(failed, PageError::Deadline)).flatten(),
+                Found::Soon => failed = graver(failed, PageError::Deadline),
             }
         }
         let mut all = found.iter().flatten();
@@ -175,7 +174,7 @@ impl Lane {
             return;
         }
         let Some(sealer) = &mut self.sealer else { return };
-        let (page, asked) = sealer.ask_too(asked, CopyPage { nth, page, now });
+        let (page, asked) = sealer.ask_too(asked, CopyPage { nth, page }, now);
         self.sort_in(blade, page);
         self.ways[usize::from(blade.0)].owed.push_back(asked);
         self.shared.hedged_reads.fetch_add(1, Relaxed);

@@ -17,7 +17,7 @@ use farpool_units::{PAGE_BYTES, exactly};
 use farpool_wire::{ErrorCode, PageNumber};
 
 use super::{BATCH_PAGES, Mover};
-use crate::damage::Suspect;
+use crate::damage::{Suspect, is_damage};
 use crate::map::Place;
 use crate::seals::Seals;
 use crate::shared::SegmentState;
@@ -310,12 +310,6 @@ impl Mover<'_> {
         ledger.free_soon(copy, superpage, place);
         true
     }
-}
-
-/// True if the blade answered with something else than what was stored. What was damaged on the way
-/// is not damaged where it lies.
-pub(crate) fn is_damage(error: PageError) -> bool {
-    error == PageError::Forged
 }
 
 /// True if the blade cannot read its own memory, or knows nothing of it.

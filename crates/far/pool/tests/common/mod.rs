@@ -6,7 +6,10 @@
 use std::time::{Duration, Instant};
 
 use farpool_blade::{BladeConfig, Server, Serving};
-use farpool_pool::{Address, Completion, Lane, PageError, Pool, PoolConfig};
+use farpool_pool::{
+    Address, Completion, Lane, PageError, PageRead, PageWrite, Pool, PoolConfig, SUPERPAGE_PAGES,
+    SegmentHandle, SegmentPage,
+};
 use farpool_units::PAGE_BYTES;
 use farpool_wire::BladeTotals;
 
@@ -155,4 +158,77 @@ pub(crate) fn finish(lane: &mut Lane, count: usize) -> Vec<Result<(), PageError>
     let tokens = done.iter().map(|it| it.token);
     assert!(tokens.eq(0..count as u64), "every token once: {done:?}");
     done.into_iter().map(|it| it.result).collect()
+}
+
+/// A segment of so many superpages, all with memory.
+pub(crate) fn allocate(pool: &Pool, superpages: u32) -> SegmentHandle {
+    let segment = pool.create_segment().expect("segment");
+    (0..superpages).for_each(|it| pool.allocate_superpage(segment, it).expect("allocated"));
+    segment
+}
+
+/// Some pages of every superpage.
+pub(crate) fn sample(superpages: u32) -> Vec<u32> {
+    (0..superpages).flat_map(|it| [0, 1, 2, 777, 4095].map(|p| it * SUPERPAGE_PAGES + p)).collect()
+}
+
+/// Writes the pages with the pattern of `seed + page`, in one call.
+pub(crate) fn write(lane: &mut Lane, segment: SegmentHandle, pages: &[u32], seed: u64) {
+    let local = Pages::of_patterns(pages.iter().map(|&page| seed + u64::from(page)));
+    let writes: Vec<_> = (0u64..)
+        .zip(pages)
+        .map(|(token, &page)| PageWrite {
+            at: SegmentPage { segment, page },
+            from: local.at(token),
+            token,
+        })
+        .collect();
+    // SAFETY: the pages outlive the wait for their completions.
+    unsafe { lane.write(&writes) }.expect("submitted");
+    assert!(finish(lane, pages.len()).iter().all(Result::is_ok));
+}
+
+/// Reads the pages. Returns for each an error, or whether it has the pattern of `seed + page`.
+pub(crate) fn read(
+    lane: &mut Lane,
+    segment: SegmentHandle,
+    pages: &[u32],
+    seed: u64,
+) -> Vec<Result<bool, PageError>> {
+    let mut local = Pages::of_patterns(pages.iter().map(|_| !0));
+    let reads: Vec<_> = (0u64..)
+        .zip(pages)
+        .map(|(token, &page)| PageRead {
+            at: SegmentPage { segment, page },
+            into: local.at_mut(token),
+            token,
+        })
+        .collect();
+    // SAFETY: the pages outlive the wait for their completions.
+    unsafe { lane.read(&reads) }.expect("submitted");
+    let done = finish(lane, pages.len());
+    let is_right = |token: u64, page: u32| *local.bytes(token) == pattern(seed + u64::from(page));
+    let numbered = (0u64..).zip(pages);
+    numbered.zip(done).map(|((token, &page), done)| done.map(|()| is_right(token, page))).collect()
+}
+
+/// Reads the pages. True if all of them have the pattern of `seed + page`.
+pub(crate) fn reads(
+    lane: &mut Lane,
+    segment: SegmentHandle,
+    pages: &[u32],
+    seed: u64,
+) -> Result<bool, PageError> {
+    let each: Result<Vec<bool>, _> = read(lane, segment, pages, seed).into_iter().collect();
+    each.map(|each| each.into_iter().all(|is_right| is_right))
+}
+
+/// Waits until the blades have answered all, or are known to be lost.
+pub(crate) fn drive_until_idle(lane: &mut Lane) {
+    let mut done = Vec::new();
+    while !lane.is_idle() {
+        lane.expire(Instant::now(), &mut done);
+        std::thread::yield_now();
+    }
+    assert!(done.is_empty(), "nothing was asked for: {done:?}");
 }

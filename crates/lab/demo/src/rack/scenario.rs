@@ -164,7 +164,7 @@ fn a_is_a_client(rack: &mut Rack) -> Result<(), Error> {
 }
 
 /// Bytes that may stay elsewhere: pages that are not touched do not come home. Those are start-up
-/// data of B's programs for the most part; up to 9 MiB were seen on a busy machine.
+/// data of B's programs for the most part; up to 10 MiB were seen on a busy machine.
 const COLD_BYTES: u64 = 12 << 20;
 
 /// With less demand than local memory B's pages come home as they are touched.
