@@ -7,7 +7,7 @@
 #![allow(unsafe_code)]
 
 use farpool_kernel::MappedMemory;
-use farpool_units::exactly;
+use farpool_units::{PAGE_BYTES, PAGES_PER_SUPERPAGE, exactly};
 use farpool_wire::PagesChecksum;
 use rustix::mm::Advice;
 use std::io;
@@ -69,6 +69,24 @@ impl Mapping {
             rustix::mm::madvise(slice.start.cast(), slice.bytes, Advice::LinuxDontNeed)?;
         }
         Ok(())
+    }
+
+    /// Counts the bytes of a superpage that are in memory. The kernel takes 2 µs for one in huge
+    /// pages, and 10 µs for one in small pages.
+    ///
+    /// # Errors
+    /// The system's; it names none for memory that is mapped.
+    pub(crate) fn resident_bytes(&self, superpage_offset: usize) -> io::Result<u64> {
+        let mut is_resident = [0u8; PAGES_PER_SUPERPAGE as usize];
+        let slice = self.slice(superpage_offset, is_resident.len() * PAGE_BYTES);
+        // SAFETY: mincore reads no memory of the range, and writes one byte for each page of it.
+        let done =
+            unsafe { libc::mincore(slice.start.cast(), slice.bytes, is_resident.as_mut_ptr()) };
+        if done != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let pages = is_resident.iter().filter(|byte| **byte & 1 != 0).count();
+        Ok((pages * PAGE_BYTES) as u64)
     }
 
     /// Overwrites with zeros.

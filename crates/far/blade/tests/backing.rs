@@ -42,6 +42,45 @@ fn memfd() {
     check_kept_and_scrubbed(BackingKind::Memfd);
 }
 
+/// What a donor adds to its free memory: not what others were given and have not written.
+fn check_backed(backing: BackingKind) {
+    const WRITTEN: u64 = 16 * PAGE_BYTES as u64;
+    let blade = TestBlade::start(BladeConfig { backing, ..config_of(3) });
+    let mut client = blade.client(1);
+    let (segment, _) = client.segment(3);
+    let backed_bytes = || blade.serving.blade().backed_bytes().unwrap();
+    assert_eq!(blade.serving.stat().totals.used_bytes.get(), 3 * SUPERPAGE_BYTES);
+    assert_eq!(backed_bytes(), 0);
+    client.write(segment, 4096, &pages(1, 16)).done();
+    let backed = backed_bytes();
+    // The kernel may have taken huge pages for it.
+    assert!((WRITTEN..SUPERPAGE_BYTES).contains(&backed), "{backed}");
+    let everything = [Extent::new(PageNumber(4096), 4096)];
+    client.ask(&Request::Discard { segment, extents: &everything }).done();
+    assert_eq!(backed_bytes(), 0);
+    assert_eq!(blade.serving.blade().backed_bytes_of(|_| true).unwrap(), 0, "it has no grant");
+}
+
+#[test]
+fn a_memfd_takes_up_only_what_was_written() {
+    check_backed(BackingKind::Memfd);
+}
+
+#[test]
+fn anonymous_memory_takes_up_only_what_was_written() {
+    check_backed(BackingKind::Anonymous);
+}
+
+#[test]
+fn a_file_is_reserved_so_all_that_is_given_counts() {
+    let directory = tempfile::tempdir().unwrap();
+    let backing = BackingKind::File(directory.path().join("memory"));
+    let blade = TestBlade::start(BladeConfig { backing, ..config_of(3) });
+    let mut client = blade.client(1);
+    client.segment(2);
+    assert_eq!(blade.serving.blade().backed_bytes().unwrap(), 2 * SUPERPAGE_BYTES);
+}
+
 #[test]
 fn anonymous() {
     check_kept_and_scrubbed(BackingKind::Anonymous);

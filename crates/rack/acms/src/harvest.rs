@@ -20,6 +20,10 @@ pub const HARVEST_INTERVAL_MS: u64 = 1_000;
 /// Time for which the offer does not rise after it had to fall, milliseconds: a program that grew
 /// once tends to grow again.
 pub const HARVEST_HOLD_MS: u64 = 10_000;
+/// A node looks at its memory a tenth of the time at most. How much of what is lent was written
+/// takes the kernel 10 µs for each superpage of 16 MiB, 0.7 s for a TiB: then a look is due every
+/// 7 s, in which a program of such a machine does not outrun what is never lent of it.
+const LOOK_REST_FACTOR: u32 = 10;
 /// Share of the memory, thousandths, left between what is offered and the level at which grants
 /// are reclaimed: small changes of the node's own use must not take memory from a client.
 pub const HARVEST_MARGIN_PERMILLE: u64 = 50;
@@ -70,4 +74,9 @@ pub fn next_harvest(old: Harvest, limit_bytes: u64, total_bytes: u64, now: Durat
         offered_bytes: ceiling.min(old.offered_bytes.saturating_add(step)),
         rise_after: now + Duration::from_millis(HARVEST_INTERVAL_MS),
     }
+}
+/// Returns the time from one look at the memory to the next, if the last one took so long.
+#[must_use]
+pub fn look_interval(usual: Duration, took: Duration) -> Duration {
+    usual.max(took * LOOK_REST_FACTOR)
 }

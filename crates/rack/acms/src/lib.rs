@@ -56,7 +56,7 @@ pub use config::{
 pub use datagram::DecodeError;
 pub use harvest::{
     HARVEST_HOLD_MS, HARVEST_INTERVAL_MS, HARVEST_MARGIN_PERMILLE, HARVEST_STEP_PERMILLE, Harvest,
-    lend_limit_bytes, next_harvest,
+    lend_limit_bytes, look_interval, next_harvest,
 };
 pub use ids::{ClusterId, Epoch, GrantId, GrantKey, Incarnation, NodeId, Peer, RequestNo, Zone};
 pub use membership::{Counters, Member};

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use farpool_acms::{Harvest, Thresholds};
+use farpool_acms::{Harvest, Thresholds, look_interval};
 use farpool_blade::Blade;
 use farpool_units::SUPERPAGE_BYTES;
 
@@ -55,14 +55,17 @@ impl Lender {
 
     pub(crate) fn run(mut self) {
         while self.shared.wish() != Wish::Stop {
+            let begun = Instant::now();
             self.look();
-            self.shared.pause(LOOK_INTERVAL, self.shared.wish());
+            let interval = look_interval(LOOK_INTERVAL, begun.elapsed());
+            self.shared.pause(interval, self.shared.wish());
         }
     }
 
     fn look(&mut self) {
-        let sight = match self.files.look() {
-            Ok(sight) => sight,
+        let seen = self.files.look().and_then(|sight| Ok((sight, self.blade.backed_bytes()?)));
+        let (sight, backed_bytes) = match seen {
+            Ok(seen) => seen,
             Err(error) => {
                 if !std::mem::replace(&mut self.is_blind, true) {
                     tracing::error!(%error, "memory use cannot be seen; the offer stays as it is");
@@ -75,6 +78,7 @@ impl Lender {
             thresholds: self.thresholds,
             donate_bytes: self.donate_bytes,
             lent_bytes: self.blade.stat(self.blade.now()).totals.used_bytes.get(),
+            backed_bytes,
         };
         let next = next_offer(self.harvest, &sight, &lending, self.started.elapsed());
         if next.offered_bytes < self.harvest.offered_bytes {

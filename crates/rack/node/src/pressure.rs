@@ -17,22 +17,22 @@ use farpool_acms::{
 use farpool_host::{MemoryLevel, MemorySight};
 use farpool_units::SUPERPAGE_BYTES;
 
-/// Returns what may be lent in all, including the `lent_bytes` in use. Memory in use is no longer
+/// Returns what may be lent in all, including what is lent. What others have written is no longer
 /// available, so it is added back: a client that fills its grant changes nothing.
 #[must_use]
-pub fn lend_limit_bytes(sight: &MemorySight, thresholds: &Thresholds, lent_bytes: u64) -> u64 {
+pub fn lend_limit_bytes(sight: &MemorySight, lending: &Lending) -> u64 {
     let of_level = |level: &MemoryLevel| {
         let taken = level.total_bytes.saturating_sub(level.available_bytes);
         let own = MemoryUse {
-            used_bytes: taken.saturating_sub(lent_bytes),
+            used_bytes: taken.saturating_sub(lending.backed_bytes),
             total_bytes: level.total_bytes,
             pressure_permille: sight.pressure_permille,
         };
-        farpool_acms::lend_limit_bytes(thresholds, Class::Server, &own)
+        farpool_acms::lend_limit_bytes(&lending.thresholds, Class::Server, &own)
     };
     let limit = sight.levels.iter().map(of_level).min().unwrap_or(0);
     match sight.pressure_permille {
-        Some(pressure) if pressure >= PRESSURE_STOP_PERMILLE => limit.min(lent_bytes),
+        Some(pressure) if pressure >= PRESSURE_STOP_PERMILLE => limit.min(lending.lent_bytes),
         _ => limit,
     }
 }
@@ -48,14 +48,17 @@ pub struct Lending {
     pub thresholds: Thresholds,
     /// Most memory it lends.
     pub donate_bytes: u64,
-    /// Bytes that others use.
+    /// Bytes that others were given.
     pub lent_bytes: u64,
+    /// Those of them that take up this machine's memory. What was not written does not: it is still
+    /// available, and adding it back would lend it twice.
+    pub backed_bytes: u64,
 }
 
 /// Returns the offer after one observation of the memory at `now`.
 #[must_use]
 pub fn next_offer(old: Harvest, sight: &MemorySight, lending: &Lending, now: Duration) -> Harvest {
-    let limit = lend_limit_bytes(sight, &lending.thresholds, lending.lent_bytes);
+    let limit = lend_limit_bytes(sight, lending);
     let total = sight.total_bytes();
     let margin = total / 1000 * HARVEST_MARGIN_PERMILLE;
     let floor = limit.min(whole(lending.donate_bytes));
@@ -85,12 +88,10 @@ mod tests {
         bytes / 1000 * permille
     }
 
+    /// All that is lent was written.
     fn lending(lent_bytes: u64, donate_bytes: u64) -> Lending {
-        Lending { thresholds: Thresholds::default(), donate_bytes, lent_bytes }
-    }
-
-    fn limit(sight: &MemorySight, lent: u64) -> u64 {
-        lend_limit_bytes(sight, &Thresholds::default(), lent)
+        let thresholds = Thresholds::default();
+        Lending { thresholds, donate_bytes, lent_bytes, backed_bytes: lent_bytes }
     }
 
     fn sight(total_bytes: u64, available_bytes: u64) -> MemorySight {
@@ -144,6 +145,27 @@ mod tests {
     }
 
     #[test]
+    fn filling_a_grant_changes_nothing() {
+        let start = settled(Harvest::default(), &sight(16 * GIB, 12 * GIB), 0, 0);
+        let later = Duration::from_secs(1000);
+        for backed_bytes in [0, GIB, 4 * GIB] {
+            let seen = sight(16 * GIB, 12 * GIB - backed_bytes);
+            let lending = Lending { backed_bytes, ..lending(4 * GIB, 64 * GIB) };
+            assert_eq!(next_offer(start, &seen, &lending, later), start, "{backed_bytes}");
+        }
+    }
+
+    #[test]
+    fn under_pressure_what_was_given_stays_given_written_or_not() {
+        let mut seen = sight(16 * GIB, 12 * GIB);
+        seen.pressure_permille = Some(PRESSURE_STOP_PERMILLE);
+        let lending = Lending { backed_bytes: 0, ..lending(2 * GIB, 64 * GIB) };
+        let before = Harvest { offered_bytes: 4 * GIB, rise_after: Duration::ZERO };
+        let fallen = next_offer(before, &seen, &lending, Duration::from_secs(100));
+        assert_eq!(fallen.offered_bytes, 2 * GIB);
+    }
+
+    #[test]
     fn nothing_seen_means_nothing_lent() {
         let blind = MemorySight { levels: Vec::new(), pressure_permille: None };
         let old = Harvest { offered_bytes: GIB, rise_after: Duration::ZERO };
@@ -173,7 +195,7 @@ mod tests {
                 let next = next_offer(harvest, &seen, &lending(lent, donate), now);
                 prop_assert!(next.offered_bytes <= donate);
                 // It falls at once: it is always within what the memory allows.
-                prop_assert!(next.offered_bytes <= limit(&seen, lent));
+                prop_assert!(next.offered_bytes <= lend_limit_bytes(&seen, &lending(lent, donate)));
                 prop_assert_eq!(next.offered_bytes % SUPERPAGE_BYTES, 0);
                 if next.offered_bytes > harvest.offered_bytes {
                     prop_assert!(next.offered_bytes - harvest.offered_bytes <= step);

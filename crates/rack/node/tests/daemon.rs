@@ -291,3 +291,28 @@ fn the_offer_falls_at_once_when_the_machine_needs_its_memory() {
     lends(0);
     assert_eq!(node.blade().capacity_bytes(), 0);
 }
+
+/// What a program was given and has not written takes up no memory, so it is not the donor's own
+/// use that lies in it.
+#[test]
+fn memory_that_was_lent_and_never_written_hides_no_need_of_the_donor() {
+    let folder = tempfile::tempdir().unwrap();
+    let control = Controller::fresh(folder.path());
+    let machine = Machine::new();
+    let node = start_node("n1", control.client(), &machine, DONATE).unwrap();
+    let mut user = User::new(control.client(), "n1", 1, SUPERPAGE);
+    let told = user.told();
+    let mut far = Far::open(&told.place, told.epoch);
+    assert!(far.write(3, 0xab));
+    let lends = |bytes| {
+        wait_until("the offer to change", PATIENCE, || {
+            let seen = control.client().node("n1").ok()?;
+            (seen.lendable_bytes == Some(bytes)).then_some(())
+        });
+    };
+    lends(DONATE);
+    assert!(node.blade().backed_bytes().unwrap() < SUPERPAGE / 2);
+    // The donor's own programs use all that they may but for one page.
+    machine.set_available((16 << 30) / 100 * 20);
+    lends(0);
+}

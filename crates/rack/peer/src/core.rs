@@ -58,10 +58,10 @@ pub(crate) struct State {
     pub ledger: Ledger,
     pub usage: Option<MemoryUse>,
     pub lent: BTreeMap<GrantId, Lent>,
-    /// Bytes of this node's blade in use at the last sample: by others, and by programs of this
-    /// node.
+    /// Bytes of this node's blade that others used at the last sample.
     pub lent_used_bytes: u64,
-    pub here_used_bytes: u64,
+    /// What programs of this node used of it then, as far as memory stood behind it.
+    pub here_backed_bytes: u64,
     pub counts: Counts,
     pub is_ending: bool,
     events: VecDeque<Event>,
@@ -103,7 +103,7 @@ impl Core {
             usage: None,
             lent: BTreeMap::new(),
             lent_used_bytes: 0,
-            here_used_bytes: 0,
+            here_backed_bytes: 0,
             counts: Counts::default(),
             is_ending: false,
             events: VecDeque::new(),
@@ -159,22 +159,24 @@ impl Core {
     }
 
     /// Takes a sample of the memory into account.
-    pub(crate) fn observe(&self, seen: Observation) {
+    ///
+    /// # Errors
+    /// The system does not say how much memory stands behind what the blade lends.
+    pub(crate) fn observe(&self, seen: Observation) -> std::io::Result<()> {
         let grants = self.blade.grants();
         let lent = grants.iter().filter(|grant| !is_here_grant(grant.id));
         let lent: Vec<(Epoch, u64)> =
             lent.map(|grant| (Epoch(grant.epoch), grant.used_bytes)).collect();
+        let backed = |is_here: bool| self.blade.backed_bytes_of(|id| is_here_grant(id) == is_here);
+        let (lent_backed_bytes, here_backed_bytes) = (backed(false)?, backed(true)?);
         self.with(|state, now| {
             state.member.on_lent_use(&lent, now);
-            let used = |is_here: bool| -> u64 {
-                let ours = grants.iter().filter(|grant| is_here_grant(grant.id) == is_here);
-                ours.map(|grant| grant.used_bytes).sum()
-            };
-            (state.lent_used_bytes, state.here_used_bytes) = (used(false), used(true));
+            state.lent_used_bytes = lent.iter().map(|(_, used_bytes)| used_bytes).sum();
+            state.here_backed_bytes = here_backed_bytes;
             let taken = seen.total_bytes.saturating_sub(seen.available_bytes);
             // Memory that others hold here is not this node's need; memory that its programs hold
             // elsewhere is.
-            let own = taken.saturating_sub(state.lent_used_bytes);
+            let own = taken.saturating_sub(lent_backed_bytes);
             let usage = MemoryUse {
                 used_bytes: own.saturating_add(state.ledger.far_bytes()),
                 total_bytes: seen.total_bytes,
@@ -183,6 +185,7 @@ impl Core {
             state.usage = Some(usage);
             state.member.on_usage(usage, now);
         });
+        Ok(())
     }
 
     /// Notes that the memory could not be sampled: nothing is lent on doubtful numbers.
@@ -369,7 +372,7 @@ impl State {
     fn surroundings(&self) -> Surroundings {
         let limit = self.usage.map_or(0, |usage| {
             let most = self.member.config().thresholds.max_low_bytes(usage.total_bytes);
-            let taken = usage.used_bytes.saturating_sub(self.here_used_bytes);
+            let taken = usage.used_bytes.saturating_sub(self.here_backed_bytes);
             most.saturating_sub(taken).saturating_sub(self.member.bound_bytes())
         });
         let here_limit_bytes = if self.is_ending { 0 } else { limit };

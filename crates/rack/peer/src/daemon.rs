@@ -11,7 +11,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use farpool_acms::{Config, DecodeError, Member, RackKeys};
+use farpool_acms::{Config, DecodeError, Member, RackKeys, look_interval};
 use farpool_blade::{Blade, BladeConfig, Server, Serving};
 use farpool_kernel::{LogRate, lock};
 use farpool_units::{SUPERPAGE_BYTES, at_most};
@@ -127,7 +127,7 @@ impl Collaborator {
         let (revocations, orders) = channel();
         let blade = Arc::clone(serving.blade());
         let core = Arc::new(Core::new(member, socket, blade, revocations, started, here));
-        core.observe(seen);
+        core.observe(seen).map_err(CollaborateError::Memory)?;
         let rest = Rest::open(&options, &core)?;
         let (stop, drain_timeout) = (Ending::default(), options.drain_timeout);
         let mut node =
@@ -326,11 +326,11 @@ fn speak(core: &Core, mut observe: impl Observe, stop: &Ending) {
     let refused = LogRate::default();
     while stop.times() == 0 {
         if core.now() >= look_at {
-            look_at = core.now() + LOOK_PERIOD;
-            match observe() {
-                Ok(seen) => core.observe(seen),
-                Err(error) => core.observe_failed(&error),
+            let begun = core.now();
+            if let Err(error) = observe().and_then(|seen| core.observe(seen)) {
+                core.observe_failed(&error);
             }
+            look_at = begun + look_interval(LOOK_PERIOD, core.now().saturating_sub(begun));
         }
         core.with(|state, now| state.member.on_tick(now));
         let next = core.read(|state, _| state.member.next_wakeup()).min(look_at);

@@ -5,13 +5,16 @@
 //! clients end; their memory is zeroed. Connections that are being set up meanwhile check again
 //! once they are registered ([`Blade::enter_grant`]), so none slips through.
 
-use super::Blade;
+use super::{Blade, Memory};
 use crate::audit::Asker;
 use crate::gate::{Gate, Ticket};
-use crate::table::{GrantError, GrantId, GrantPass, GrantSpec, GrantStat, Refused, superpages_of};
+use crate::table::{
+    GrantError, GrantId, GrantPass, GrantSpec, GrantStat, Refused, Table, superpages_of,
+};
 use farpool_kernel::lock;
 use farpool_units::SUPERPAGE_BYTES;
 use farpool_wire::ErrorCode;
+use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 use thiserror::Error;
@@ -38,6 +41,20 @@ pub struct CapacityError {
     pub wanted_bytes: u64,
     /// The bytes it was set up with.
     pub limit_bytes: u64,
+}
+
+/// The memory of segments under some grants, each with the superpages that are given of it.
+fn holdings(
+    table: &Table<Memory>,
+    is_of: impl Fn(Option<GrantId>) -> bool,
+) -> Vec<(Vec<u32>, Memory)> {
+    let of = table.holdings().filter(|(grant, ..)| is_of(*grant));
+    of.map(|(_, superpages, memory)| (superpages.collect(), Memory::clone(memory))).collect()
+}
+
+/// Asks the kernel, so without the table's lock.
+fn backed_bytes(holdings: &[(Vec<u32>, Memory)]) -> io::Result<u64> {
+    holdings.iter().map(|(superpages, memory)| memory.backed_bytes(superpages)).sum()
 }
 
 impl Blade {
@@ -125,6 +142,30 @@ impl Blade {
         let table = self.read();
         let used_bytes = u64::from(table.sizes().used_superpages) * SUPERPAGE_BYTES;
         self.capacity_bytes().saturating_sub(used_bytes)
+    }
+
+    /// How much of this machine's memory all that is lent takes up: less than what is in use, as
+    /// far as clients have not written to what they were given. Memory that is gone but not free
+    /// counts whole. Of anonymous memory each superpage takes 2 to 10 µs.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn backed_bytes(&self) -> io::Result<u64> {
+        let table = self.read();
+        let used = u64::from(table.sizes().used_superpages);
+        let holdings = holdings(&table, |_| true);
+        drop(table);
+        let given: usize = holdings.iter().map(|(superpages, _)| superpages.len()).sum();
+        Ok((used - given as u64) * SUPERPAGE_BYTES + backed_bytes(&holdings)?)
+    }
+
+    /// The same of the memory under some grants.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn backed_bytes_of(&self, is_of: impl Fn(GrantId) -> bool) -> io::Result<u64> {
+        let holdings = holdings(&self.read(), |grant| grant.is_some_and(&is_of));
+        backed_bytes(&holdings)
     }
 
     /// Registers a connection that was admitted under a grant, so that it ends with it.

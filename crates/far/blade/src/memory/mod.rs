@@ -183,6 +183,19 @@ impl SegmentMemory {
         }
     }
 
+    /// How much of the machine's memory these superpages take up. Memory of a segment's own has
+    /// pages only where something was written; a pool is reserved, and all of it counts.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn backed_bytes(&self, rmmas: &[u32]) -> io::Result<u64> {
+        let given_bytes = rmmas.len() as u64 * SUPERPAGE_BYTES;
+        match &self.0 {
+            SegmentKind::Own(own) => Ok(own.backed_bytes(rmmas)?.min(given_bytes)),
+            SegmentKind::Pooled(_) => Ok(given_bytes),
+        }
+    }
+
     /// True if a process still holds a descriptor of this memory.
     pub(crate) fn is_held(&self) -> io::Result<bool> {
         match self.shared_file() {
@@ -329,6 +342,22 @@ impl OwnMemory {
         match self.kind {
             OwnKind::Memfd => self.file().map(drop),
             OwnKind::Anonymous => self.mapping().map(drop),
+        }
+    }
+
+    /// Of a file, all that it has, what waits to be zeroed included.
+    fn backed_bytes(&self, rmmas: &[u32]) -> io::Result<u64> {
+        /// The unit of `st_blocks`, whatever the file system's blocks are.
+        const BLOCK_BYTES: u64 = 512;
+        match (self.kind, self.file.get(), self.mapping.get()) {
+            (OwnKind::Memfd, Some(file), _) => {
+                Ok(exactly::<u64, _>(rustix::fs::fstat(file)?.st_blocks) * BLOCK_BYTES)
+            }
+            (OwnKind::Anonymous, _, Some(mapping)) => {
+                let of = |rmma: &u32| mapping.resident_bytes(to_usize(offset_bytes(*rmma)));
+                rmmas.iter().map(of).sum()
+            }
+            _ => Ok(0),
         }
     }
 

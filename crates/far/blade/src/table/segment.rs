@@ -428,6 +428,13 @@ impl<M: Clone> Table<M> {
         Ok(())
     }
 
+    /// Each segment's grant, its RMMA superpages, and its memory.
+    pub fn holdings(
+        &self,
+    ) -> impl Iterator<Item = (Option<GrantId>, impl ExactSizeIterator<Item = u32>, &M)> {
+        self.segments.values().map(|it| (it.grant, it.map.values().copied(), &it.memory))
+    }
+
     /// The segment's memory, and whether this client may write all of it directly.
     ///
     /// # Errors
