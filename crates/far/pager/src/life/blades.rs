@@ -43,8 +43,8 @@ const _: () = assert!(farpool_board::COPIES_LIMIT as usize == farpool_pool::COPI
 
 /// Connects to the blades that the board names, including those to be left, because a parent's
 /// layers may lie there. A blade that cannot be used is left out, and tried again later: nothing of
-/// this process is there. `inherited`: the layers of a parent, which has met the blades that they
-/// are on.
+/// this process is there, or copies of it. `inherited`: the layers of a parent, which has met the
+/// blades that they are on.
 pub fn connect(core: &Core, inherited: &[FrozenToken]) -> Result<(Pool, Blades), StartError> {
     // From here on the keeper knows that this process may use the table it now reads.
     core.slot.blades_version.store(CONNECTING, SeqCst);
@@ -68,6 +68,10 @@ pub fn connect(core: &Core, inherited: &[FrozenToken]) -> Result<(Pool, Blades),
         let Some(blade) = entry else { continue };
         let is_met = inherited.iter().any(|layer| layer.is_on(BladeIndex(at)));
         if let Err(error) = add(core, &pool, BladeIndex(at), blade, is_met) {
+            // Nothing can replace what a parent has there.
+            if is_met && settings.copies == 1 {
+                return Err(error);
+            }
             core.report_blade(BladeIndex(at), &format!("a blade cannot be used: {error}"));
             *entry = None;
         }

@@ -15,6 +15,8 @@
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
+use farpool_board::CONNECTING;
+
 use crate::life::identity::claim_slot;
 use crate::life::process::Pager;
 use crate::life::requests::{Kind, Request};
@@ -81,7 +83,13 @@ impl Pager {
         self.growth.reset();
         self.core.store(std::ptr::null_mut(), SeqCst);
         match claim_slot(self.board) {
-            Ok(slot) => self.slot.store(std::ptr::from_ref(slot).cast_mut(), SeqCst),
+            Ok(slot) => {
+                if fork.active {
+                    // The parent may end now, and its blades must not be taken for left.
+                    slot.blades_version.store(CONNECTING, SeqCst);
+                }
+                self.slot.store(std::ptr::from_ref(slot).cast_mut(), SeqCst);
+            }
             Err(error) => abort::fail_closed(&format!("the child has no far memory: {error}")),
         }
         if fork.refused {
