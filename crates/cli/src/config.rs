@@ -72,7 +72,7 @@ fill_from!(ControlSettings:
     options topology, advertise, store, pki, token_file, insecure, audit;
     lists listen, switch);
 fill_from!(NodeSettings:
-    options control, donate, name, compute_brick, memory_brick, pki, token_file, insecure,
+    options control, donate, name, compute_brick, memory_brick, pki, token_file, insecure, persist,
         audit, bandwidth, allow_remote_tcp, drain_timeout, busy_rate;
     lists listen, advertise);
 

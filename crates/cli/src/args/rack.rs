@@ -118,6 +118,10 @@ pub struct NodeArgs {
     pub settings: NodeSettings,
     #[command(flatten)]
     pub collaborate: CollaborateArgs,
+    /// With --persist: end the node that lends this memory now, once all here is known to be in
+    /// order, and go on with what it lends; programs wait for that
+    #[arg(long)]
+    pub takeover: bool,
     /// Print the ready line as one JSON object
     #[arg(long)]
     pub json: bool,
@@ -175,6 +179,11 @@ pub struct NodeSettings {
     /// lines that each have the hash of the one before (farpool audit verify) [default: none]
     #[arg(long, value_name = "FILE", env = "FARPOOL_NODE_AUDIT", hide_env_values = true)]
     pub audit: Option<PathBuf>,
+    /// Keep what it lends in this file (in /dev/shm or another tmpfs it stays DRAM), so that it
+    /// outlives the node's process; its table is kept in FILE.table. When the node is told to end,
+    /// it is not drained then, unless --drain-timeout is given [default: none]
+    #[arg(long, value_name = "FILE", env = "FARPOOL_NODE_PERSIST", hide_env_values = true)]
+    pub persist: Option<PathBuf>,
     /// Without --pki: allow listening beyond loopback; all but sealed pages is sent unencrypted
     #[arg(
         long,
@@ -196,8 +205,8 @@ pub struct NodeSettings {
 
 /// Arguments of a node with a controller only. Every argument of [`CollaborateArgs`] names them:
 /// clap does not enforce `requires` on an argument that conflicts with one that is given.
-const WITH_CONTROLLER: [&str; 5] =
-    ["control", "donate", "compute_brick", "memory_brick", "bandwidth"];
+const WITH_CONTROLLER: [&str; 7] =
+    ["control", "donate", "compute_brick", "memory_brick", "bandwidth", "persist", "takeover"];
 
 /// A node without a controller; its other arguments mean the same as with one. It speaks UDP at the
 /// address of `--listen tcp://`, and its door requires the token of `--token-file`.

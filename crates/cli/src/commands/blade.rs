@@ -1,24 +1,20 @@
 //! `farpool blade`: starts the blade's server, prints the ready line, waits for a signal.
 
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use farpool_blade::{BackingKind, BladeConfig, Past, Predecessor, Server, Serving};
+use farpool_blade::{BackingKind, BladeConfig, Server, Serving};
 use farpool_wire::Address;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::args::{BladeArgs, BladeSettings};
+use crate::commands::outliving::{add_past, take_over, tell_past};
 use crate::commands::{refuse_remote, service};
 use crate::config::UsageError;
 use crate::logging;
 use crate::values::{Backing, Persist, Size, Span};
-
-/// How often it is said that the process before has not ended yet: with `--persist=reboot` it
-/// writes its memory to the file first. It is waited for without limit: nobody else serves then.
-const TAKEOVER_STEP: Duration = Duration::from_secs(5);
 
 /// Serves until SIGINT or SIGTERM, then removes its socket files.
 pub fn main(args: &BladeArgs) -> anyhow::Result<u8> {
@@ -85,26 +81,6 @@ fn config(settings: &BladeSettings) -> Result<BladeConfig, UsageError> {
     Ok(config)
 }
 
-/// Ends the process that serves the memory now, if there is one.
-fn take_over(config: &BladeConfig, signals: &mut Signals) -> anyhow::Result<()> {
-    let Some(before) = Predecessor::find(config)? else {
-        tracing::info!("nobody serves this memory; there is nothing to take over");
-        return Ok(());
-    };
-    let (pid, begun) = (before.pid(), Instant::now());
-    before.ask_to_end()?;
-    tracing::info!(pid, "the process that serves this memory is told to end");
-    while !before.has_ended(TAKEOVER_STEP)? {
-        if signals.pending().next().is_some() {
-            anyhow::bail!("stopped while process {pid} ends; nobody serves its memory then");
-        }
-        let waited_s = begun.elapsed().as_secs();
-        tracing::warn!(pid, waited_s, "the process before has not ended yet; waiting");
-    }
-    tracing::info!(pid, ended_after = ?begun.elapsed(), "goes on in its stead");
-    Ok(())
-}
-
 /// Creates the socket's folder if missing, as /run is empty after each boot.
 fn make_folder(socket: &Path) -> anyhow::Result<()> {
     let Some(folder) = socket.parent() else {
@@ -118,18 +94,6 @@ fn make_folder(socket: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Says what is there of an earlier process, or why nothing is.
-fn tell_past(past: &Past) {
-    let Past { starts, clients, segments, bytes, loss } = past;
-    if let Some(loss) = loss {
-        tracing::error!("what this blade lent before is lost: {loss}");
-    }
-    if *starts > 1 {
-        let memory = Size(*bytes).to_string();
-        tracing::info!(starts, clients, segments, %memory, "goes on with what it lent before");
-    }
-}
-
 fn say_ready(memory_bytes: u64, serving: &Serving, json: bool) -> anyhow::Result<()> {
     let listen: Vec<String> = serving.addresses().iter().map(ToString::to_string).collect();
     let past = serving.blade().past();
@@ -137,11 +101,7 @@ fn say_ready(memory_bytes: u64, serving: &Serving, json: bool) -> anyhow::Result
         let pid = std::process::id();
         let mut line =
             json!({ "event": "ready", "pid": pid, "memory_bytes": memory_bytes, "listen": listen });
-        if past.starts > 0 {
-            line["starts"] = past.starts.into();
-            line["lent_bytes"] = past.bytes.into();
-            line["loss"] = past.loss.clone().into();
-        }
+        add_past(&mut line, past);
         line.to_string()
     } else {
         format!("ready: {} on {}", Size(memory_bytes), listen.join(" "))

@@ -23,6 +23,7 @@ pub mod kv_top;
 pub mod lending;
 pub mod limit;
 pub mod node;
+mod outliving;
 pub mod pki;
 pub mod plan;
 pub mod rack;

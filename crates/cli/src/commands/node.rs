@@ -8,15 +8,17 @@ use std::time::Duration;
 use anyhow::Context;
 use farpool_acms::Thresholds;
 use farpool_api::Client;
-use farpool_blade::BladeConfig;
+use farpool_blade::{BackingKind, BladeConfig, Persist};
 use farpool_host::MemoryFiles;
 use farpool_node::{Ended, NodeDaemon, NodeHandle, NodeOptions};
+use farpool_wire::Address;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::args::{NodeArgs, NodeSettings};
 use crate::commands::lending::{busy_rate, drain_timeout, listen, own_name};
+use crate::commands::outliving::{add_past, take_over, tell_past};
 use crate::commands::service::{access, open_audit, say_ready, tell_systemd};
 use crate::commands::{collaborate, donor_protection};
 use crate::config::UsageError;
@@ -27,19 +29,35 @@ use crate::values::{BladeAddress, Size};
 pub fn main(args: NodeArgs) -> anyhow::Result<u8> {
     match args.collaborate.collaborate {
         true => collaborate::daemon(&args),
-        false => daemon(args.settings, args.json),
+        false => daemon(args.settings, args.takeover, args.json),
     }
 }
 
-/// Lends until SIGINT or SIGTERM, then until the node is empty or the time is over.
-fn daemon(settings: NodeSettings, json: bool) -> anyhow::Result<u8> {
-    let (patience, busy_rate) = (drain_timeout(&settings), busy_rate(&settings));
-    let options = options(settings)?;
+/// Lends until SIGINT or SIGTERM, then until the node is empty or the time is over; or ends at once
+/// and leaves what it lends to the next process.
+fn daemon(settings: NodeSettings, takeover: bool, json: bool) -> anyhow::Result<u8> {
+    let is_kept = settings.persist.is_some();
+    if takeover && !is_kept {
+        let how = "--takeover goes on with what outlives a process; give --persist FILE, as the \
+                   node that runs now was started with";
+        return Err(UsageError(how.into()).into());
+    }
+    let drains = !is_kept || settings.drain_timeout.is_some();
+    let patience = drains.then(|| drain_timeout(&settings));
+    let busy_rate = busy_rate(&settings);
+    let audit = settings.audit.clone();
+    let mut options = options(settings)?;
     logging::start()?;
     // Caught before anything is set up, so that no signal can leave a socket file behind.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("signals cannot be watched")?;
     let name = options.name.clone();
+    if takeover {
+        take_over(&options.blade_config(), &mut signals)?;
+    }
+    // Not before: the process that is taken over has the log until its end.
+    options.blade.audit = open_audit(audit.as_deref())?;
     let daemon = NodeDaemon::start(options)?;
+    tell_past(daemon.blade().past());
     donor_protection::keep(Arc::clone(daemon.blade()), busy_rate)?;
     say(&name, &daemon, json)?;
     let (closer, handle) = (signals.handle(), daemon.handle());
@@ -51,19 +69,25 @@ fn daemon(settings: NodeSettings, json: bool) -> anyhow::Result<u8> {
     match ended? {
         Ended::Empty => tracing::info!("ended, with nothing granted"),
         Ended::Overdue => tracing::warn!("ended; what was still granted is lost"),
+        Ended::AtOnce if is_kept => tracing::info!("ended; what is lent is kept"),
         Ended::AtOnce => tracing::warn!("ended at once"),
     }
     Ok(0)
 }
 
-fn obey(signals: &mut Signals, node: &NodeHandle, patience: Duration) {
+/// Drains the node for that long at the first signal, if at all.
+fn obey(signals: &mut Signals, node: &NodeHandle, patience: Option<Duration>) {
     for (before, signal) in signals.forever().enumerate() {
-        if before == 0 {
-            tracing::info!(signal, "draining; a second signal ends the node at once");
-            tell_systemd("STOPPING=1");
-            node.drain(patience);
-        } else {
-            node.stop();
+        match patience {
+            Some(patience) if before == 0 => {
+                tracing::info!(signal, "draining; a second signal ends the node at once");
+                tell_systemd("STOPPING=1");
+                node.drain(patience);
+            }
+            _ => {
+                tracing::info!(signal, "stopping");
+                node.stop();
+            }
         }
     }
 }
@@ -78,11 +102,17 @@ fn options(settings: NodeSettings) -> anyhow::Result<NodeOptions> {
     let zero = || UsageError("--bandwidth 0 lends nothing; give what the link carries".into());
     let bandwidth = settings.bandwidth.map(|Size(rate)| NonZeroU64::new(rate).ok_or_else(zero));
     let bandwidth = bandwidth.transpose()?;
+    let persist = settings.persist.is_some().then_some(Persist::Restart);
+    if persist.is_some() && listen.iter().any(is_any_port) {
+        let how = "--persist needs an address that the next process has, too; give --listen a port";
+        return Err(UsageError(how.into()).into());
+    }
     let advertise = settings.advertise.into_iter().map(|BladeAddress(address)| address);
     let blade = BladeConfig {
         allow_remote_tcp: settings.allow_remote_tcp == Some(true),
         credentials: access.credentials.clone(),
-        audit: open_audit(settings.audit.as_deref())?,
+        backing: settings.persist.map_or(BackingKind::Automatic, BackingKind::File),
+        persist,
         ..BladeConfig::default()
     };
     Ok(NodeOptions {
@@ -100,23 +130,28 @@ fn options(settings: NodeSettings) -> anyhow::Result<NodeOptions> {
     })
 }
 
+/// Whether the system selects the port, each time another one.
+fn is_any_port(address: &Address) -> bool {
+    matches!(address, Address::Tcp(at) if at.port() == 0)
+}
+
 fn say(name: &str, node: &NodeDaemon, json: bool) -> anyhow::Result<()> {
     let listen: Vec<String> = node.addresses().iter().map(ToString::to_string).collect();
     let spec = node.spec();
-    say_ready(&match json {
-        true => json!({
-            "event": "ready",
-            "pid": std::process::id(),
-            "name": name,
-            "donate_bytes": spec.donate_bytes,
-            "blade_id": spec.blade_id,
-            "incarnation": spec.incarnation,
-            "listen": listen,
-            "advertise": spec.addresses,
-        })
-        .to_string(),
-        false => {
-            format!("ready: {name} lends up to {} on {}", Size(spec.donate_bytes), listen.join(" "))
-        }
-    })
+    if !json {
+        let (memory, listen) = (Size(spec.donate_bytes), listen.join(" "));
+        return say_ready(&format!("ready: {name} lends up to {memory} on {listen}"));
+    }
+    let mut line = json!({
+        "event": "ready",
+        "pid": std::process::id(),
+        "name": name,
+        "donate_bytes": spec.donate_bytes,
+        "blade_id": spec.blade_id,
+        "incarnation": spec.incarnation,
+        "listen": listen,
+        "advertise": spec.addresses,
+    });
+    add_past(&mut line, node.blade().past());
+    say_ready(&line.to_string())
 }

@@ -22,7 +22,7 @@ use crate::config::BladeConfig;
 use crate::donor_protection::DonorProtection;
 use crate::gate::Gates;
 use crate::journal::Journal;
-use crate::memory::{SegmentMemory, Store, is_full};
+use crate::memory::{Reserve, SegmentMemory, Store, is_full};
 use crate::sources::Sources;
 use crate::table::{
     Access, ClientNumber, Connected, GrantId, GrantPass, Limits, Origin, Permit, Refused, Run,
@@ -139,8 +139,11 @@ impl Blade {
         }
         let capacity_bytes = u64::from(capacity_superpages) * SUPERPAGE_BYTES;
         let sources = Arc::new(Sources::new(config.connections_limit));
-        let store = Store::open(&config.backing, capacity_bytes)?;
+        // Under grants it is a donor's memory, and what it does not lend is its own programs'.
+        let reserve = if config.require_grants { Reserve::Each } else { Reserve::All };
+        let store = Store::open(&config.backing, capacity_bytes, reserve)?;
         let kept = kept::open(&config, &store, limits)?;
+        store.trim()?;
         Ok(Blade {
             id: kept.id,
             store,

@@ -3,10 +3,12 @@
 mod common;
 
 use common::*;
-use farpool_blade::{BackingKind, BladeConfig, Persist, Server, Serving};
+use farpool_blade::{
+    BackingKind, BladeConfig, GrantError, GrantId, GrantSpec, GrantStat, Persist, Server, Serving,
+};
 use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES};
 use farpool_wire::*;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tempfile::TempDir;
@@ -102,6 +104,63 @@ fn clients_find_what_they_stored_after_a_restart() {
     assert!(new.0 > shared.0, "a segment's id is not used again");
     assert!(stranger.read(new, 0, 256).pages.iter().all(|byte| *byte == 0));
     assert!(stranger.read(new, 4096, 256).pages.iter().all(|byte| *byte == 0));
+}
+
+/// A donor's blade: what is granted, and what has ended, is as before; only what is lent takes up
+/// memory.
+#[test]
+fn grants_outlive_the_process_and_ended_ones_stay_ended() {
+    const KEY: GrantKey = GrantKey(7);
+    let spec = |id, epoch, key| GrantSpec {
+        id: GrantId(id),
+        epoch,
+        key,
+        bytes: 2 * SUPERPAGE_BYTES,
+        read_bytes_per_s: 1 << 30,
+        write_bytes_per_s: u64::MAX,
+    };
+    let home = Home::new();
+    let granting = || home.serve(BladeConfig { require_grants: true, ..home.config(4) });
+    let file_bytes = || std::fs::metadata(home.memory()).unwrap().blocks() * 512;
+    let come = |blade: &Serving, epoch| {
+        let grant = Some(Grant { key: KEY, epoch });
+        Peer::hello_with(at(blade), &Hello { grant, ..hello(1) })
+    };
+    let blade = granting();
+    assert_eq!(file_bytes(), 0, "the rest is the donor's own");
+    blade.blade().set_grant(&spec(1, 1, KEY)).unwrap();
+    blade.blade().set_grant(&spec(2, 5, GrantKey(8))).unwrap();
+    blade.blade().revoke_grant(GrantId(2), 5).unwrap();
+    let (mut client, _) = come(&blade, 1);
+    let (segment, _) = client.segment(2);
+    client.write(segment, 9, &pages(1, 8)).done();
+    client.free(segment, 1, 1).done();
+    wait_until("one superpage takes up memory", || file_bytes() == SUPERPAGE_BYTES);
+    let before = (blade.blade().grants(), blade.blade().grant_specs());
+    drop(blade);
+
+    let blade = granting();
+    assert_eq!(blade.blade().past().bytes, SUPERPAGE_BYTES);
+    assert_eq!(file_bytes(), SUPERPAGE_BYTES);
+    assert_eq!(blade.blade().grant_specs(), before.1);
+    let used = |grants: &[GrantStat]| (grants[0].used_bytes, grants[0].clients, grants.len());
+    assert_eq!(used(&blade.blade().grants()), used(&before.0));
+    let late = blade.blade().set_grant(&spec(2, 5, GrantKey(8)));
+    assert_eq!(late, Err(GrantError::Stale { epoch: 5 }), "its end is remembered");
+    let (_, stale) = come(&blade, 2);
+    assert!(matches!(stale.response(), Response::Error { .. }), "{stale:?}");
+    let (mut client, _) = come(&blade, 1);
+    assert!(client.read(segment, 9, 8).pages == pages(1, 8));
+    let (more, _) = client.segment(1);
+    assert!(client.read(more, 0, 256).pages.iter().all(|byte| *byte == 0));
+    let (third, _) = client.create(1);
+    let refused = client.allocate(third, 0, 1).refused();
+    assert_eq!(refused, Some(ErrorCode::QuotaExceeded), "what was lent is charged");
+    let revoked = blade.blade().revoke_grant(GrantId(1), 1).unwrap();
+    assert_eq!((revoked.clients, revoked.freed_bytes), (1, 2 * SUPERPAGE_BYTES));
+    assert_eq!(file_bytes(), 0);
+    drop(blade);
+    assert!(granting().blade().grants().is_empty(), "it stays ended");
 }
 
 #[test]
@@ -232,8 +291,6 @@ fn what_cannot_outlive_a_process_is_refused() {
         let refused = refusal(BladeConfig { backing, ..home.config(4) });
         assert!(refused.contains("only memory in a file"), "{refused}");
     }
-    let refused = refusal(BladeConfig { require_grants: true, ..home.config(4) });
-    assert!(refused.contains("grants"), "{refused}");
     let blade = home.start();
     let (mut first, mut second) = (Peer::hello(at(&blade), 1), Peer::hello(at(&blade), 2));
     first.segment(3);

@@ -63,6 +63,21 @@ impl Daemon {
         Daemon::start(&[&arguments[..], &UNHELD].concat())
     }
 
+    /// A node whose memory outlives its process; `more` are further options.
+    pub fn kept_node(
+        control: &str,
+        name: &str,
+        donate: &str,
+        listen: &str,
+        memory: &Path,
+        more: &[&str],
+    ) -> Daemon {
+        let mut command = Command::new(binaries::program("farpool"));
+        command.args(["node", "--control", control, "--name", name, "--donate", donate]);
+        command.args(["--listen", listen, "--persist"]).arg(memory).args(UNHELD);
+        Daemon::start_command(command, more)
+    }
+
     /// Kills it with SIGKILL.
     pub fn kill(&mut self) {
         let _ = self.child.kill();

@@ -8,8 +8,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use farpool_e2e::blade::{Blade, Transport};
+use farpool_e2e::ports::free_address;
+use farpool_e2e::rack::{Daemon, answer};
 use farpool_e2e::run::{Door, Run, Running};
 use farpool_e2e::{PATIENCE, binaries, turn, wait_until};
+use serde_json::Value;
 
 const THREADS: usize = 2;
 const MEMORY: &str = "512MiB";
@@ -17,6 +20,9 @@ const MEMORY: &str = "512MiB";
 const RESTARTS: usize = 12;
 /// Pages that a program fetches from one restart to the next.
 const FETCHES: u64 = 300;
+/// How long a controller may take to have a node back: well below the 5 s in which it would believe
+/// in the one before.
+const SOON: Duration = Duration::from_secs(4);
 /// Longest time for all restarts that are asked for.
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -132,6 +138,78 @@ fn a_program_outlives_takeovers_of_its_blade() {
     let outcome = running.finish();
     outcome.require_success().require_far();
     assert_eq!(outcome.counter("lost"), 0, "{}", outcome.stderr);
+}
+
+/// A node of a rack is killed, told to end, and taken over by turns. What it has granted stays, and
+/// the controller has it back at once.
+#[test]
+fn a_program_outlives_restarts_of_its_node() {
+    let _turn = turn();
+    let folder = tempfile::tempdir().expect("a folder");
+    let memory = tempfile::Builder::new().tempdir_in("/dev/shm").expect("a folder");
+    let memory = memory.path().join("memory");
+    let store = folder.path().join("control.redb");
+    let control = Daemon::control(&free_address().to_string(), &store);
+    let listen = format!("tcp://{}", free_address());
+    let start =
+        |more: &[&str]| Daemon::kept_node(&control.address, "n0", MEMORY, &listen, &memory, more);
+    let mut node = start(&[]);
+    wait_until("the node to lend", PATIENCE, || {
+        let node = answer(&control.address, &["node", "show", "n0"]);
+        (node["lendable_bytes"].as_u64() >= Some(256 << 20)).then_some(())
+    });
+    let end = folder.path().join("end");
+    let mut running = Run::far("16MiB")
+        .args(["--pool", &control.address, "--host", "n0", "--quota", "256MiB"])
+        .patience(LONG)
+        .own_program("farpool-stress")
+        .args(["--mib", "64", "--threads", &THREADS.to_string(), "--progress"])
+        .args(["--seconds", "7200", "--seed", "6", "--ops", "discard,heap,pipe,protect", "--until"])
+        .arg(&end)
+        .start();
+    running.wait_for_output("filled", THREADS);
+    running.wait_until_far();
+    let segments = || answer(&control.address, &["segment", "list"])["segments"].clone();
+    let ids = |all: &Value| -> Vec<String> {
+        all.as_array().into_iter().flatten().map(|it| it["id"].to_string()).collect()
+    };
+    let granted = ids(&segments());
+    assert!(!granted.is_empty());
+    for number in 0..restarts() {
+        wait_for_fetches(&running);
+        match number % 3 {
+            0 => {
+                node.kill();
+                node = start(&[]);
+            }
+            1 => {
+                assert!(node.end(), "it ends in good order, without a drain");
+                node = start(&[]);
+            }
+            _ => {
+                let before = std::mem::replace(&mut node, start(&["--takeover"]));
+                assert_eq!(before.wait(), Some(0), "the one before ends in good order");
+            }
+        }
+        let starts = number as u64 + 2;
+        assert_eq!(node.ready["starts"], starts);
+        assert!(node.ready["lent_bytes"].as_u64() > Some(0), "{}", node.ready);
+        wait_until("the controller to have it back", SOON, || {
+            let seen = answer(&control.address, &["node", "show", "n0"]);
+            let is_back = seen["incarnation"] == node.ready["incarnation"];
+            (is_back && seen["state"] == "up").then_some(())
+        });
+    }
+    wait_for_fetches(&running);
+    let after = segments();
+    assert!(after.as_array().into_iter().flatten().all(|it| it["state"] == "ready"), "{after}");
+    let kept = granted.iter().filter(|id| ids(&after).contains(id)).count();
+    assert_eq!(kept, granted.len(), "nothing was moved or granted anew");
+    std::fs::write(end, "").expect("a file");
+    let outcome = running.finish();
+    outcome.require_success().require_far();
+    assert_eq!(outcome.counter("lost"), 0, "{}", outcome.stderr);
+    assert!(node.end());
 }
 
 /// Memory that was made anew has zeros where the program had pages: it is told, and ends.

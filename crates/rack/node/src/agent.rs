@@ -17,7 +17,7 @@ use farpool_api::{
 use farpool_blade::{Blade, GrantError};
 use farpool_units::SUPERPAGE_BYTES;
 
-use crate::intent::{Action, Standing, diff, grant_id, grant_spec};
+use crate::intent::{Action, Standing, diff, grant_id, grant_spec, standing};
 use crate::link::{Link, Verdict, verdict};
 use crate::observe::{LoadMeter, grants_of, totals_of};
 use crate::shared::{Shared, Wish};
@@ -74,6 +74,7 @@ impl Agent {
         shared: Arc<Shared>,
     ) -> Self {
         let load = LoadMeter::new(spec.read_bytes_per_s, spec.write_bytes_per_s);
+        let standing = standing(&blade.grant_specs());
         Self {
             name,
             spec,
@@ -87,7 +88,7 @@ impl Agent {
             name_awaited: None,
             sequence: 0,
             known_version: 0,
-            standing: Standing::new(),
+            standing,
             refused: BTreeMap::new(),
             is_heard: false,
             is_draining: false,

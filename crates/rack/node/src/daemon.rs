@@ -57,6 +57,18 @@ pub struct NodeOptions {
     pub memory: MemoryFiles,
 }
 
+impl NodeOptions {
+    /// How its blade is set up.
+    #[must_use]
+    pub fn blade_config(&self) -> BladeConfig {
+        BladeConfig {
+            memory_bytes: self.donate_bytes.max(SUPERPAGE_BYTES),
+            require_grants: true,
+            ..self.blade.clone()
+        }
+    }
+}
+
 /// How a node's life ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ended {
@@ -251,11 +263,7 @@ impl Drop for NodeDaemon {
 
 fn start_blade(options: &NodeOptions) -> Result<(Arc<Blade>, Option<Serving>), NodeError> {
     let lends = options.donate_bytes >= SUPERPAGE_BYTES;
-    let config = BladeConfig {
-        memory_bytes: options.donate_bytes.max(SUPERPAGE_BYTES),
-        require_grants: true,
-        ..options.blade.clone()
-    };
+    let config = options.blade_config();
     if !lends {
         return Ok((Arc::new(Blade::new(config)?), None));
     }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use farpool_api::{NodeGrant, SegmentId};
+use farpool_api::{Key, NodeGrant, SegmentId};
 use farpool_blade::{GrantId, GrantKey, GrantSpec};
 
 /// The grants that stand, as the controller gave them.
@@ -61,10 +61,23 @@ pub fn grant_spec(grant: &NodeGrant) -> GrantSpec {
     }
 }
 
+/// Returns the grants that a blade has from an earlier process, as the controller gave them.
+#[must_use]
+pub fn standing(kept: &[GrantSpec]) -> Standing {
+    let grant = |spec: &GrantSpec| NodeGrant {
+        segment: SegmentId::from_u128(spec.id.0),
+        epoch: spec.epoch,
+        key: Key(spec.key.0),
+        bytes: spec.bytes,
+        read_bytes_per_s: spec.read_bytes_per_s,
+        write_bytes_per_s: spec.write_bytes_per_s,
+    };
+    kept.iter().map(grant).map(|grant| (grant.segment, grant)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farpool_api::Key;
     use farpool_blade::{Blade, BladeConfig};
     use proptest::prelude::*;
 

@@ -31,7 +31,8 @@ pub(crate) struct Lender {
 }
 
 impl Lender {
-    /// Creates the lender and observes memory once, so that the node's first report has its offer.
+    /// Creates the lender and observes memory once, so that the node's first report has its offer:
+    /// what an earlier process has lent is not asked back because this one offers slowly.
     pub(crate) fn new(
         blade: Arc<Blade>,
         shared: Arc<Shared>,
@@ -39,13 +40,16 @@ impl Lender {
         thresholds: Thresholds,
         donate_bytes: u64,
     ) -> Self {
+        let donate_bytes = donate_bytes / SUPERPAGE_BYTES * SUPERPAGE_BYTES;
+        let granted_bytes: u64 = blade.grant_specs().iter().map(|spec| spec.bytes).sum();
+        let offered_bytes = granted_bytes.min(donate_bytes);
         let mut lender = Self {
             blade,
             shared,
             files,
             thresholds,
-            donate_bytes: donate_bytes / SUPERPAGE_BYTES * SUPERPAGE_BYTES,
-            harvest: Harvest::default(),
+            donate_bytes,
+            harvest: Harvest { offered_bytes, rise_after: Duration::ZERO },
             started: Instant::now(),
             is_blind: false,
         };

@@ -70,9 +70,11 @@ impl Blade {
     /// The order is out of date or invalid; see [`GrantError`].
     pub fn set_grant(&self, spec: &GrantSpec) -> Result<(), GrantError> {
         let _one_at_a_time = self.order();
-        let set = self.write().set_grant(spec, self.now());
+        let set = self.change(|table| table.set_grant(spec, self.now()));
         self.note_order(&set, || format!("set grant {} of epoch {}", spec.id.0, spec.epoch));
         set?;
+        // One that could not be kept is logged; after the process's end it is set anew.
+        let _ = self.keep_changes();
         self.gates.fence_before(spec.id, spec.epoch);
         Ok(())
     }
@@ -100,7 +102,7 @@ impl Blade {
         table.close_grant(id);
         drop(table);
         let connections = self.gates.fence_all(id);
-        let (clients, scrubs) = self.write().end_grant(id, epoch);
+        let (clients, scrubs) = self.change(|table| table.end_grant(id, epoch));
         let superpages: u64 = scrubs.iter().map(|scrub| u64::from(scrub.part.superpages())).sum();
         self.queue_scrubs(scrubs);
         self.run_scrubs();
@@ -111,6 +113,11 @@ impl Blade {
     /// All grants, in the order of their ids.
     pub fn grants(&self) -> Vec<GrantStat> {
         self.read().grants()
+    }
+
+    /// What its grants were set to, in the order of their ids.
+    pub fn grant_specs(&self) -> Vec<GrantSpec> {
+        self.read().grant_specs()
     }
 
     /// Grants revoked since the blade started.

@@ -64,9 +64,6 @@ pub(super) fn open(config: &BladeConfig, store: &Store, limits: Limits) -> io::R
     let BackingKind::File(path) = &config.backing else {
         return Err(invalid("only memory in a file or device outlives the process"));
     };
-    if config.require_grants {
-        return Err(invalid("memory under grants does not outlive the process"));
-    }
     let (memory, is_new) = store.identity().ok_or_else(|| invalid("the memory has no file"))?;
     let (journal, found) = Journal::open(path_of(path), memory, is_new, new_id, is_table(limits))?;
     let (image, loss) = match found {

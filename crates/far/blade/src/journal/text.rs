@@ -168,6 +168,7 @@ mod tests {
             user: Some(1000),
             identity: Some("spiffe://rack/program/payroll".into()),
             quota_superpages: 9,
+            grant: Some(u128::MAX),
         };
         Row::Client(row)
     }

@@ -4,8 +4,9 @@
 //! Kinds `memfd` and `anonymous` give each segment memory of its own, so that the kernel's zeroing
 //! is the scrub and a memfd can be handed to a same-host client: it is sealed at its final size, so
 //! the client cannot grow it past its quota. Kinds `file` and `hugetlb` cut one file, device or run
-//! of huge pages into superpages, all reserved at the start, because touching a page that cannot be
-//! had would kill the blade. Those superpages are zeroed by hand, when their last reader is gone.
+//! of huge pages into superpages, reserved at the start or when they are lent ([`Reserve`]), because
+//! touching a page that cannot be had would kill the blade. Those superpages are zeroed by hand or
+//! punched out of the file, when their last reader is gone.
 //!
 //! A memfd that was handed out stays intact as long as a process holds it: that process may read it
 //! long after its lease expired, and must find what it wrote, not zeros. Each descriptor handed out
@@ -23,8 +24,8 @@ use crate::sys::{Mapping, Slice};
 use crate::table::{Run, ScrubPart, SegmentImage};
 use farpool_kernel::{memfd_of, read_lock, write_lock};
 use farpool_units::{SUPERPAGE_BYTES, exactly};
-pub(crate) use pool::identity_at;
 use pool::{Pool, PoolSuperpage};
+pub(crate) use pool::{Reserve, identity_at};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -81,13 +82,17 @@ impl Store {
     ///
     /// # Errors
     /// The file or device cannot be opened, locked, extended or mapped.
-    pub fn open(kind: &BackingKind, capacity_bytes: u64) -> io::Result<Store> {
+    pub(crate) fn open(
+        kind: &BackingKind,
+        capacity_bytes: u64,
+        reserve: Reserve,
+    ) -> io::Result<Store> {
         Ok(Store(match kind {
             BackingKind::Memfd | BackingKind::Automatic => StoreKind::Own(OwnKind::Memfd),
             BackingKind::Anonymous => StoreKind::Own(OwnKind::Anonymous),
             BackingKind::Hugetlb => StoreKind::Pooled(Arc::new(Pool::huge_pages(capacity_bytes)?)),
             BackingKind::File(path) => {
-                StoreKind::Pooled(Arc::new(Pool::open(path, capacity_bytes)?))
+                StoreKind::Pooled(Arc::new(Pool::open(path, capacity_bytes, reserve)?))
             }
         }))
     }
@@ -134,6 +139,17 @@ impl Store {
         Ok(SegmentMemory(SegmentKind::Pooled(PooledMemory { pool: Arc::clone(pool), slots })))
     }
 
+    /// Gives back what a file has memory for and no segment uses, as far as it is not reserved.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn trim(&self) -> io::Result<()> {
+        match &self.0 {
+            StoreKind::Own(_) => Ok(()),
+            StoreKind::Pooled(pool) => pool.trim(),
+        }
+    }
+
     /// From now on, what is dropped keeps its bytes for the next process.
     pub(crate) fn keep(&self) {
         if let StoreKind::Pooled(pool) = &self.0 {
@@ -163,7 +179,7 @@ impl SegmentMemory {
         match &self.0 {
             SegmentKind::Own(own) => own.commit().map(|()| None),
             SegmentKind::Pooled(pooled) => {
-                let superpage = Pool::take(&pooled.pool).ok_or(io::ErrorKind::StorageFull)?;
+                let superpage = Pool::take(&pooled.pool)?;
                 let place = superpage.number;
                 let mut slots = write_lock(&pooled.slots);
                 slots.insert(rmma, Arc::new(superpage));

@@ -1,6 +1,8 @@
 //! One file, device or run of huge pages, cut into superpages for all segments.
 //!
 //! A superpage is zeroed when its last user drops it, and one with unknown bytes when it is taken.
+//! A file that is not reserved as a whole ([`Reserve::Each`]) has memory for superpages in use
+//! only: a donor has the rest for its own programs.
 //! A pool that keeps ([`Pool::keep`]) zeroes nothing more: its blade ends, and what it lent is to
 //! be found by the next.
 
@@ -18,10 +20,21 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+/// When a file's memory is reserved. With a full file system, touching a hole would kill the
+/// blade.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Reserve {
+    /// At the start, all of it; a device always has all of it.
+    All,
+    /// For each superpage when it is taken, until it is free again.
+    Each,
+}
+
 /// Superpages, and which are free.
 #[derive(Debug)]
 pub(super) struct Pool {
     pub(super) mapping: Mapping,
+    reserve: Reserve,
     free: Mutex<FreeSuperpages>,
     /// Held for its lock: two blades on one file would overwrite each other.
     file: OwnedFd,
@@ -46,7 +59,7 @@ pub(super) struct PoolSuperpage {
 }
 
 impl Pool {
-    pub(super) fn open(path: &Path, capacity_bytes: u64) -> io::Result<Pool> {
+    pub(super) fn open(path: &Path, capacity_bytes: u64, reserve: Reserve) -> io::Result<Pool> {
         let (file, is_new) = open_or_make(path)?;
         let exclusive = rustix::fs::FlockOperation::NonBlockingLockExclusive;
         rustix::fs::flock(&file, exclusive).map_err(|errno| match errno {
@@ -57,11 +70,20 @@ impl Pool {
             other => other.into(),
         })?;
         let stat = rustix::fs::fstat(&file)?;
-        if rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile {
-            // Reserved now: with a full file system, touching a hole later would kill the blade.
-            rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, capacity_bytes)?;
+        let is_file =
+            rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile;
+        match reserve {
+            _ if !is_file => {}
+            Reserve::All => {
+                rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, capacity_bytes)?;
+            }
+            Reserve::Each if exactly::<u64, _>(stat.st_size) < capacity_bytes => {
+                rustix::fs::ftruncate(&file, capacity_bytes)?;
+            }
+            Reserve::Each => {}
         }
-        Self::over(file, is_new, capacity_bytes)
+        let reserve = if is_file { reserve } else { Reserve::All };
+        Self::over(file, is_new, capacity_bytes, reserve)
     }
 
     /// Huge pages of the system's default size.
@@ -70,16 +92,21 @@ impl Pool {
         let file = rustix::fs::memfd_create("farpool-hugetlb", flags)?;
         rustix::fs::ftruncate(&file, capacity_bytes)?;
         rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, capacity_bytes)?;
-        Self::over(file, true, capacity_bytes)
+        Self::over(file, true, capacity_bytes, Reserve::All)
     }
 
-    fn over(file: OwnedFd, is_new: bool, capacity_bytes: u64) -> io::Result<Pool> {
+    fn over(
+        file: OwnedFd,
+        is_new: bool,
+        capacity_bytes: u64,
+        reserve: Reserve,
+    ) -> io::Result<Pool> {
         let mapping = Mapping::shared(file.as_fd(), to_usize(capacity_bytes))?;
         let count = crate::table::superpages_of(capacity_bytes);
         let free = FreeSuperpages { zero: Vec::new(), unknown: (0..count).collect() };
         let identity = identity_of(file.as_fd())?;
         let (free, is_kept) = (Mutex::new(free), AtomicBool::new(false));
-        Ok(Pool { mapping, free, file, identity, is_new, is_kept })
+        Ok(Pool { mapping, reserve, free, file, identity, is_new, is_kept })
     }
 
     /// Which file it is, and whether this process made it.
@@ -87,15 +114,43 @@ impl Pool {
         (self.identity, self.is_new)
     }
 
-    pub(super) fn take(pool: &Arc<Pool>) -> Option<PoolSuperpage> {
+    /// Takes a superpage, which is zero.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::StorageFull`]: all are taken, or the file system has no room.
+    pub(super) fn take(pool: &Arc<Pool>) -> io::Result<PoolSuperpage> {
         let mut free = lock(&pool.free);
-        if let Some(number) = free.zero.pop() {
-            return Some(PoolSuperpage { pool: Arc::clone(pool), number });
-        }
-        let number = free.unknown.pop_first()?;
+        let zero = free.zero.pop();
+        let number = zero.or_else(|| free.unknown.pop_first());
+        let number = number.ok_or(io::ErrorKind::StorageFull)?;
         drop(free);
-        pool.zero(number);
-        Some(PoolSuperpage { pool: Arc::clone(pool), number })
+        // From here on an error gives it back.
+        let superpage = PoolSuperpage { pool: Arc::clone(pool), number };
+        match pool.reserve {
+            Reserve::All if zero.is_none() => pool.zero(number),
+            Reserve::All => {}
+            Reserve::Each => {
+                if zero.is_none() {
+                    pool.punch(number)?;
+                }
+                pool.allocate(number)?;
+            }
+        }
+        Ok(superpage)
+    }
+
+    /// Gives back the memory of superpages that nobody has claimed, if it is not reserved.
+    pub(super) fn trim(&self) -> io::Result<()> {
+        if self.reserve == Reserve::All {
+            return Ok(());
+        }
+        let mut free = lock(&self.free);
+        while let Some(number) = free.unknown.last().copied() {
+            self.punch(number)?;
+            free.unknown.remove(&number);
+            free.zero.push(number);
+        }
+        Ok(())
     }
 
     /// Takes the superpage `number` with the bytes it has; None if there is none or it is taken.
@@ -114,6 +169,38 @@ impl Pool {
         Ok(rustix::fs::fdatasync(&self.file)?)
     }
 
+    fn give_back(&self, number: u32) {
+        let is_zero = match self.reserve {
+            Reserve::All => {
+                self.zero(number);
+                true
+            }
+            Reserve::Each => {
+                let punched = self.punch(number).inspect_err(|error| {
+                    tracing::warn!(%error, "a superpage keeps its memory until it is lent again");
+                });
+                punched.is_ok()
+            }
+        };
+        let mut free = lock(&self.free);
+        if is_zero {
+            free.zero.push(number);
+        } else {
+            free.unknown.insert(number);
+        }
+    }
+
+    fn allocate(&self, number: u32) -> io::Result<()> {
+        let offset = offset_bytes(number);
+        Ok(rustix::fs::fallocate(&self.file, FallocateFlags::empty(), offset, SUPERPAGE_BYTES)?)
+    }
+
+    /// Makes it zero, without memory.
+    fn punch(&self, number: u32) -> io::Result<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        Ok(rustix::fs::fallocate(&self.file, flags, offset_bytes(number), SUPERPAGE_BYTES)?)
+    }
+
     fn zero(&self, number: u32) {
         self.mapping.zero(to_usize(offset_bytes(number)), to_usize(SUPERPAGE_BYTES));
     }
@@ -124,8 +211,7 @@ impl Drop for PoolSuperpage {
         if self.pool.is_kept.load(Ordering::Acquire) {
             return;
         }
-        self.pool.zero(self.number);
-        lock(&self.pool.free).zero.push(self.number);
+        self.pool.give_back(self.number);
     }
 }
 

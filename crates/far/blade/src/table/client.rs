@@ -168,6 +168,7 @@ impl Client {
             user: self.user,
             identity: self.identity.as_deref().map(str::to_owned),
             quota_superpages: self.quota_superpages,
+            grant: self.grant.map(|id| id.0),
         }
     }
 
@@ -179,7 +180,7 @@ impl Client {
             pid: row.pid,
             user: row.user,
             identity: row.identity.as_deref().map(Arc::from),
-            grant: None,
+            grant: row.grant.map(GrantId),
             quota_superpages: row.quota_superpages,
             used_superpages: 0,
             segments: BTreeSet::new(),

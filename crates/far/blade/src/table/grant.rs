@@ -14,7 +14,9 @@
 //! Keys are looked up in a hash map with a random key of its own (SipHash); bytes are compared only
 //! with a key of the same hash, so the time of a refusal reveals nothing about the existing keys.
 
-use super::{ClientNumber, Refused, Scrub, Table, count_u32, superpages_of};
+use super::{
+    ClientNumber, GrantRow, ImageError, Refused, Row, Scrub, Table, count_u32, superpages_of,
+};
 use farpool_policy::{Meter, RateLimit};
 use farpool_units::{SUPERPAGE_BYTES, at_most};
 use farpool_wire::{ErrorCode, Grant, GrantKey};
@@ -143,6 +145,8 @@ struct Given {
     quota_superpages: u32,
     used_superpages: u32,
     clients: BTreeSet<ClientNumber>,
+    read_bytes_per_s: u64,
+    write_bytes_per_s: u64,
     traffic: Arc<GrantTraffic>,
 }
 
@@ -152,17 +156,113 @@ pub(super) struct Grants {
     given: BTreeMap<GrantId, Given>,
     /// Each grant's current and previous key.
     keys: HashMap<GrantKey, GrantId>,
-    /// Epochs of ended grants, and the ids in the order of their ends.
-    ended: HashMap<GrantId, u64>,
-    ended_order: VecDeque<GrantId>,
+    ended: EndedGrants,
+}
+
+/// Epochs of the last [`ENDED_LIMIT`] ended grants.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct EndedGrants {
+    epochs: HashMap<GrantId, u64>,
+    /// In the order of their ends.
+    order: VecDeque<GrantId>,
+}
+
+impl EndedGrants {
+    fn get(&self, id: GrantId) -> Option<u64> {
+        self.epochs.get(&id).copied()
+    }
+
+    pub(super) fn insert(&mut self, id: GrantId, epoch: u64) {
+        if self.epochs.insert(id, epoch).is_none() {
+            self.order.push_back(id);
+        }
+        if self.order.len() > ENDED_LIMIT
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.epochs.remove(&oldest);
+        }
+    }
+
+    /// In the order of their ends.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (GrantId, u64)> + '_ {
+        self.order.iter().map(|id| (*id, self.epochs[id]))
+    }
+}
+
+impl Given {
+    fn row(&self, id: GrantId) -> GrantRow {
+        GrantRow {
+            id: id.0,
+            epoch: self.epoch,
+            key: self.key.0,
+            key_before: self.key_before.map(|key| key.0),
+            quota_superpages: self.quota_superpages,
+            read_bytes_per_s: self.read_bytes_per_s,
+            write_bytes_per_s: self.write_bytes_per_s,
+        }
+    }
+
+    /// A grant as it was, without clients.
+    fn restore(row: &GrantRow) -> Self {
+        let given = Given {
+            epoch: row.epoch,
+            key: GrantKey(row.key),
+            key_before: row.key_before.map(GrantKey),
+            quota_superpages: row.quota_superpages,
+            used_superpages: 0,
+            clients: BTreeSet::new(),
+            read_bytes_per_s: row.read_bytes_per_s,
+            write_bytes_per_s: row.write_bytes_per_s,
+            traffic: Arc::default(),
+        };
+        given.set_rates(Duration::ZERO);
+        given
+    }
+
+    fn set_rates(&self, now: Duration) {
+        let now_ns = at_most(now.as_nanos());
+        self.traffic.read.set_limit(now_ns, RateLimit::paced(self.read_bytes_per_s));
+        self.traffic.write.set_limit(now_ns, RateLimit::paced(self.write_bytes_per_s));
+        self.traffic.rates_version.fetch_add(1, Ordering::Release);
+    }
 }
 
 impl Grants {
+    /// The grants that a table had.
+    pub(super) fn restore<'a>(
+        rows: impl Iterator<Item = &'a GrantRow>,
+        ended: EndedGrants,
+    ) -> Result<Self, ImageError> {
+        let mut grants = Grants { ended, ..Grants::default() };
+        for row in rows {
+            let (id, given) = (GrantId(row.id), Given::restore(row));
+            for key in std::iter::once(given.key).chain(given.key_before) {
+                if key.0 == 0 || grants.keys.insert(key, id).is_some() {
+                    return Err(ImageError::Key { id: row.id });
+                }
+            }
+            grants.given.insert(id, given);
+        }
+        Ok(grants)
+    }
+
+    pub(super) fn row(&self, id: GrantId) -> Option<GrantRow> {
+        self.given.get(&id).map(|given| given.row(id))
+    }
+
+    pub(super) fn rows(&self) -> impl Iterator<Item = GrantRow> + '_ {
+        self.given.iter().map(|(id, given)| given.row(*id))
+    }
+
+    pub(super) fn ended(&self) -> &EndedGrants {
+        &self.ended
+    }
+
     fn check(&self, spec: &GrantSpec) -> Result<(), GrantError> {
         if spec.key.0 == 0 {
             return Err(GrantError::NoKey);
         }
-        if let Some(epoch) = self.ended.get(&spec.id).copied().filter(|e| *e >= spec.epoch) {
+        if let Some(epoch) = self.ended.get(spec.id).filter(|e| *e >= spec.epoch) {
             return Err(GrantError::Stale { epoch });
         }
         if self.keys.get(&spec.key).is_some_and(|owner| *owner != spec.id) {
@@ -191,6 +291,8 @@ impl Grants {
             quota_superpages: 0,
             used_superpages: 0,
             clients: BTreeSet::new(),
+            read_bytes_per_s: 0,
+            write_bytes_per_s: 0,
             traffic: Arc::default(),
         });
         assert!(given.epoch <= spec.epoch, "a grant's epoch never goes back");
@@ -204,10 +306,9 @@ impl Grants {
         }
         let owner = self.keys.insert(spec.key, spec.id);
         assert!(owner.is_none_or(|owner| owner == spec.id), "a key opens one grant");
-        let now_ns = at_most(now.as_nanos());
-        given.traffic.read.set_limit(now_ns, RateLimit::paced(spec.read_bytes_per_s));
-        given.traffic.write.set_limit(now_ns, RateLimit::paced(spec.write_bytes_per_s));
-        given.traffic.rates_version.fetch_add(1, Ordering::Release);
+        given.read_bytes_per_s = spec.read_bytes_per_s;
+        given.write_bytes_per_s = spec.write_bytes_per_s;
+        given.set_rates(now);
         Ok(())
     }
 
@@ -282,14 +383,7 @@ impl Grants {
             self.keys.remove(&given.key);
             given.key_before.map(|key| self.keys.remove(&key));
         }
-        if self.ended.insert(id, epoch).is_none() {
-            self.ended_order.push_back(id);
-        }
-        if self.ended_order.len() > ENDED_LIMIT
-            && let Some(oldest) = self.ended_order.pop_front()
-        {
-            self.ended.remove(&oldest);
-        }
+        self.ended.insert(id, epoch);
     }
 
     fn stat(&self, id: GrantId, given: &Given, connections: u32) -> GrantStat {
@@ -317,7 +411,9 @@ impl<M: Clone> Table<M> {
     /// # Errors
     /// See [`GrantError`].
     pub fn set_grant(&mut self, spec: &GrantSpec, now: Duration) -> Result<(), GrantError> {
-        self.grants.set(spec, now)
+        self.grants.set(spec, now)?;
+        self.note_grant(spec.id);
+        Ok(())
     }
 
     /// Checks that an order with `epoch` may end the grant.
@@ -326,7 +422,7 @@ impl<M: Clone> Table<M> {
     /// The blade knows a later one.
     pub fn check_end_grant(&self, id: GrantId, epoch: u64) -> Result<(), GrantError> {
         let given = self.grants.given.get(&id).map(|given| given.epoch);
-        match given.max(self.grants.ended.get(&id).copied()) {
+        match given.max(self.grants.ended.get(id)) {
             Some(known) if known > epoch => Err(GrantError::Stale { epoch: known }),
             _ => Ok(()),
         }
@@ -346,6 +442,7 @@ impl<M: Clone> Table<M> {
         let clients = clients.unwrap_or_default();
         let scrubs = clients.iter().flat_map(|client| self.end_client(*client)).collect();
         self.grants.end(id, epoch);
+        self.note(|| Row::GrantEnded { id: id.0, epoch });
         (count_u32(clients.len()), scrubs)
     }
 
@@ -367,6 +464,19 @@ impl<M: Clone> Table<M> {
             return Err(Refused::new(ErrorCode::NotGranted, 0));
         }
         self.grants.recheck(pass)
+    }
+
+    /// What the grants were set to, in the order of their ids.
+    pub fn grant_specs(&self) -> Vec<GrantSpec> {
+        let spec = |(id, given): (&GrantId, &Given)| GrantSpec {
+            id: *id,
+            epoch: given.epoch,
+            key: given.key,
+            bytes: u64::from(given.quota_superpages) * SUPERPAGE_BYTES,
+            read_bytes_per_s: given.read_bytes_per_s,
+            write_bytes_per_s: given.write_bytes_per_s,
+        };
+        self.grants.given.iter().map(spec).collect()
     }
 
     /// All grants, in the order of their ids.

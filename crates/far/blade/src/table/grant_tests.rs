@@ -10,8 +10,8 @@ const GRANTS: u8 = 3;
 const CLIENTS: u8 = 5;
 const SPAN: u32 = 8;
 
-fn table() -> Table<u32> {
-    Table::new(Limits {
+fn limits() -> Limits {
+    Limits {
         capacity_superpages: CAPACITY,
         quota_default_superpages: CAPACITY,
         quota_limit_superpages: CAPACITY,
@@ -20,7 +20,13 @@ fn table() -> Table<u32> {
         clients: 100,
         segments: 100,
         require_grants: true,
-    })
+    }
+}
+
+fn table() -> Table<u32> {
+    let mut table = Table::new(limits());
+    table.record_changes();
+    table
 }
 
 /// Each epoch of a grant has a key of its own, except that epochs 2 and 3 share one.
@@ -60,6 +66,7 @@ enum Step {
     Share(u8, u8),
     Capacity(u32),
     Scrub,
+    Restart,
 }
 
 fn any_step() -> impl Strategy<Value = Step> {
@@ -75,6 +82,7 @@ fn any_step() -> impl Strategy<Value = Step> {
         2 => (who.clone(), who).prop_map(|(one, other)| Step::Share(one, other)),
         1 => (0..=CAPACITY).prop_map(Step::Capacity),
         2 => Just(Step::Scrub),
+        1 => Just(Step::Restart),
     ]
 }
 
@@ -104,6 +112,8 @@ struct Pair {
     capacity: u32,
     scrubs: Vec<Scrub<u32>>,
     next_token: u128,
+    /// What the changes of the table add up to.
+    image: Image,
 }
 
 impl Pair {
@@ -275,7 +285,27 @@ impl Pair {
         self.clients.get_mut(&one).unwrap().shared = Some((token, superpages));
     }
 
-    fn check(&self) {
+    /// The blade's process ends, and another one goes on with what was kept, as text.
+    fn restart(&mut self) {
+        let specs = self.table.grant_specs();
+        let mut image = Image::default();
+        for row in self.image.rows() {
+            let text = serde_json::to_string(&row).unwrap();
+            image.apply(serde_json::from_str(&text).unwrap()).unwrap();
+        }
+        let make = |segment: &SegmentImage| Ok::<_, ImageError>(segment.row.limit_rmma);
+        self.table = Table::restore(limits(), &image, make).unwrap();
+        self.table.record_changes();
+        self.table.set_capacity(self.capacity);
+        assert_eq!(self.table.grant_specs(), specs);
+        self.scrubs.clear();
+    }
+
+    fn check(&mut self) {
+        for row in self.table.take_changes() {
+            self.image.apply(row).unwrap();
+        }
+        assert_eq!(self.image, self.table.image());
         for stat in self.table.grants() {
             let grant = u8::try_from(stat.id.0).unwrap();
             let (epoch, superpages) = self.grants[usize::from(grant)].given.unwrap();
@@ -312,6 +342,7 @@ impl Pair {
             Step::Scrub => {
                 self.scrubs.drain(..).for_each(|scrub| self.table.scrubbed(scrub.part));
             }
+            Step::Restart => self.restart(),
         }
     }
 }
@@ -321,8 +352,10 @@ proptest! {
 
     #[test]
     fn grants_do_what_the_model_says(steps in prop::collection::vec(any_step(), 1..200)) {
+        let table = table();
         let mut pair = Pair {
-            table: table(),
+            image: table.image(),
+            table,
             grants: vec![ModelGrant::default(); usize::from(GRANTS)],
             clients: BTreeMap::new(),
             capacity: CAPACITY,

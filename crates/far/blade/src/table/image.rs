@@ -3,12 +3,11 @@
 //! Every change of a table that records them ([`Table::record_changes`]) leaves rows; applied in
 //! order to an [`Image`], they make it equal to [`Table::image`]. What follows from the rows is not
 //! in them: accounts, free superpages, and connections, of which a table made anew has none.
-//!
-//! Grants are not in the rows: the rack gives them anew.
 
 use super::client::Client;
+use super::grant::{EndedGrants, Grants};
 use super::segment::Segment;
-use super::{ClientNumber, Limits, Table, count_u32};
+use super::{ClientNumber, GrantId, Limits, Table, count_u32};
 use farpool_wire::{ClientId, SegmentId, SegmentToken};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -32,6 +31,38 @@ pub struct ClientRow {
     pub identity: Option<String>,
     /// The most it may use.
     pub quota_superpages: u32,
+    /// The grant it is under.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub grant: Option<u128>,
+}
+
+/// A grant, as kept.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GrantRow {
+    /// Its id.
+    pub id: u128,
+    /// How often it was granted.
+    pub epoch: u64,
+    /// What its clients show.
+    pub key: u128,
+    /// What they showed before.
+    pub key_before: Option<u128>,
+    /// The most they may use together.
+    pub quota_superpages: u32,
+    /// How fast they may read together.
+    pub read_bytes_per_s: u64,
+    /// How fast they may write together.
+    pub write_bytes_per_s: u64,
+}
+
+impl std::fmt::Debug for GrantRow {
+    /// Without the keys: they are secrets.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let GrantRow { id, epoch, quota_superpages, .. } = self;
+        let mut row = f.debug_struct("GrantRow");
+        row.field("id", id).field("epoch", epoch).field("quota_superpages", quota_superpages);
+        row.finish_non_exhaustive()
+    }
 }
 
 /// A segment without its superpages, as kept.
@@ -70,6 +101,15 @@ pub enum Row {
     ClientEnded {
         /// Its number.
         number: u64,
+    },
+    /// A grant is new, or has changed.
+    Grant(GrantRow),
+    /// A grant has ended, or an order for it that came late would have ended it.
+    GrantEnded {
+        /// Its id.
+        id: u128,
+        /// Orders up to this epoch are out of date.
+        epoch: u64,
     },
     /// A segment is new, or has changed.
     Segment(SegmentRow),
@@ -135,6 +175,18 @@ pub enum ImageError {
         /// The later one's number.
         number: u64,
     },
+    /// A client's grant is not there.
+    #[error("client {number} is under a grant that is not there")]
+    NoGrant {
+        /// The client.
+        number: u64,
+    },
+    /// Two grants have the same key, or one has none.
+    #[error("grant {id} has no key of its own")]
+    Key {
+        /// The grant.
+        id: u128,
+    },
 }
 
 /// A segment and its superpages.
@@ -154,6 +206,8 @@ pub struct Image {
     next_client: u64,
     next_segment: u64,
     clients: BTreeMap<u64, ClientRow>,
+    grants: BTreeMap<u128, GrantRow>,
+    ended: EndedGrants,
     segments: BTreeMap<u64, SegmentImage>,
     /// Which superpage has a place in the file: the one that was last said to.
     holders: HashMap<u32, (u64, u32)>,
@@ -175,6 +229,11 @@ impl Image {
                 self.clients.insert(row.number, row);
             }
             Row::ClientEnded { number } => drop(self.clients.remove(&number)),
+            Row::Grant(row) => drop(self.grants.insert(row.id, row)),
+            Row::GrantEnded { id, epoch } => {
+                self.grants.remove(&id);
+                self.ended.insert(GrantId(id), epoch);
+            }
             Row::Segment(row) => self.apply_segment(row),
             Row::SegmentEnded { id } => drop(self.segments.remove(&id)),
             Row::Allocated { segment, pairs } => self.segment(segment)?.map.extend(pairs),
@@ -237,6 +296,8 @@ impl Image {
     /// The rows that make this image.
     pub fn rows(&self) -> impl Iterator<Item = Row> + '_ {
         let next = Row::Next { client: self.next_client, segment: self.next_segment };
+        let ended = self.ended.iter().map(|(id, epoch)| Row::GrantEnded { id: id.0, epoch });
+        let grants = self.grants.values().map(|row| Row::Grant(row.clone()));
         let clients = self.clients.values().map(|row| Row::Client(row.clone()));
         let segments = self.segments.values().flat_map(|segment| {
             let SegmentImage { row, map, places } = segment;
@@ -247,7 +308,7 @@ impl Image {
                 Row::Placed { segment: row.id, pairs: pairs(places) },
             ]
         });
-        std::iter::once(next).chain(clients).chain(segments)
+        std::iter::once(next).chain(ended).chain(grants).chain(clients).chain(segments)
     }
 
     /// All segments.
@@ -299,7 +360,14 @@ impl<M: Clone> Table<M> {
         }
     }
 
-    /// All clients and segments as of now, without places.
+    /// Notes a grant as it is now, if it is there.
+    pub(super) fn note_grant(&mut self, id: GrantId) {
+        if let (Some(changes), Some(row)) = (&mut self.changes, self.grants.row(id)) {
+            changes.push(Row::Grant(row));
+        }
+    }
+
+    /// All clients, grants and segments as of now, without places.
     pub fn image(&self) -> Image {
         let segment = |(id, segment): (&SegmentId, &Segment<M>)| {
             let (row, map) = (segment.row(*id), segment.map.clone());
@@ -309,6 +377,8 @@ impl<M: Clone> Table<M> {
             next_client: self.next_client,
             next_segment: self.next_segment,
             clients: self.clients.iter().map(|(n, client)| (n.0, client.row(*n))).collect(),
+            grants: self.grants.rows().map(|row| (row.id, row)).collect(),
+            ended: self.grants.ended().clone(),
             segments: self.segments.iter().map(segment).collect(),
             holders: HashMap::new(),
         }
@@ -332,8 +402,15 @@ impl<M: Clone> Table<M> {
         let mut table = Table::new(limits);
         table.next_client = image.next_client.max(1);
         table.next_segment = image.next_segment.max(1);
+        table.grants = Grants::restore(image.grants.values(), image.ended.clone())?;
         for row in image.clients.values() {
             let number = ClientNumber(row.number);
+            if let Some(id) = row.grant.map(GrantId) {
+                if table.grants.row(id).is_none() {
+                    return Err(ImageError::NoGrant { number: row.number }.into());
+                }
+                table.grants.add_client(id, number);
+            }
             table.clients.insert(number, Client::restore(row, limits.lease));
             if table.numbers.insert(ClientId(row.id), number).is_some() {
                 return Err(ImageError::Twice { number: row.number }.into());
@@ -353,7 +430,10 @@ impl<M: Clone> Table<M> {
         let are_clients = row.users.iter().all(|(user, uses)| is_client(*user) && *uses > 0);
         let is_charged = row.users.iter().any(|(user, _)| *user == row.charged);
         let is_owned = row.is_frozen || matches!(row.users[..], [(_, 1)]);
-        if !are_clients || !is_charged || !is_owned {
+        let grant_of = |number: u64| self.clients.get(&ClientNumber(number)).map(|it| it.grant);
+        let is_shared_within = |(user, _): &(u64, u32)| grant_of(*user) == grant_of(row.charged);
+        let is_of_one_grant = row.users.iter().all(is_shared_within);
+        if !are_clients || !is_charged || !is_owned || !is_of_one_grant {
             return Err(ImageError::Users { segment: row.id });
         }
         if self.tokens.contains_key(&SegmentToken(row.token)) {
@@ -372,15 +452,20 @@ impl<M: Clone> Table<M> {
     fn insert_segment(&mut self, image: &SegmentImage, memory: M) {
         let row = &image.row;
         let (id, superpages) = (SegmentId(row.id), count_u32(image.map.len()));
+        let mut grant = None;
         for (user, _) in &row.users {
             let client = self.clients.get_mut(&ClientNumber(*user)).expect("checked before");
             client.segments.insert(id);
             if *user == row.charged {
                 client.used_superpages += superpages;
+                grant = client.grant;
             }
+        }
+        if let Some(grant) = grant {
+            self.grants.charge(grant, superpages.into());
         }
         self.used_superpages += superpages;
         self.tokens.insert(SegmentToken(row.token), id);
-        self.segments.insert(id, Segment::restore(row, image.map.clone(), memory));
+        self.segments.insert(id, Segment::restore(row, grant, image.map.clone(), memory));
     }
 }

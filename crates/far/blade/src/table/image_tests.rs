@@ -22,8 +22,27 @@ fn client(number: u64) -> Row {
         user: None,
         identity: None,
         quota_superpages: 8,
+        grant: None,
     };
     Row::Client(row)
+}
+
+fn grant(id: u128, key: u128) -> Row {
+    let row = GrantRow {
+        id,
+        epoch: 1,
+        key,
+        key_before: None,
+        quota_superpages: 8,
+        read_bytes_per_s: 1,
+        write_bytes_per_s: 1,
+    };
+    Row::Grant(row)
+}
+
+fn client_under(number: u64, grant: u128) -> Row {
+    let Row::Client(row) = client(number) else { panic!("a client") };
+    Row::Client(ClientRow { grant: Some(grant), ..row })
 }
 
 fn segment(id: u64) -> SegmentRow {
@@ -75,6 +94,21 @@ fn rows_that_no_table_leaves_are_refused() {
         Row::Segment(SegmentRow { id: 2, ..segment(1) }),
     ]);
     assert_eq!(twice.map(drop), Err(ImageError::Twice { number: 2 }));
+    let key = |rows| restored(rows).map(drop);
+    assert_eq!(key(vec![grant(1, 5), grant(2, 6), client_under(1, 2)]), Ok(()));
+    assert_eq!(key(vec![grant(1, 5), grant(2, 5)]), Err(ImageError::Key { id: 2 }));
+    assert_eq!(key(vec![grant(1, 0)]), Err(ImageError::Key { id: 1 }));
+    assert_eq!(key(vec![client_under(1, 2)]), Err(ImageError::NoGrant { number: 1 }));
+    let ended = Row::GrantEnded { id: 2, epoch: 1 };
+    let rows = vec![grant(2, 6), ended, client_under(1, 2)];
+    assert_eq!(key(rows), Err(ImageError::NoGrant { number: 1 }));
+    let shared = SegmentRow { is_frozen: true, users: vec![(1, 1), (2, 1)], ..segment(1) };
+    let rows = |other| {
+        let clients = vec![client_under(1, 2), client_under(2, other)];
+        [vec![grant(2, 6), grant(3, 7)], clients, vec![Row::Segment(shared.clone())]].concat()
+    };
+    assert_eq!(key(rows(2)), Ok(()));
+    assert_eq!(key(rows(3)), users, "a segment is of one grant");
     let nowhere = Row::Freed { segment: 7, first: 0, count: 1 };
     assert_eq!(image(vec![nowhere]).map(drop), Err(ImageError::NoSegment { segment: 7 }));
 }

@@ -32,7 +32,7 @@ mod tests;
 
 pub use access::{Access, Permit, Run, WriteGuard};
 pub use client::{ClientCounters, ClientNumber, ClientView, Connected, Origin};
-pub use image::{ClientRow, Image, ImageError, Row, SegmentImage, SegmentRow};
+pub use image::{ClientRow, GrantRow, Image, ImageError, Row, SegmentImage, SegmentRow};
 
 pub use grant::{
     ENDED_LIMIT, GRANTS_LIMIT, GrantError, GrantId, GrantPass, GrantSpec, GrantStat, GrantTraffic,

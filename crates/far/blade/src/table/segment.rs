@@ -58,13 +58,18 @@ impl<M> Segment<M> {
     }
 
     /// A segment as it was; what its memory does not need is free.
-    pub(super) fn restore(row: &SegmentRow, map: BTreeMap<u32, u32>, memory: M) -> Self {
+    pub(super) fn restore(
+        row: &SegmentRow,
+        grant: Option<GrantId>,
+        map: BTreeMap<u32, u32>,
+        memory: M,
+    ) -> Self {
         let next_rmma = map.values().max().map_or(0, |last| last + 1);
         let used: BTreeSet<u32> = map.values().copied().collect();
         let free = (0..next_rmma).filter(|rmma| !used.contains(rmma)).collect();
         Segment {
             token: SegmentToken(row.token),
-            grant: None,
+            grant,
             span_superpages: row.span_superpages,
             frozen: row.is_frozen,
             users: row.users.iter().map(|(user, uses)| (ClientNumber(*user), *uses)).collect(),

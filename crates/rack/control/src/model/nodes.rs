@@ -58,10 +58,12 @@ impl Node {
     }
 
     /// Refuses a second daemon while the first one reports: taking the name would take from the
-    /// first what it has lent.
-    fn check_successor(&self, incarnation: u64, now_ms: u64) -> Result<(), Problem> {
+    /// first what it has lent. One that goes on with the first one's blade shows that the first has
+    /// ended, as its memory is locked.
+    fn check_successor(&self, new: &NodeSpec, now_ms: u64) -> Result<(), Problem> {
         let (name, spec) = (&self.record.name, &self.record.spec);
-        if incarnation == spec.incarnation || self.age_at(now_ms) != Age::Fresh {
+        let is_same = new.incarnation == spec.incarnation || new.blade_id == spec.blade_id;
+        if is_same || self.age_at(now_ms) != Age::Fresh {
             return Ok(());
         }
         let at = match spec.addresses.first() {
@@ -145,7 +147,7 @@ impl State {
     ) -> Result<Outcome, Problem> {
         check_spec(name, &spec)?;
         let known = self.nodes.get(name);
-        known.map_or(Ok(()), |node| node.check_successor(spec.incarnation, to.now_ms))?;
+        known.map_or(Ok(()), |node| node.check_successor(&spec, to.now_ms))?;
         if known.is_none() && self.nodes.len() >= NODES_LIMIT {
             return refuse(ProblemKind::NoRoom, format!("there are {NODES_LIMIT} nodes already"));
         }
