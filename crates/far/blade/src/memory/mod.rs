@@ -4,8 +4,8 @@
 //! Kinds `memfd` and `anonymous` give each segment memory of its own, so that the kernel's zeroing
 //! is the scrub and a memfd can be handed to a same-host client: it is sealed at its final size, so
 //! the client cannot grow it past its quota. Kinds `file` and `hugetlb` cut one file, device or run
-//! of huge pages into superpages, reserved at the start or when they are lent ([`Reserve`]), because
-//! touching a page that cannot be had would kill the blade. Those superpages are zeroed by hand or
+//! of huge pages into superpages, reserved at the start or when they are lent ([`Reserve`]):
+//! touching a page that cannot be had would kill the blade. Those superpages are zeroed by hand, or
 //! punched out of the file, when their last reader is gone.
 //!
 //! A memfd that was handed out stays intact as long as a process holds it: that process may read it

@@ -150,6 +150,16 @@ impl Pool {
             free.unknown.remove(&number);
             free.zero.push(number);
         }
+        let wanted_bytes = free.zero.len() as u64 * SUPERPAGE_BYTES;
+        let room = rustix::fs::fstatvfs(&self.file)?;
+        let room_bytes = room.f_bavail.saturating_mul(room.f_frsize);
+        if room_bytes < wanted_bytes {
+            tracing::warn!(
+                room_bytes,
+                wanted_bytes,
+                "the file system has less room than is to be lent; give it more, or lend less"
+            );
+        }
         Ok(())
     }
 
