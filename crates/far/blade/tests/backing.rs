@@ -6,6 +6,8 @@ use common::*;
 use farpool_blade::{BackingKind, BladeConfig, Server};
 use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES};
 use farpool_wire::*;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 /// Each client in turn uses all of the blade's memory, and finds nothing but zeros.
 fn check_kept_and_scrubbed(backing: BackingKind) {
@@ -91,6 +93,26 @@ fn file_with_old_bytes_in_it() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("memory");
     std::fs::write(&path, vec![0xee; 20 << 20]).unwrap();
+    let mode = |mode| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode));
+    mode(0o640).unwrap();
+    let bind = |path: &Path| {
+        let backing = BackingKind::File(path.to_owned());
+        Server::bind(
+            &["tcp://127.0.0.1:0".parse().unwrap()],
+            BladeConfig { backing, ..config_of(3) },
+        )
+    };
+    let refused = |path: &Path| {
+        let error = bind(path).unwrap_err();
+        std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default()
+    };
+    assert!(refused(&path).contains("mode 640"), "{}", refused(&path));
+    mode(0o600).unwrap();
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(&path, Some(1), None).unwrap();
+        assert!(refused(&path).contains("belongs to user 1"), "{}", refused(&path));
+        std::os::unix::fs::chown(&path, Some(0), None).unwrap();
+    }
     check_kept_and_scrubbed(BackingKind::File(path.clone()));
     assert_eq!(std::fs::metadata(&path).unwrap().len(), 3 * SUPERPAGE_BYTES);
 }

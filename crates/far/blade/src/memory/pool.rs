@@ -72,6 +72,9 @@ impl Pool {
         let stat = rustix::fs::fstat(&file)?;
         let is_file =
             rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile;
+        if is_file {
+            check_private(&stat)?;
+        }
         match reserve {
             _ if !is_file => {}
             Reserve::All => {
@@ -223,6 +226,29 @@ impl Drop for PoolSuperpage {
         }
         self.pool.give_back(self.number);
     }
+}
+
+/// Refuses a file that somebody else could read or change: it may have been put there, as anyone may
+/// in /dev/shm.
+fn check_private(stat: &rustix::fs::Stat) -> io::Result<()> {
+    const OF_OTHERS: u32 = 0o077;
+    let refuse = |why: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    let user = rustix::process::geteuid().as_raw();
+    if stat.st_uid != user {
+        let owner = stat.st_uid;
+        return refuse(format!(
+            "the file belongs to user {owner}, and the blade runs as user {user}; give another \
+             file, or remove this one"
+        ));
+    }
+    if stat.st_mode & OF_OTHERS != 0 {
+        let mode = stat.st_mode & 0o777;
+        return refuse(format!(
+            "others may read or change the file (mode {mode:o}), and what programs store would be \
+             theirs; chmod 600 it, or give another file"
+        ));
+    }
+    Ok(())
 }
 
 /// Opens a file or device; true if it had to be made.
