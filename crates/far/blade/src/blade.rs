@@ -55,7 +55,7 @@ pub struct Blade {
     table: RwLock<Table<Memory>>,
     /// Keeps the table for the next process; see [`kept`].
     journal: Option<Journal>,
-    journal_log: LogRate,
+    error_log: LogRate,
     past: Past,
     scrubs: Scrubs,
     /// Held while a grant is set or revoked; taken before all other locks.
@@ -153,7 +153,7 @@ impl Blade {
             capacity_superpages: AtomicU32::new(capacity_superpages),
             table: RwLock::new(kept.table),
             journal: kept.journal,
-            journal_log: LogRate::default(),
+            error_log: LogRate::default(),
             past: kept.past,
             scrubs: Scrubs::default(),
             orders: Mutex::default(),
@@ -252,12 +252,21 @@ impl Blade {
         self.commit(segment, &memory, pairs).map_err(|error| {
             self.undo_allocate(client, segment, first, count);
             if is_full(&error) {
+                self.tell_no_room(&error);
                 Refused::new(ErrorCode::BladeFull, self.capacity_bytes())
             } else {
                 backing(&error)
             }
         })?;
         self.keep_changes()
+    }
+
+    /// Says now and then that the system has not the memory that the blade may lend.
+    fn tell_no_room(&self, error: &io::Error) {
+        // Without a number of the system's it is the blade that is full.
+        if error.raw_os_error().is_some() && self.error_log.may_write(self.now()) {
+            tracing::warn!(%error, "no memory for a superpage that may be lent; nothing is lent");
+        }
     }
 
     /// Makes the memory of superpages usable.

@@ -80,6 +80,9 @@ fn what_the_node_orders_is_noted() {
     blade.serving.blade().set_grant(&spec).expect("set");
     blade.serving.blade().revoke_grant(spec.id, 3).expect("revoked");
     blade.serving.blade().set_grant(&spec).expect_err("it was revoked");
+    for superpages in [4, 2, 2] {
+        blade.serving.blade().set_capacity(superpages * SUPERPAGE_BYTES).expect("within its size");
+    }
     drop(blade);
     let all = told(&path);
     let whats: Vec<_> = all.iter().map(|(_, what, code)| (what.as_str(), *code == 0)).collect();
@@ -87,6 +90,7 @@ fn what_the_node_orders_is_noted() {
     assert_eq!(whats[1], ("revoke grant 77 up to epoch 3", true), "{all:?}");
     assert!(whats[2].0.starts_with("set grant 77 of epoch 3: ") && !whats[2].1, "{all:?}");
     assert!(!whats[2].0.contains("the client"), "no client asked: {all:?}");
+    assert_eq!(whats[3..], [("lend 33554432 bytes", true)], "only what changed: {all:?}");
     assert!(all.iter().all(|(who, ..)| who == "its node"), "{all:?}");
     let text = std::fs::read_to_string(&path).expect("a log");
     assert!(!text.contains("feedbeef") && !text.contains("4276993775"), "{text}");

@@ -138,9 +138,11 @@ impl Blade {
         let superpages = superpages_of(bytes / SUPERPAGE_BYTES * SUPERPAGE_BYTES);
         let mut table = self.write();
         table.set_capacity(superpages);
-        self.capacity_superpages.store(superpages, Ordering::Relaxed);
+        let before = self.capacity_superpages.swap(superpages, Ordering::Relaxed);
         drop(table);
-        self.audit.note(None, || (Asker::node(), format!("lend {bytes} bytes")));
+        if before != superpages {
+            self.audit.note(None, || (Asker::node(), format!("lend {bytes} bytes")));
+        }
         Ok(())
     }
 

@@ -159,7 +159,7 @@ impl Blade {
     pub(super) fn keep_changes(&self) -> Result<(), Refused> {
         let Some(journal) = &self.journal else { return Ok(()) };
         journal.commit().map_err(|error| {
-            if self.journal_log.may_write(self.now()) {
+            if self.error_log.may_write(self.now()) {
                 tracing::error!(
                     %error,
                     path = %journal.path().display(),
