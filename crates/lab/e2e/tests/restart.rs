@@ -140,8 +140,8 @@ fn a_program_outlives_takeovers_of_its_blade() {
     assert_eq!(outcome.counter("lost"), 0, "{}", outcome.stderr);
 }
 
-/// A node of a rack is killed, told to end, and taken over by turns. What it has granted stays, and
-/// the controller has it back at once.
+/// A node of a rack is killed, told to end, and taken over by turns. What it has granted stays, the
+/// controller has it back at once, and its audit log is one.
 #[test]
 fn a_program_outlives_restarts_of_its_node() {
     let _turn = turn();
@@ -151,8 +151,11 @@ fn a_program_outlives_restarts_of_its_node() {
     let store = folder.path().join("control.redb");
     let control = Daemon::control(&free_address().to_string(), &store);
     let listen = format!("tcp://{}", free_address());
-    let start =
-        |more: &[&str]| Daemon::kept_node(&control.address, "n0", MEMORY, &listen, &memory, more);
+    let audit = folder.path().join("audit.log");
+    let start = |more: &[&str]| {
+        let more = [&["--audit", audit.to_str().expect("text")], more].concat();
+        Daemon::kept_node(&control.address, "n0", MEMORY, &listen, &memory, &more)
+    };
     let mut node = start(&[]);
     wait_until("the node to lend", PATIENCE, || {
         let node = answer(&control.address, &["node", "show", "n0"]);
@@ -210,6 +213,12 @@ fn a_program_outlives_restarts_of_its_node() {
     outcome.require_success().require_far();
     assert_eq!(outcome.counter("lost"), 0, "{}", outcome.stderr);
     assert!(node.end());
+    let mut verify = Command::new(binaries::program("farpool"));
+    let verified = verify.args(["audit", "verify"]).arg(&audit).output().expect("farpool");
+    assert!(verified.status.success(), "{}", String::from_utf8_lossy(&verified.stderr));
+    let log = std::fs::read_to_string(&audit).expect("a log");
+    let opened = log.lines().filter(|line| line.contains("the log is opened")).count();
+    assert_eq!(opened, restarts() + 1, "each process goes on with the same log");
 }
 
 /// Memory that was made anew has zeros where the program had pages: it is told, and ends.
