@@ -18,7 +18,7 @@ const SECRET_MODE: u32 = 0o600;
 /// The system's; [`ErrorKind::InvalidInput`] if `path` is a folder or a device, which a file must
 /// not replace.
 pub fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    write_as(path, bytes, OPEN_MODE).map(|_| ())
+    write_as(path, bytes, OPEN_MODE).map(drop)
 }
 
 /// As [`write_atomically`], also after a power failure, and only the file's owner may read it.
@@ -26,11 +26,22 @@ pub fn write_atomically(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// # Errors
 /// As [`write_atomically`]; or the file is there, but may not be after a power failure.
 pub fn write_secret(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    sync_folder(&write_as(path, bytes, SECRET_MODE)?)
+    sync_folder(&write_as(path, bytes, SECRET_MODE)?.0)
 }
 
-/// Returns the file that was written, which is not `path` if that is a link.
-fn write_as(path: &Path, bytes: &[u8], mode: u32) -> io::Result<PathBuf> {
+/// As [`write_secret`], and returns the file, open for writing. It is never at its place with an
+/// error returned; so whether it is there after a power failure is not certain.
+///
+/// # Errors
+/// As [`write_atomically`].
+pub fn replace_secret(path: &Path, bytes: &[u8]) -> io::Result<File> {
+    let (target, file) = write_as(path, bytes, SECRET_MODE)?;
+    let _ = sync_folder(&target);
+    Ok(file)
+}
+
+/// Returns the path that was written, which is not `path` if that is a link, and the file.
+fn write_as(path: &Path, bytes: &[u8], mode: u32) -> io::Result<(PathBuf, File)> {
     let target = match fs::canonicalize(path) {
         Ok(target) => target,
         Err(error) if error.kind() == ErrorKind::NotFound => path.to_owned(),
@@ -41,15 +52,16 @@ fn write_as(path: &Path, bytes: &[u8], mode: u32) -> io::Result<PathBuf> {
     }
     let name = target.file_name().ok_or(ErrorKind::NotFound)?.to_string_lossy();
     let temporary = target.with_file_name(format!(".{name}.{}.tmp", std::process::id()));
-    let written = write_new(&temporary, bytes, mode).and_then(|()| fs::rename(&temporary, &target));
+    let written = write_new(&temporary, bytes, mode)
+        .and_then(|file| fs::rename(&temporary, &target).map(|()| file));
     if written.is_err() {
         // If this fails too, the first error is the one to report.
         let _ = fs::remove_file(&temporary);
     }
-    written.map(|()| target)
+    written.map(|file| (target, file))
 }
 
-fn write_new(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
+fn write_new(path: &Path, bytes: &[u8], mode: u32) -> io::Result<File> {
     // One that a process of the same number has left may have another mode.
     match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
@@ -57,7 +69,8 @@ fn write_new(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
     }
     let mut file = OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
     file.write_all(bytes)?;
-    file.sync_all()
+    file.sync_all()?;
+    Ok(file)
 }
 
 /// Makes the entries of a file's folder durable.

@@ -21,7 +21,7 @@ pub use clock::{monotonic_ns, process_cpu_time, thread_cpu_time, unix_ms};
 pub use descriptors::{
     MOST_DESCRIPTORS, receive_with_descriptor, receive_with_descriptors, send_with_descriptors,
 };
-pub use file::{sync_folder, write_atomically, write_secret};
+pub use file::{replace_secret, sync_folder, write_atomically, write_secret};
 pub use limits::{raise_descriptors, raise_to_maximum};
 pub use listen::listen_unix;
 pub use lock::{lock, read_lock, write_lock};

@@ -11,8 +11,9 @@
 mod text;
 
 use crate::table::{Image, ImageError, Row};
-use farpool_kernel::{lock, write_secret};
-use std::fs::{File, OpenOptions};
+use farpool_kernel::{lock, replace_secret};
+use std::cell::RefCell;
+use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -157,7 +158,7 @@ impl Journal {
     /// and for nothing pushed meanwhile: it holds the table while it calls its argument.
     ///
     /// # Errors
-    /// The system's; the file is as it was.
+    /// The system's; the file is as it was, and is tried again after the next change.
     pub(crate) fn compact(&self, image: impl FnOnce(&dyn Fn()) -> Image) -> io::Result<()> {
         let mut file = lock(&self.file);
         if file.bytes < COMPACTION_MIN_BYTES.max(GROWTH * file.bytes_when_new) {
@@ -169,8 +170,18 @@ impl Journal {
             text::append(&Line::Change(rows), &mut file.unwritten)?;
         }
         file.write()?;
-        let image = image(&|| lock(&self.pending).clear());
-        *file = write_anew(&self.path, &self.header, &image)?;
+        let contained = RefCell::new(Vec::new());
+        let image = image(&|| contained.borrow_mut().append(&mut lock(&self.pending)));
+        match write_anew(&self.path, &self.header, &image) {
+            Ok(anew) => *file = anew,
+            Err(error) => {
+                // The file as it was lacks what the new one would have had.
+                for rows in contained.into_inner() {
+                    text::append(&Line::Change(rows), &mut file.unwritten)?;
+                }
+                return Err(error);
+            }
+        }
         Ok(())
     }
 
@@ -235,8 +246,7 @@ fn write_anew(path: &Path, header: &Header, image: &Image) -> io::Result<Journal
     let mut bytes = Vec::new();
     text::append(&Line::Header(header.clone()), &mut bytes)?;
     text::append(&Line::Change(image.rows().collect()), &mut bytes)?;
-    write_secret(path, &bytes)?;
-    let file = OpenOptions::new().write(true).open(path)?;
+    let file = replace_secret(path, &bytes)?;
     let length = bytes.len() as u64;
     Ok(JournalFile { file, bytes: length, bytes_when_new: length, unwritten: Vec::new() })
 }
@@ -260,4 +270,55 @@ pub(crate) fn set_aside(path: &Path) -> io::Result<Option<PathBuf>> {
 fn boot() -> io::Result<String> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     Ok(text.trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segment(id: u64) -> Row {
+        Row::SegmentEnded { id }
+    }
+
+    /// The file cannot be written anew: nothing that the new one would have had is forgotten.
+    #[test]
+    fn a_file_that_cannot_be_written_anew_goes_on_with_all_changes() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("table");
+        let memory = MemoryFile { device: 1, inode: 1, born_ns: None };
+        let opened = Journal::open(path.clone(), memory, true, 1, |_| Ok(()));
+        let (journal, _) = opened.expect("a journal");
+        lock(&journal.file).bytes_when_new = 0;
+        let next = |client| Row::Next { client, segment: 1 };
+        while lock(&journal.file).bytes < COMPACTION_MIN_BYTES {
+            journal.push(vec![segment(7); 10_000]);
+            journal.commit().expect("room");
+        }
+        let temporary = folder.path().join(format!(".table.{}.tmp", std::process::id()));
+        std::fs::create_dir(&temporary).expect("in the way");
+        let image = |forget_pending: &dyn Fn()| {
+            journal.push(vec![next(41)]);
+            forget_pending();
+            journal.push(vec![next(42)]);
+            Image::default()
+        };
+        journal.compact(image).expect_err("a folder is in the way");
+        let kept = || {
+            let past = text::read(&std::fs::read(&path).expect("a file")).expect("as written");
+            past.expect("a past").image.rows().next()
+        };
+        journal.commit().expect("room");
+        assert_eq!(kept(), Some(Row::Next { client: 42, segment: 1 }));
+        std::fs::remove_dir(&temporary).expect("it is out of the way");
+        journal
+            .compact(|forget_pending| {
+                forget_pending();
+                let mut image = Image::default();
+                image.apply(next(43)).expect("a row");
+                image
+            })
+            .expect("written anew");
+        assert_eq!(kept(), Some(next(43)));
+        assert!(lock(&journal.file).bytes < COMPACTION_MIN_BYTES);
+    }
 }
