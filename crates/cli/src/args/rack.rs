@@ -110,7 +110,8 @@ farpool node --collaborate --min 40%:50% --max 80%:90% --join 10.0.0.7:7070 --li
 tcp://10.0.0.8:7070 --allow-remote-tcp --rack-key-file /etc/farpool/rack.key\n  \
 farpool node list\n\n\
 Memory that the server's own programs use is not lent; it is reclaimed when they need it.\n\
-The first SIGTERM or SIGINT drains the node, the second stops it at once.")]
+The first SIGTERM or SIGINT drains the node, the second stops it at once; with --persist the first \
+one stops it, and what it lends is kept.")]
 pub struct NodeArgs {
     #[command(subcommand)]
     pub action: Option<NodeAction>,
@@ -118,8 +119,9 @@ pub struct NodeArgs {
     pub settings: NodeSettings,
     #[command(flatten)]
     pub collaborate: CollaborateArgs,
-    /// With --persist: end the node that lends this memory now, once all here is known to be in
-    /// order, and go on with what it lends; programs wait for that
+    /// With --persist: end the node that lends this memory now, once its table and the memory are
+    /// known to fit, and go on with what it lends; programs wait for that. A node that was started
+    /// with --drain-timeout drains first, and then there is nothing to go on with
     #[arg(long)]
     pub takeover: bool,
     /// Print the ready line as one JSON object

@@ -52,6 +52,7 @@ fn daemon(settings: NodeSettings, takeover: bool, json: bool) -> anyhow::Result<
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("signals cannot be watched")?;
     let name = options.name.clone();
     if takeover {
+        options.check()?;
         take_over(&options.blade_config(), &mut signals)?;
     }
     // Not before: the process that is taken over has the log until its end.
@@ -68,8 +69,8 @@ fn daemon(settings: NodeSettings, takeover: bool, json: bool) -> anyhow::Result<
     let _ = watcher.join();
     match ended? {
         Ended::Empty => tracing::info!("ended, with nothing granted"),
+        Ended::Overdue | Ended::AtOnce if is_kept => tracing::info!("ended; what is lent is kept"),
         Ended::Overdue => tracing::warn!("ended; what was still granted is lost"),
-        Ended::AtOnce if is_kept => tracing::info!("ended; what is lent is kept"),
         Ended::AtOnce => tracing::warn!("ended at once"),
     }
     Ok(0)
@@ -86,6 +87,7 @@ fn obey(signals: &mut Signals, node: &NodeHandle, patience: Option<Duration>) {
             }
             _ => {
                 tracing::info!(signal, "stopping");
+                tell_systemd("STOPPING=1");
                 node.stop();
             }
         }

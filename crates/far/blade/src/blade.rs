@@ -55,7 +55,8 @@ pub struct Blade {
     table: RwLock<Table<Memory>>,
     /// Keeps the table for the next process; see [`kept`].
     journal: Option<Journal>,
-    error_log: LogRate,
+    journal_log: LogRate,
+    room_log: LogRate,
     past: Past,
     scrubs: Scrubs,
     /// Held while a grant is set or revoked; taken before all other locks.
@@ -153,7 +154,8 @@ impl Blade {
             capacity_superpages: AtomicU32::new(capacity_superpages),
             table: RwLock::new(kept.table),
             journal: kept.journal,
-            error_log: LogRate::default(),
+            journal_log: LogRate::default(),
+            room_log: LogRate::default(),
             past: kept.past,
             scrubs: Scrubs::default(),
             orders: Mutex::default(),
@@ -264,8 +266,18 @@ impl Blade {
     /// Says now and then that the system has not the memory that the blade may lend.
     fn tell_no_room(&self, error: &io::Error) {
         // Without a number of the system's it is the blade that is full.
-        if error.raw_os_error().is_some() && self.error_log.may_write(self.now()) {
+        if error.raw_os_error().is_some() && self.room_log.may_write(self.now()) {
             tracing::warn!(%error, "no memory for a superpage that may be lent; nothing is lent");
+        }
+    }
+
+    /// Logs how many lines were suppressed, when that is due.
+    pub(crate) fn tell_hidden_lines(&self, now: Duration) {
+        if let Some((more, seconds)) = self.journal_log.more(now) {
+            tracing::error!("the blade's table could not be kept {more} more times in {seconds} s");
+        }
+        if let Some((more, seconds)) = self.room_log.more(now) {
+            tracing::warn!("no memory for {more} more superpages in the last {seconds} s");
         }
     }
 
@@ -293,7 +305,7 @@ impl Blade {
         count: u32,
     ) {
         // It fails only if the client has meanwhile detached or died, and then all is freed.
-        let freed = self.change(|table| table.free(client, segment, first, count));
+        let freed = self.change(|table| table.undo_allocate(client, segment, first, count));
         self.queue_scrubs(freed.ok());
         self.run_scrubs();
     }

@@ -21,6 +21,11 @@ impl Home {
         Home(tempfile::tempdir().unwrap())
     }
 
+    /// In DRAM, as a donor's file has to be.
+    fn in_memory() -> Home {
+        Home(tempfile::tempdir_in("/dev/shm").unwrap())
+    }
+
     fn memory(&self) -> PathBuf {
         self.0.path().join("memory")
     }
@@ -61,6 +66,12 @@ fn refusal(config: BladeConfig) -> String {
     let address = "tcp://127.0.0.1:0".parse().unwrap();
     let error = Server::bind(&[address], config).unwrap_err();
     std::error::Error::source(&error).unwrap().to_string()
+}
+
+/// Whether the usual folder for files that do not stay is in DRAM here.
+fn is_in_memory(home: &Home) -> bool {
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    rustix::fs::statfs(home.0.path()).unwrap().f_type == TMPFS_MAGIC
 }
 
 /// Copies the memory's table, as a process that is killed at this moment would leave it.
@@ -119,7 +130,7 @@ fn grants_outlive_the_process_and_ended_ones_stay_ended() {
         read_bytes_per_s: 1 << 30,
         write_bytes_per_s: u64::MAX,
     };
-    let home = Home::new();
+    let home = Home::in_memory();
     let granting = || home.serve(BladeConfig { require_grants: true, ..home.config(4) });
     let file_bytes = || std::fs::metadata(home.memory()).unwrap().blocks() * 512;
     let come = |blade: &Serving, epoch| {
@@ -161,6 +172,74 @@ fn grants_outlive_the_process_and_ended_ones_stay_ended() {
     assert_eq!(file_bytes(), 0);
     drop(blade);
     assert!(granting().blade().grants().is_empty(), "it stays ended");
+}
+
+/// A file system of its own, which is taken down with it.
+struct Small(TempDir);
+
+impl Small {
+    /// None, with a visible reason, if it cannot be mounted.
+    fn mount(mib: u64) -> Option<Small> {
+        let folder = tempfile::tempdir().unwrap();
+        let size = format!("size={mib}M");
+        let mut mount = std::process::Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(folder.path());
+        match mount.output() {
+            Ok(output) if output.status.success() => Some(Small(folder)),
+            tried => {
+                println!("SKIP a full file system: mount needs root: {tried:?}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg(self.0.path()).status();
+    }
+}
+
+/// With a full file system a donor refuses memory, and can still free what it has lent: touching
+/// memory that is not there would kill it, and so would a table that cannot be written.
+#[test]
+fn a_donor_whose_file_system_is_full_refuses_memory_and_frees_it() {
+    const LENT: u64 = 3; // of 4 superpages that fit, one is left for the table
+    let Some(small) = Small::mount(72) else { return };
+    let config = BladeConfig {
+        backing: BackingKind::File(small.0.path().join("memory")),
+        require_grants: true,
+        ..Home::in_memory().config(8)
+    };
+    let address = Address::Unix(small.0.path().join("blade.sock"));
+    let blade = Server::bind(&[address], config).unwrap().serve().unwrap();
+    let room = blade.blade().room_bytes().unwrap() / SUPERPAGE_BYTES;
+    assert_eq!(room, LENT, "what may be offered");
+    let spec = GrantSpec {
+        id: GrantId(1),
+        epoch: 1,
+        key: GrantKey(7),
+        bytes: 8 * SUPERPAGE_BYTES,
+        read_bytes_per_s: u64::MAX,
+        write_bytes_per_s: u64::MAX,
+    };
+    blade.blade().set_grant(&spec).unwrap();
+    let grant = Some(Grant { key: GrantKey(7), epoch: 1 });
+    let (mut client, _) = Peer::hello_with(at(&blade), &Hello { grant, ..hello(1) });
+    let (segment, _) = client.create(8);
+    assert_eq!(client.allocate(segment, 0, 8).refused(), Some(ErrorCode::BladeFull));
+    for sma in 0..3 {
+        assert_eq!(client.allocate(segment, sma, 1).refused(), None, "{sma}");
+        client.write(segment, sma * 4096, &pages(1, 256)).done();
+    }
+    assert_eq!(client.allocate(segment, 3, 1).refused(), Some(ErrorCode::BladeFull));
+    assert_eq!(used_superpages(&blade), LENT);
+    client.free(segment, 0, 2).done();
+    wait_until("two are free", || used_superpages(&blade) == 1);
+    assert_eq!(client.allocate(segment, 3, 2).refused(), None);
+    assert!(client.read(segment, 3 * 4096, 256).pages.iter().all(|byte| *byte == 0));
+    assert!(client.read(segment, 2 * 4096, 256).pages == pages(1, 256));
+    drop(blade);
 }
 
 #[test]
@@ -290,6 +369,11 @@ fn what_cannot_outlive_a_process_is_refused() {
     for backing in [BackingKind::Memfd, BackingKind::Anonymous, BackingKind::Automatic] {
         let refused = refusal(BladeConfig { backing, ..home.config(4) });
         assert!(refused.contains("only memory in a file"), "{refused}");
+    }
+    if !is_in_memory(&home) {
+        let refused = refusal(BladeConfig { require_grants: true, ..home.config(4) });
+        assert!(refused.contains("lies on a disk"), "{refused}");
+        std::fs::remove_file(home.memory()).unwrap();
     }
     let blade = home.start();
     let (mut first, mut second) = (Peer::hello(at(&blade), 1), Peer::hello(at(&blade), 2));

@@ -140,6 +140,31 @@ fn a_program_outlives_takeovers_of_its_blade() {
     assert_eq!(outcome.counter("lost"), 0, "{}", outcome.stderr);
 }
 
+/// The same on a rack, until there is a file `end`.
+fn pool_checker(control: &str, end: &Path) -> Running {
+    let mut running = Run::far("16MiB")
+        .args(["--pool", control, "--host", "n0", "--quota", "256MiB"])
+        .patience(LONG)
+        .own_program("farpool-stress")
+        .args(["--mib", "64", "--threads", &THREADS.to_string(), "--progress"])
+        .args(["--seconds", "7200", "--seed", "6", "--ops", "discard,heap,pipe,protect", "--until"])
+        .arg(end)
+        .start();
+    running.wait_for_output("filled", THREADS);
+    running.wait_until_far();
+    running
+}
+
+/// Requires that a log is as written, by so many processes one after the other.
+fn verify_audit(log: &Path, processes: usize) {
+    let mut verify = Command::new(binaries::program("farpool"));
+    let verified = verify.args(["audit", "verify"]).arg(log).output().expect("farpool");
+    assert!(verified.status.success(), "{}", String::from_utf8_lossy(&verified.stderr));
+    let log = std::fs::read_to_string(log).expect("a log");
+    let opened = log.lines().filter(|line| line.contains("the log is opened")).count();
+    assert_eq!(opened, processes, "each process goes on with the same log");
+}
+
 /// A node of a rack is killed, told to end, and taken over by turns. What it has granted stays, the
 /// controller has it back at once, and its audit log is one.
 #[test]
@@ -162,16 +187,7 @@ fn a_program_outlives_restarts_of_its_node() {
         (node["lendable_bytes"].as_u64() >= Some(256 << 20)).then_some(())
     });
     let end = folder.path().join("end");
-    let mut running = Run::far("16MiB")
-        .args(["--pool", &control.address, "--host", "n0", "--quota", "256MiB"])
-        .patience(LONG)
-        .own_program("farpool-stress")
-        .args(["--mib", "64", "--threads", &THREADS.to_string(), "--progress"])
-        .args(["--seconds", "7200", "--seed", "6", "--ops", "discard,heap,pipe,protect", "--until"])
-        .arg(&end)
-        .start();
-    running.wait_for_output("filled", THREADS);
-    running.wait_until_far();
+    let running = pool_checker(&control.address, &end);
     let segments = || answer(&control.address, &["segment", "list"])["segments"].clone();
     let ids = |all: &Value| -> Vec<String> {
         all.as_array().into_iter().flatten().map(|it| it["id"].to_string()).collect()
@@ -213,12 +229,7 @@ fn a_program_outlives_restarts_of_its_node() {
     outcome.require_success().require_far();
     assert_eq!(outcome.counter("lost"), 0, "{}", outcome.stderr);
     assert!(node.end());
-    let mut verify = Command::new(binaries::program("farpool"));
-    let verified = verify.args(["audit", "verify"]).arg(&audit).output().expect("farpool");
-    assert!(verified.status.success(), "{}", String::from_utf8_lossy(&verified.stderr));
-    let log = std::fs::read_to_string(&audit).expect("a log");
-    let opened = log.lines().filter(|line| line.contains("the log is opened")).count();
-    assert_eq!(opened, restarts() + 1, "each process goes on with the same log");
+    verify_audit(&audit, restarts() + 1);
 }
 
 /// Memory that was made anew has zeros where the program had pages: it is told, and ends.

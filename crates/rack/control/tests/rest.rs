@@ -247,6 +247,12 @@ fn a_report_that_waited_while_another_daemon_registered_is_refused() {
     let mut second = node.spec.clone();
     (second.incarnation, second.blade_id) = (99, 99);
     refused(api.put_node("n0", &second), ProblemKind::NameInUse);
+    let mut same_blade = node.spec.clone();
+    same_blade.incarnation = 98;
+    api.put_node("n0", &same_blade).expect("only a process at a time has a blade's memory");
+    assert_ne!(api.segment(SegmentId::from_u128(1)).unwrap().state, SegmentState::Lost);
+    node.spec = same_blade;
+    node.settle(&api);
     let (waiting, mut report) = (api.clone(), node.report());
     report.wait_ms = 30_000;
     let waiter = std::thread::spawn(move || waiting.report_node("n0", &report));

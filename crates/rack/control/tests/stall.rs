@@ -38,7 +38,8 @@ fn rack(folder: &tempfile::TempDir) -> (Process, Agent) {
 
 /// Another daemon of the node's name.
 fn twin(node: &Agent) -> NodeSpec {
-    NodeSpec { incarnation: node.spec.incarnation + 1, ..node.spec.clone() }
+    let (incarnation, blade_id) = (node.spec.incarnation + 1, node.spec.blade_id + 1);
+    NodeSpec { incarnation, blade_id, ..node.spec.clone() }
 }
 
 fn stays_as_it_was(process: &Process, node: &mut Agent) {

@@ -48,7 +48,7 @@ pub(crate) struct Agent {
     link: Link,
     load: LoadMeter,
     registered: bool,
-    /// It has been registered, so that it may have granted memory.
+    /// It has been registered, so that it may have been told to grant memory.
     was_registered: bool,
     /// Since when it waits for its name, if it has never had it.
     name_awaited: Option<Instant>,
@@ -100,7 +100,8 @@ impl Agent {
     /// name that another daemon has: it may be an earlier one of this node, which has just ended.
     pub(crate) fn begin(&mut self) -> Result<(), NodeError> {
         let Err(error) = self.register() else { return Ok(()) };
-        if error.is(ProblemKind::NameInUse) {
+        // What an earlier process has granted is served, whatever the controller says of this one.
+        if error.is(ProblemKind::NameInUse) || !self.standing.is_empty() {
             return self.trouble(error).map(drop);
         }
         match verdict(&error) {
@@ -304,7 +305,7 @@ impl Agent {
                 );
                 self.name_awaited = Some(Instant::now());
             }
-            Some(since) if since.elapsed() >= NAME_WAIT => {
+            Some(since) if since.elapsed() >= NAME_WAIT && self.standing.is_empty() => {
                 return Err(NodeError::Refused { name: self.name.clone(), source: error });
             }
             Some(_) => {}
@@ -325,7 +326,10 @@ impl Agent {
         let is_empty = self.standing.is_empty();
         if !is_empty {
             let grants = self.standing.len();
-            tracing::warn!(grants, "the node ends; what is granted is lost");
+            match self.blade.config().persist {
+                None => tracing::warn!(grants, "the node ends; what is granted is lost"),
+                Some(_) => tracing::info!(grants, "the node ends; what is granted is kept"),
+            }
         }
         if can_say
             && !has_left

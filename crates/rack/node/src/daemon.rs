@@ -67,6 +67,14 @@ impl NodeOptions {
             ..self.blade.clone()
         }
     }
+
+    /// Checks what can be checked before the node has its addresses.
+    ///
+    /// # Errors
+    /// Nobody could connect to it.
+    pub fn check(&self) -> Result<(), NodeError> {
+        advertised(&self.advertise, &self.listen).map(drop)
+    }
 }
 
 /// How a node's life ended.

@@ -14,7 +14,7 @@ use farpool_host::MemoryFiles;
 
 /// Time between two observations: a program that allocates 1 GiB/s takes 200 MiB meanwhile, which
 /// the share of a machine of 1 GiB that is never lent covers. One observation reads a few small
-/// files.
+/// files, and asks about each superpage that is lent ([`look_interval`]).
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
 #[derive(Debug)]
@@ -67,8 +67,11 @@ impl Lender {
     }
 
     fn look(&mut self) {
-        let seen = self.files.look().and_then(|sight| Ok((sight, self.blade.backed_bytes()?)));
-        let (sight, backed_bytes) = match seen {
+        let seen = self
+            .files
+            .look()
+            .and_then(|sight| Ok((sight, self.blade.backed_bytes()?, self.blade.room_bytes()?)));
+        let (sight, backed_bytes, room_bytes) = match seen {
             Ok(seen) => seen,
             Err(error) => {
                 if !std::mem::replace(&mut self.is_blind, true) {
@@ -80,7 +83,7 @@ impl Lender {
         self.is_blind = false;
         let lending = Lending {
             thresholds: self.thresholds,
-            donate_bytes: self.donate_bytes,
+            donate_bytes: self.donate_bytes.min(room_bytes),
             lent_bytes: self.blade.stat(self.blade.now()).totals.used_bytes.get(),
             backed_bytes,
         };

@@ -4,8 +4,9 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Controller, Machine, SUPERPAGE, client_at, end_of, start_node};
+use common::{Controller, Machine, SUPERPAGE, client_at, end_of, start_node, start_node_with};
 use farpool_api::{NodeSpec, NodeState, ProblemKind, SegmentState};
+use farpool_blade::{BackingKind, BladeConfig, Persist};
 use farpool_e2e::far::{Far, User};
 use farpool_e2e::ports::free_address;
 use farpool_e2e::{PATIENCE, wait_until};
@@ -315,4 +316,48 @@ fn memory_that_was_lent_and_never_written_hides_no_need_of_the_donor() {
     // The donor's own programs use all that they may but for one page.
     machine.set_available((16 << 30) / 100 * 20);
     lends(0);
+}
+
+/// What an earlier process has granted stands, is offered from the first moment on, and ends by the
+/// controller's order only, even if that refuses the node at first.
+#[test]
+fn what_outlives_its_process_ends_by_order_only() {
+    let (folder, memory) =
+        (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
+    let control = Controller::fresh(folder.path());
+    let (address, machine) = (control.address, Machine::new());
+    let start = || {
+        let blade = BladeConfig {
+            threads: 1,
+            backing: BackingKind::File(memory.path().join("memory")),
+            persist: Some(Persist::Restart),
+            ..BladeConfig::default()
+        };
+        start_node_with("n1", client_at(address, None), &machine, DONATE, blade)
+    };
+    let node = start().unwrap();
+    let mut user = User::new(control.client(), "n1", 1, SUPERPAGE);
+    let told = user.told();
+    assert!(Far::open(&told.place, told.epoch).write(3, 0xab));
+    let before = (node.blade().id(), node.blade().grant_specs());
+    assert_eq!(before.1.len(), 1);
+    node.handle().stop();
+    assert_eq!(end_of(node).unwrap(), Ended::AtOnce);
+    drop(control);
+    let control = Controller::start(address, folder.path(), Some("secret"));
+    // Its threads may hold the memory for a moment.
+    let node = wait_until("the memory to be free", PATIENCE, || start().ok());
+    assert_eq!((node.blade().id(), node.blade().grant_specs()), before);
+    assert!(node.blade().capacity_bytes() >= SUPERPAGE, "what is granted is not asked back");
+    drop(control);
+    let control = Controller::start(address, folder.path(), None);
+    wait_until("the node to be back", PATIENCE, || {
+        let seen = control.client().node("n1").ok()?;
+        (seen.state == NodeState::Up && seen.incarnation == node.spec().incarnation).then_some(())
+    });
+    assert_eq!(node.blade().grant_specs(), before.1);
+    let segment = control.client().segment(user.segment).unwrap();
+    assert_eq!(segment.state, SegmentState::Ready);
+    control.client().delete_segment(user.segment, None).unwrap();
+    wait_until("the grant to go", PATIENCE, || node.blade().grants().is_empty().then_some(()));
 }

@@ -89,7 +89,9 @@ impl Blade {
 
     /// Revokes a grant: its connections are closed, its clients end, and their memory is zero and
     /// free when this returns. Revoking an unknown grant works, too: it cannot be set later with
-    /// this epoch or an older one.
+    /// this epoch or an older one. While the blade's table cannot be kept, which is logged, the
+    /// memory waits to be zeroed; a process that ends then leaves the grant to the next, until that
+    /// is told again.
     ///
     /// # Errors
     /// The blade knows of a later epoch.
@@ -175,6 +177,15 @@ impl Blade {
     pub fn backed_bytes_of(&self, is_of: impl Fn(GrantId) -> bool) -> io::Result<u64> {
         let holdings = holdings(&self.read(), |grant| grant.is_some_and(&is_of));
         backed_bytes(&holdings)
+    }
+
+    /// The most that can be lent in all, as far as a file system limits that.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn room_bytes(&self) -> io::Result<u64> {
+        let used_bytes = u64::from(self.read().sizes().used_superpages) * SUPERPAGE_BYTES;
+        Ok(self.store.room_bytes()?.saturating_add(used_bytes))
     }
 
     /// Registers a connection that was admitted under a grant, so that it ends with it.

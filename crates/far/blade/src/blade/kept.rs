@@ -93,7 +93,9 @@ pub(crate) fn check_successor(config: &BladeConfig, path: &Path) -> Result<(), S
     if file.is_file() && file.len() > config.memory_bytes {
         // It may have lent more since the table was read.
         let bytes = file.len();
-        return Err(format!("its memory has {bytes} bytes; give at least as much (--memory)"));
+        return Err(format!(
+            "its memory has {bytes} bytes; give at least as much (--memory, a node: --donate)"
+        ));
     }
     let outside = image
         .segments()
@@ -159,7 +161,7 @@ impl Blade {
     pub(super) fn keep_changes(&self) -> Result<(), Refused> {
         let Some(journal) = &self.journal else { return Ok(()) };
         journal.commit().map_err(|error| {
-            if self.error_log.may_write(self.now()) {
+            if self.journal_log.may_write(self.now()) {
                 tracing::error!(
                     %error,
                     path = %journal.path().display(),
@@ -180,7 +182,9 @@ impl Blade {
             table.memories().for_each(|(id, memory)| image.set_places(id, memory.places()));
             image
         };
-        if let Err(error) = journal.compact(image) {
+        if let Err(error) = journal.compact(image)
+            && self.journal_log.may_write(self.now())
+        {
             tracing::warn!(%error, "the blade's table cannot be written anew; it grows");
         }
     }

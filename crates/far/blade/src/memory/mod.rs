@@ -150,6 +150,17 @@ impl Store {
         }
     }
 
+    /// Memory that can still be taken, as far as a file system limits that.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn room_bytes(&self) -> io::Result<u64> {
+        match &self.0 {
+            StoreKind::Own(_) => Ok(u64::MAX),
+            StoreKind::Pooled(pool) => pool.room_bytes(),
+        }
+    }
+
     /// From now on, what is dropped keeps its bytes for the next process.
     pub(crate) fn keep(&self) {
         if let StoreKind::Pooled(pool) = &self.0 {

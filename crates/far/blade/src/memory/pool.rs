@@ -20,6 +20,12 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+/// What a pool leaves of a file system in which it reserves superpage by superpage: its table lies
+/// there, too, and without it nothing can be freed. A table has some 50 bytes for each superpage.
+const ROOM_LEFT_BYTES: u64 = 16 << 20;
+/// File systems whose files are memory (statfs(2)).
+const MEMORY_FILE_SYSTEMS: [i64; 3] = [0x0102_1994, 0x8584_58f6, 0x9584_58f6];
+
 /// When a file's memory is reserved. With a full file system, touching a hole would kill the
 /// blade.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -34,6 +40,7 @@ pub(crate) enum Reserve {
 #[derive(Debug)]
 pub(super) struct Pool {
     pub(super) mapping: Mapping,
+    bytes: u64,
     reserve: Reserve,
     free: Mutex<FreeSuperpages>,
     /// Held for its lock: two blades on one file would overwrite each other.
@@ -80,10 +87,12 @@ impl Pool {
             Reserve::All => {
                 rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, capacity_bytes)?;
             }
-            Reserve::Each if exactly::<u64, _>(stat.st_size) < capacity_bytes => {
-                rustix::fs::ftruncate(&file, capacity_bytes)?;
+            Reserve::Each => {
+                check_is_memory(file.as_fd())?;
+                if exactly::<u64, _>(stat.st_size) < capacity_bytes {
+                    rustix::fs::ftruncate(&file, capacity_bytes)?;
+                }
             }
-            Reserve::Each => {}
         }
         let reserve = if is_file { reserve } else { Reserve::All };
         Self::over(file, is_new, capacity_bytes, reserve)
@@ -109,7 +118,7 @@ impl Pool {
         let free = FreeSuperpages { zero: Vec::new(), unknown: (0..count).collect() };
         let identity = identity_of(file.as_fd())?;
         let (free, is_kept) = (Mutex::new(free), AtomicBool::new(false));
-        Ok(Pool { mapping, reserve, free, file, identity, is_new, is_kept })
+        Ok(Pool { mapping, bytes: capacity_bytes, reserve, free, file, identity, is_new, is_kept })
     }
 
     /// Which file it is, and whether this process made it.
@@ -136,6 +145,9 @@ impl Pool {
                 if zero.is_none() {
                     pool.punch(number)?;
                 }
+                if pool.room_bytes()? < SUPERPAGE_BYTES {
+                    return Err(Errno::NOSPC.into());
+                }
                 pool.allocate(number)?;
             }
         }
@@ -153,9 +165,10 @@ impl Pool {
             free.unknown.remove(&number);
             free.zero.push(number);
         }
+        // Nothing lies beyond what the pool has now.
+        rustix::fs::ftruncate(&self.file, self.bytes)?;
         let wanted_bytes = free.zero.len() as u64 * SUPERPAGE_BYTES;
-        let room = rustix::fs::fstatvfs(&self.file)?;
-        let room_bytes = room.f_bavail.saturating_mul(room.f_frsize);
+        let room_bytes = self.room_bytes()?;
         if room_bytes < wanted_bytes {
             tracing::warn!(
                 room_bytes,
@@ -164,6 +177,18 @@ impl Pool {
             );
         }
         Ok(())
+    }
+
+    /// Memory that can still be taken of the file system.
+    pub(super) fn room_bytes(&self) -> io::Result<u64> {
+        if self.reserve == Reserve::All {
+            return Ok(u64::MAX);
+        }
+        let room = rustix::fs::fstatvfs(&self.file)?;
+        // A tmpfs without a limit has no blocks at all.
+        let is_limited = room.f_blocks > 0;
+        let bytes = room.f_bavail.saturating_mul(room.f_frsize).saturating_sub(ROOM_LEFT_BYTES);
+        Ok(if is_limited { bytes } else { u64::MAX })
     }
 
     /// Takes the superpage `number` with the bytes it has; None if there is none or it is taken.
@@ -228,8 +253,8 @@ impl Drop for PoolSuperpage {
     }
 }
 
-/// Refuses a file that somebody else could read or change: it may have been put there, as anyone may
-/// in /dev/shm.
+/// Refuses a file that somebody else could read or change: it may have been put there, as anyone
+/// may in /dev/shm.
 fn check_private(stat: &rustix::fs::Stat) -> io::Result<()> {
     const OF_OTHERS: u32 = 0o077;
     let refuse = |why: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
@@ -249,6 +274,18 @@ fn check_private(stat: &rustix::fs::Stat) -> io::Result<()> {
         ));
     }
     Ok(())
+}
+
+/// Refuses a file on a disk: its pages are a cache that the system counts as free, so a donor could
+/// not tell what its own programs need.
+fn check_is_memory(file: BorrowedFd<'_>) -> io::Result<()> {
+    let kind = rustix::fs::fstatfs(file)?.f_type;
+    if MEMORY_FILE_SYSTEMS.contains(&kind) {
+        return Ok(());
+    }
+    let why = "the file lies on a disk, and a node lends memory; give a file in a tmpfs, such as \
+               /dev/shm or /run";
+    Err(io::Error::new(io::ErrorKind::InvalidInput, why))
 }
 
 /// Opens a file or device; true if it had to be made.

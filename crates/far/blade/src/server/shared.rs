@@ -91,6 +91,7 @@ impl Shared {
 
     /// Logs how many lines were suppressed, when that is due.
     pub(super) fn tell_hidden_lines(&self, now: Duration) {
+        self.blade.tell_hidden_lines(now);
         if let Some((more, seconds)) = self.bad_frames_log.more(now) {
             tracing::warn!(
                 "{more} more connections were closed for what they sent in the last {seconds} s"

@@ -251,6 +251,32 @@ impl<M: Clone> Table<M> {
         first: SuperpageNumber,
         count: u32,
     ) -> Result<Scrub<M>, Refused> {
+        self.take_back(client, id, first, count, Segment::no_writers)
+    }
+
+    /// The same for superpages that no memory was found for, so that no write of them can be under
+    /// way.
+    ///
+    /// # Errors
+    /// Frozen, out of range or not allocated: the client has meanwhile ended, or has freed them.
+    pub fn undo_allocate(
+        &mut self,
+        client: ClientNumber,
+        id: SegmentId,
+        first: SuperpageNumber,
+        count: u32,
+    ) -> Result<Scrub<M>, Refused> {
+        self.take_back(client, id, first, count, |_| Ok(()))
+    }
+
+    fn take_back(
+        &mut self,
+        client: ClientNumber,
+        id: SegmentId,
+        first: SuperpageNumber,
+        count: u32,
+        check: impl FnOnce(&Segment<M>) -> Result<(), Refused>,
+    ) -> Result<Scrub<M>, Refused> {
         let segment = self.segment_of_mut(client, id)?;
         segment.check_writable(id)?;
         segment.check_range(first, count)?;
@@ -258,7 +284,7 @@ impl<M: Clone> Table<M> {
         if let Some(sma) = range.clone().find(|sma| !segment.map.contains_key(sma)) {
             return Err(Refused::new(ErrorCode::NotAllocated, u64::from(sma)));
         }
-        segment.no_writers()?;
+        check(segment)?;
         let rmmas: Vec<u32> = range.filter_map(|sma| segment.map.remove(&sma)).collect();
         assert_eq!(count_u32(rmmas.len()), count, "as many are scrubbed as are freed");
         let memory = segment.memory.clone();

@@ -108,13 +108,24 @@ pub(crate) fn start_node(
     machine: &Machine,
     donate_bytes: u64,
 ) -> Result<NodeDaemon, NodeError> {
+    let blade = BladeConfig { threads: 1, ..BladeConfig::default() };
+    start_node_with(name, client, machine, donate_bytes, blade)
+}
+
+pub(crate) fn start_node_with(
+    name: &str,
+    client: Client,
+    machine: &Machine,
+    donate_bytes: u64,
+    blade: BladeConfig,
+) -> Result<NodeDaemon, NodeError> {
     NodeDaemon::start(NodeOptions {
         name: name.to_owned(),
         client,
         listen: vec!["tcp://127.0.0.1:0".parse().unwrap()],
         advertise: Vec::new(),
         donate_bytes,
-        blade: BladeConfig { threads: 1, ..BladeConfig::default() },
+        blade,
         compute_brick: None,
         memory_brick: None,
         bandwidth_bytes_per_s: None,
