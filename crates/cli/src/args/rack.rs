@@ -181,9 +181,9 @@ pub struct NodeSettings {
     /// lines that each have the hash of the one before (farpool audit verify) [default: none]
     #[arg(long, value_name = "FILE", env = "FARPOOL_NODE_AUDIT", hide_env_values = true)]
     pub audit: Option<PathBuf>,
-    /// Keep what it lends in this file (in /dev/shm or another tmpfs it stays DRAM), so that it
-    /// outlives the node's process; its table is kept in FILE.table. When the node is told to end,
-    /// it is not drained then, unless --drain-timeout is given [default: none]
+    /// Keep what it lends in this file, in /run, /dev/shm or another tmpfs, so that it outlives the
+    /// node's process; its table is kept in FILE.table. When the node is told to end, it is not
+    /// drained then, unless --drain-timeout is given [default: none]
     #[arg(long, value_name = "FILE", env = "FARPOOL_NODE_PERSIST", hide_env_values = true)]
     pub persist: Option<PathBuf>,
     /// Without --pki: allow listening beyond loopback; all but sealed pages is sent unencrypted
