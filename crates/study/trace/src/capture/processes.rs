@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use super::ring::Begun;
 use crate::record::{PROCESS_SHIFT, TracedProcess};
@@ -23,6 +24,11 @@ pub(super) struct Processes {
     /// The kernel's numbers of all, with their programs; the last program of each counts.
     pids: BTreeMap<u32, String>,
 }
+
+/// How long a process may take to become another program; a busy machine takes some 10 ms.
+const EXEC_WAIT: Duration = Duration::from_secs(1);
+/// How often that is looked at.
+const EXEC_STEP: Duration = Duration::from_millis(1);
 
 impl Processes {
     /// A process begins, or becomes another program.
@@ -59,6 +65,7 @@ impl Processes {
             .iter()
             .filter(|(pid, _)| is_running(**pid, ring))
             .map(|(_, program)| program.as_str())
+            .chain(self.unknown(ring).map(|_| "a child that had not begun"))
             .collect();
         if !living.is_empty() {
             notes.push(format!(
@@ -67,6 +74,13 @@ impl Processes {
             ));
         }
         notes
+    }
+
+    /// Processes that were forked and have not run yet: nothing was heard of them.
+    fn unknown(&self, ring: &Path) -> impl Iterator<Item = u32> {
+        let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let numbers = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        numbers.filter(move |pid| !self.pids.contains_key(pid) && names(*pid, ring) == Some(true))
     }
 
     /// The programs that were followed and not recorded.
@@ -83,12 +97,33 @@ fn name_of(program: &str) -> String {
     name.to_string_lossy().into_owned()
 }
 
-/// True for a process that has not ended and runs under QEMU with this capture file, which is on
-/// its command line. Another process may have got its number by now.
+/// True for a process that has not ended and runs under QEMU with this capture file. Another
+/// process may have got its number by now.
 fn is_running(pid: u32, ring: &Path) -> bool {
+    let until = Instant::now() + EXEC_WAIT;
+    loop {
+        match names(pid, ring) {
+            Some(named) => return named,
+            // While a process becomes another program it has no command line.
+            None if has_ended(pid) || Instant::now() > until => return false,
+            None => std::thread::sleep(EXEC_STEP),
+        }
+    }
+}
+
+/// Whether this capture file is on the command line of a process, if that has one.
+fn names(pid: u32, ring: &Path) -> Option<bool> {
     let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let ring = ring.as_os_str().as_bytes();
-    line.windows(ring.len()).any(|part| part == ring)
+    (!line.is_empty()).then(|| line.windows(ring.len()).any(|part| part == ring))
+}
+
+/// True if nothing of a process but its exit code is left.
+fn has_ended(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // The name (field 2) may hold anything; fields are counted after its closing parenthesis.
+    let state = stat.rsplit_once(") ").and_then(|(_, rest)| rest.chars().next());
+    state.is_none_or(|state| matches!(state, 'Z' | 'X'))
 }
 
 #[cfg(test)]
@@ -110,6 +145,8 @@ mod tests {
         processes.begin(begun(3, "cc1 -quiet b.c", true));
         processes.begin(begun(1, "sh", false));
         assert_eq!(processes.notes(ring), ["followed and not recorded: sh (2)"]);
+        assert!(!has_ended(std::process::id()));
+        assert!(has_ended(u32::MAX), "there is no such process");
         processes.begin(begun(2, "/usr/lib/cc1 a.c", true));
         assert_eq!(processes.notes(ring)[0], "2 processes; page numbers carry theirs above bit 44");
         let numbers: Vec<u64> = processes.recorded().iter().map(|it| it.number).collect();
