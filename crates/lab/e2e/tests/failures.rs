@@ -237,6 +237,32 @@ fn a_child_is_born_while_the_port_refuses() {
     }
 }
 
+/// A child that finds no way to what it inherits ends, and says why.
+#[test]
+fn a_child_that_cannot_reach_its_parents_blade_names_it() {
+    let _turn = turn();
+    let directory = tempfile::tempdir().expect("a directory for the gate");
+    let gate = directory.path().join("gate");
+    let blade = Blade::start("512MiB");
+    let proxy = Proxy::start(blade.tcp());
+    let mut running = Run::through(Door::Preload, "16MiB")
+        .blade(proxy.address())
+        .args(["--deadline", "2s"])
+        .own_program("farpool-cases")
+        .args(["fork-at-gate"])
+        .env("FARPOOL_CASE_GATE", &gate)
+        .start();
+    running.wait_for_output("filled", 1);
+    running.wait_until_far();
+    proxy.refuse_more();
+    std::fs::write(&gate, "").expect("gate");
+    let outcome = running.finish();
+    assert_ne!(outcome.code, 0, "{}", outcome.stderr);
+    assert!(!outcome.stderr.contains("there is no blade"), "{}", outcome.stderr);
+    let ended = outcome.stderr.lines().filter(|line| line.contains(proxy.address())).count();
+    assert!(ended > 0, "{}", outcome.stderr);
+}
+
 fn used_bytes(blade: &Blade) -> u64 {
     blade.stat()["blades"][0]["used_bytes"].as_u64().expect("used_bytes")
 }

@@ -43,9 +43,31 @@ const _: () = assert!(farpool_board::COPIES_LIMIT as usize == farpool_pool::COPI
 
 /// Connects to the blades that the board names, including those to be left, because a parent's
 /// layers may lie there. A blade that cannot be used is left out, and tried again later: nothing of
-/// this process is there, or copies of it. `inherited`: the layers of a parent, which has met the
-/// blades that they are on.
-pub fn connect(core: &Core, inherited: &[FrozenToken]) -> Result<(Pool, Blades), StartError> {
+/// this process is there.
+pub fn connect(core: &Core) -> Result<(Pool, Blades), StartError> {
+    connect_to_all(core, &[]).map(|(pool, blades, _)| (pool, blades))
+}
+
+/// As [`connect`], and attaches the layers of a parent, which has met the blades that they are on.
+/// If a blade is missed, the error says why it cannot be used.
+pub fn connect_inherited(
+    core: &Core,
+    layers: &[FrozenToken],
+    attach: impl FnOnce(&Pool) -> Result<(), StartError>,
+) -> Result<(Pool, Blades), StartError> {
+    let (pool, blades, unreached) = connect_to_all(core, layers)?;
+    match (attach(&pool), unreached) {
+        (Ok(()), _) => Ok((pool, blades)),
+        (Err(StartError::Pool(PoolError::NoSuchBlade(_))), Some(reason)) => Err(reason),
+        (Err(error), _) => Err(error),
+    }
+}
+
+/// Returns also why the last blade of a parent's layers that cannot be used cannot.
+fn connect_to_all(
+    core: &Core,
+    inherited: &[FrozenToken],
+) -> Result<(Pool, Blades, Option<StartError>), StartError> {
     // From here on the keeper knows that this process may use the table it now reads.
     core.slot.blades_version.store(CONNECTING, SeqCst);
     let mut blades = core.board.header().blades.load();
@@ -64,19 +86,17 @@ pub fn connect(core: &Core, inherited: &[FrozenToken]) -> Result<(Pool, Blades),
         asks: sys::dialer(),
         time: farpool_pool::Time::KERNEL,
     });
+    let mut unreached = None;
     for (at, entry) in (0_u8..).zip(&mut blades.entries) {
         let Some(blade) = entry else { continue };
         let is_met = inherited.iter().any(|layer| layer.is_on(BladeIndex(at)));
         if let Err(error) = add(core, &pool, BladeIndex(at), blade, is_met) {
-            // Nothing can replace what a parent has there.
-            if is_met && settings.copies == 1 {
-                return Err(error);
-            }
             core.report_blade(BladeIndex(at), &format!("a blade cannot be used: {error}"));
             *entry = None;
+            unreached = Some(error).filter(|_| is_met).or(unreached);
         }
     }
-    Ok((pool, blades))
+    Ok((pool, blades, unreached))
 }
 
 fn add(

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use farpool_kernel::lock;
-use farpool_pool::{FrozenToken, Seals};
+use farpool_pool::{FrozenToken, Pool, Seals};
 
 use crate::core::Core;
 use crate::error::StartError;
@@ -105,16 +105,14 @@ impl Inheritance {
     }
 
     /// Attaches the parent's layers under the numbers they had there.
-    pub fn attach(&self, core: &Core) -> Result<(), StartError> {
+    pub fn attach(&self, core: &Core, pool: &Pool) -> Result<(), StartError> {
         let Ok(layers) = self.layers.lock() else {
             return Ok(());
         };
         for (number, layer) in layers.iter().enumerate() {
             if let Some(Layer { token, seals }) = layer {
-                core.layers.set(
-                    number,
-                    Some(core.pool.attach(token, seals.as_deref().map(Seals::inherit))?),
-                );
+                core.layers
+                    .set(number, Some(pool.attach(token, seals.as_deref().map(Seals::inherit))?));
             }
         }
         self.arrive();

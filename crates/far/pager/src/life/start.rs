@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use farpool_board::ProcessState;
+use farpool_pool::Pool;
 use farpool_uffd::register_mode;
 
 use crate::core::{Core, Parts};
@@ -68,8 +69,9 @@ impl Pager {
             sys::set_dialer(Arc::new(ByKeeper::new(self.board_path)));
         }
         if inherits {
-            core.pool.set(blades::connect(core, &self.inheritance.tokens())?);
-            self.inheritance.attach(core)?;
+            let attach = |pool: &Pool| self.inheritance.attach(core, pool);
+            let layers = self.inheritance.tokens();
+            core.pool.set(blades::connect_inherited(core, &layers, attach)?);
             core.note_fork();
             steward::settle_inherited(self, core);
             activation::activate(self, core);
@@ -80,7 +82,7 @@ impl Pager {
             // A lack that is found before memory is registered does no harm.
             sys::find_room_for_files(LATE_FILES)?;
             activation::activate(self, core);
-            core.pool.set(blades::connect(core, &[])?);
+            core.pool.set(blades::connect(core)?);
         }
         sys::be_prompt(false);
         give_duplicate(self.board_path, &core.uffd, self.slot().pid.load(Relaxed))?;

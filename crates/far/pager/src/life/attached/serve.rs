@@ -68,7 +68,7 @@ impl Attached {
         }
         activation::activate(pager, core);
         ready();
-        core.pool.set(blades::connect(core, &[]).map_err(leave_for)?);
+        core.pool.set(blades::connect(core).map_err(leave_for)?);
         sys::be_prompt(false);
         // From here on pages may be far: if the pager left now, the program would read zeros.
         Ok(begin(pager, core).attend(self))
@@ -83,8 +83,9 @@ impl Attached {
     ) -> Result<Left, StartError> {
         let handover = inherit::read(&memory)?;
         let tokens: Vec<_> = handover.layers.iter().flatten().map(|layer| layer.token).collect();
-        let (pool, blades) = blades::connect(core, &tokens)?;
-        inherit::take_over(core, &pool, &handover)?;
+        let (pool, blades) = blades::connect_inherited(core, &tokens, |pool| {
+            inherit::take_over(core, pool, &handover)
+        })?;
         // Set before the claim: if this process is killed in between, its warden must not take the
         // child for its parent's.
         self.has_claimed.store(true, SeqCst);
