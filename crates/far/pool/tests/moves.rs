@@ -6,11 +6,11 @@ use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use common::{AMPLE, Blades, PATIENCE, Pages, allocate, finish, read, sample, write};
+use common::{AMPLE, Blades, PATIENCE, allocate, finish, read, sample, submit_writes, write};
 use farpool_blade::BladeConfig;
 use farpool_pool::{
-    Alone, BladeIndex, BladeSpec, CopyDesk, Errand, FrozenToken, Mover, PageError, PageWrite, Pool,
-    PoolConfig, PoolError, SUPERPAGE_PAGES, Seals, SegmentHandle, SegmentPage, Step,
+    Alone, BladeIndex, BladeSpec, CopyDesk, Errand, FrozenToken, Mover, PageError, Pool,
+    PoolConfig, PoolError, SUPERPAGE_PAGES, Seals, SegmentHandle, Step,
 };
 use farpool_units::SUPERPAGE_BYTES;
 
@@ -171,17 +171,7 @@ fn nothing_is_copied_before_earlier_writes_have_ended() {
     pool.set_leaving(BladeIndex(0), true);
     // More than sockets hold: the rest is sent when the lane is driven, which is later.
     let pages: Vec<u32> = (0..SUPERPAGE_PAGES).collect();
-    let local = Pages::of_patterns(pages.iter().map(|&page| u64::from(page)));
-    let writes: Vec<_> = (0u64..)
-        .zip(&pages)
-        .map(|(token, &page)| PageWrite {
-            at: SegmentPage { segment, page },
-            from: local.at(token),
-            token,
-        })
-        .collect();
-    // SAFETY: the pages outlive the wait for their completions.
-    unsafe { lane.write(&writes) }.expect("submitted");
+    let _local = submit_writes(&mut lane, segment, &pages, 0);
     std::thread::scope(|scope| {
         let step = scope.spawn(|| Mover::new(&pool).step(BladeIndex(0), &Alone, || true));
         let until = Instant::now() + AMPLE;

@@ -8,67 +8,22 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::time::Duration;
 
-use common::{Blades, PATIENCE, Pages, config, connect, finish, pattern};
+use common::{
+    Blades, PATIENCE, allocate, config, connect, finish, finish_reads, read, reads, sample,
+    submit_reads, submit_writes, try_write, write,
+};
 use farpool_blade::BladeConfig;
 use farpool_pool::{
-    Address, Ask, BladeIndex, BladeSpec, FrozenToken, Lane, MAX_SEGMENTS, PageError, PageRead,
-    PageWrite, Pool, PoolConfig, PoolError, SUPERPAGE_PAGES, SegmentHandle, SegmentPage,
+    Address, Ask, BladeIndex, BladeSpec, FrozenToken, Lane, MAX_SEGMENTS, PageError, Pool,
+    PoolConfig, PoolError, SUPERPAGE_PAGES, SegmentHandle,
 };
 use farpool_units::SUPERPAGE_BYTES;
 use rustix::io::Errno;
 
-fn segment_of(pool: &Pool, superpages: u32) -> SegmentHandle {
-    let segment = pool.create_segment().expect("segment");
-    (0..superpages).for_each(|it| pool.allocate_superpage(segment, it).expect("allocated"));
-    segment
-}
-
-fn write(lane: &mut Lane, segment: SegmentHandle, pages: &[u32]) -> Vec<Result<(), PageError>> {
-    let local = Pages::of_patterns(pages.iter().map(|&page| u64::from(page)));
-    let at = |&page: &u32| SegmentPage { segment, page };
-    let writes: Vec<_> = (0u64..)
-        .zip(pages)
-        .map(|(token, page)| PageWrite { at: at(page), from: local.at(token), token })
-        .collect();
-    // SAFETY: the pages outlive the wait for their completions.
-    unsafe { lane.write(&writes) }.expect("submitted");
-    finish(lane, pages.len())
-}
-
-fn read(
-    lane: &mut Lane,
-    segment: SegmentHandle,
-    pages: &[u32],
-) -> (Vec<Result<(), PageError>>, Pages) {
-    let mut local = Pages::of_patterns(pages.iter().map(|_| !0));
-    submit_reads(lane, segment, pages, &mut local);
-    (finish(lane, pages.len()), local)
-}
-
-fn submit_reads(lane: &mut Lane, segment: SegmentHandle, pages: &[u32], local: &mut Pages) {
-    let reads: Vec<_> = (0u64..)
-        .zip(pages)
-        .map(|(token, &page)| PageRead {
-            at: SegmentPage { segment, page },
-            into: local.at_mut(token),
-            token,
-        })
-        .collect();
-    // SAFETY: the pages outlive the wait for their completions.
-    unsafe { lane.read(&reads) }.expect("submitted");
-}
-
 fn assert_reads_back(lane: &mut Lane, segment: SegmentHandle, pages: &[u32]) {
-    let (done, local) = read(lane, segment, pages);
-    for (token, (&page, done)) in (0u64..).zip(pages.iter().zip(done)) {
-        assert_eq!(done, Ok(()), "page {page}");
-        assert!(*local.bytes(token) == pattern(u64::from(page)), "page {page}");
+    for (page, done) in pages.iter().zip(read(lane, segment, pages, 0)) {
+        assert_eq!(done, Ok(true), "page {page}");
     }
-}
-
-/// One page of each of the first `superpages`, and some neighbours.
-fn sample(superpages: u32) -> Vec<u32> {
-    (0..superpages).flat_map(|it| [0, 1, 2, 777, 4095].map(|p| it * SUPERPAGE_PAGES + p)).collect()
 }
 
 #[test]
@@ -83,12 +38,12 @@ fn a_pool_and_its_lanes_may_go_where_threads_go() {
 fn memory_is_spread_evenly() {
     let blades = Blades::start(&["shm", "tcp"]);
     let pool = connect(&blades);
-    let segment = segment_of(&pool, 8);
+    let segment = allocate(&pool, 8);
     assert_eq!(blades.used_bytes(0), 4 * SUPERPAGE_BYTES);
     assert_eq!(blades.used_bytes(1), 4 * SUPERPAGE_BYTES);
     let mut lane = pool.lane().expect("lane");
     let pages = sample(8);
-    assert!(write(&mut lane, segment, &pages).iter().all(Result::is_ok));
+    write(&mut lane, segment, &pages, 0);
     assert_reads_back(&mut lane, segment, &pages);
     pool.goodbye();
     drop(pool);
@@ -100,9 +55,9 @@ fn every_blade_knows_what_was_moved() {
     for transport in ["shm", "unix", "tcp"] {
         let blades = Blades::start(&[transport]);
         let pool = connect(&blades);
-        let segment = segment_of(&pool, 1);
+        let segment = allocate(&pool, 1);
         let (mut one, mut two) = (pool.lane().expect("lane"), pool.lane().expect("lane"));
-        assert_eq!(write(&mut one, segment, &[1, 2, 3, 9]), [Ok(()); 4]);
+        write(&mut one, segment, &[1, 2, 3, 9], 0);
         assert_reads_back(&mut two, segment, &[9, 2]);
         assert_reads_back(&mut one, segment, &[1]);
         for _ in 0..2 {
@@ -118,9 +73,9 @@ fn every_blade_knows_what_was_moved() {
 fn when_one_blade_is_full_the_other_gives() {
     let blades = Blades::start_with(&["unix", "shm"], 2 * SUPERPAGE_BYTES);
     let hog = connect(&blades);
-    let _three = segment_of(&hog, 3); // two on one blade, one on the other
+    let _three = allocate(&hog, 3); // two on one blade, one on the other
     let pool = connect(&blades);
-    let segment = segment_of(&pool, 1);
+    let segment = allocate(&pool, 1);
     let full = pool.allocate_superpage(segment, 1).expect_err("nothing left");
     let PoolError::Full { blades: named } = &full else { panic!("{full}") };
     assert!(blades.addresses.iter().all(|it| named.contains(&it.to_string())), "{full}");
@@ -135,7 +90,7 @@ fn a_full_blade_is_named_and_not_taken_for_the_quota() {
     for transport in ["shm", "unix", "tcp"] {
         let blades = Blades::start_with(&[transport], 2 * SUPERPAGE_BYTES);
         let pool = connect(&blades); // wants more than the blade has
-        let segment = segment_of(&pool, 2);
+        let segment = allocate(&pool, 2);
         let full = pool.allocate_superpage(segment, 2).expect_err("the blade has two");
         assert!(matches!(full, PoolError::Full { .. }), "{full}");
         let told = full.to_string();
@@ -155,7 +110,7 @@ fn what_a_blade_allows_one_client_is_told_apart_from_what_it_has() {
     };
     blades.add("unix", config);
     let pool = connect(&blades);
-    let segment = segment_of(&pool, 1);
+    let segment = allocate(&pool, 1);
     let told = pool.allocate_superpage(segment, 1).expect_err("one is allowed").to_string();
     let address = blades.addresses[0].to_string();
     assert!([&address, "16 MiB", "--quota"].iter().all(|it| told.contains(*it)), "{told}");
@@ -167,7 +122,7 @@ fn the_quota_holds_over_all_blades() {
     let blades = Blades::start(&["shm", "unix"]);
     let quota_bytes = 3 * SUPERPAGE_BYTES;
     let pool = Pool::connect(PoolConfig { quota_bytes, ..config(&blades) }).expect("connect");
-    let segment = segment_of(&pool, 3);
+    let segment = allocate(&pool, 3);
     pool.allocate_superpage(segment, 2).expect("has memory already");
     let refused = pool.allocate_superpage(segment, 3);
     assert!(matches!(refused, Err(PoolError::Quota { quota_bytes: q }) if q == quota_bytes));
@@ -181,14 +136,14 @@ fn the_quota_holds_over_all_blades() {
 fn memory_given_back_during_writes_is_never_in_two_places() {
     let blades = Blades::start(&["unix", "unix"]);
     let pool = connect(&blades);
-    let segment = segment_of(&pool, 4);
+    let segment = allocate(&pool, 4);
     let over = AtomicBool::new(false);
     let (freed, allocated): (Vec<_>, Vec<_>) = std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut lane = pool.lane().expect("lane");
             let pages: Vec<u32> = (0..3 * SUPERPAGE_PAGES).step_by(64).collect();
             while !over.load(Relaxed) {
-                assert!(write(&mut lane, segment, &pages).iter().all(Result::is_ok));
+                write(&mut lane, segment, &pages, 0);
             }
         });
         // On a loaded machine it takes a while until both have happened.
@@ -211,7 +166,7 @@ fn memory_given_back_during_writes_is_never_in_two_places() {
     assert!(refused.iter().all(|error| matches!(error, PoolError::Refused { .. })), "{refused:?}");
     let mut lane = pool.lane().expect("lane");
     let page = 3 * SUPERPAGE_PAGES + 7;
-    write(&mut lane, segment, &[page]);
+    write(&mut lane, segment, &[page], 0);
     let token = pool.freeze(segment).expect("frozen");
     let child = connect(&blades);
     let theirs = child.attach(&token, None).expect("attached");
@@ -233,12 +188,12 @@ fn pages_shared_by_memory_outlive_their_blade() {
     let mut blades = Blades::start(&["shm"]);
     let pool = connect(&blades);
     let mut lane = pool.lane().expect("lane");
-    let segment = segment_of(&pool, 2);
+    let segment = allocate(&pool, 2);
     let pages = sample(2);
-    write(&mut lane, segment, &pages);
+    write(&mut lane, segment, &pages, 0);
     blades.stop(0);
     assert_reads_back(&mut lane, segment, &pages);
-    assert!(write(&mut lane, segment, &[9]).iter().all(Result::is_ok));
+    write(&mut lane, segment, &[9], 0);
     assert_reads_back(&mut lane, segment, &[9]);
     let refused = pool.allocate_superpage(segment, 2);
     assert!(matches!(refused, Err(PoolError::BladeLost { .. })), "{refused:?}");
@@ -260,8 +215,8 @@ fn a_child_tries_again_where_its_parents_pages_are_and_only_there() {
     let blades = Blades::start(&["tcp", "tcp"]);
     let parent = connect(&blades);
     // It lies on the first blade.
-    let segment = segment_of(&parent, 1);
-    write(&mut parent.lane().expect("lane"), segment, &[7]);
+    let segment = allocate(&parent, 1);
+    write(&mut parent.lane().expect("lane"), segment, &[7], 0);
     let token = parent.freeze(segment).expect("frozen");
     let on: Vec<bool> = (0..2).map(|blade| token.is_on(BladeIndex(blade))).collect();
     assert_eq!(on, [true, false]);
@@ -292,11 +247,11 @@ fn a_lost_blade_takes_only_its_own_pages() {
     let mut blades = Blades::start(&["tcp", "unix"]);
     let pool = connect_impatiently(&blades);
     let mut lane = pool.lane().expect("lane");
-    let segment = segment_of(&pool, 2);
+    let segment = allocate(&pool, 2);
     let pages = [3, SUPERPAGE_PAGES + 3];
-    assert!(write(&mut lane, segment, &pages).iter().all(Result::is_ok));
+    write(&mut lane, segment, &pages, 0);
     blades.stop(0);
-    let (done, _local) = read(&mut lane, segment, &pages);
+    let done = read(&mut lane, segment, &pages, 0);
     let lost: Vec<_> = done.iter().filter(|it| it.is_err()).collect();
     assert!(matches!(lost[..], [Err(PageError::BladeLost(blade))] if blade.0 == 0), "{done:?}");
     let survivor = if done[0].is_ok() { pages[0] } else { pages[1] };
@@ -314,7 +269,7 @@ fn a_lost_blade_takes_only_its_own_pages() {
 fn a_lost_blade_keeps_only_what_lies_on_it_from_being_shared() {
     let mut blades = Blades::start(&["tcp", "unix"]);
     let pool = connect_impatiently(&blades);
-    let segment = segment_of(&pool, 2);
+    let segment = allocate(&pool, 2);
     pool.may_share().expect("both answer");
     blades.stop(0);
     let lost = pool.may_share();
@@ -331,13 +286,13 @@ fn a_lost_blade_keeps_only_what_lies_on_it_from_being_shared() {
 fn a_lane_to_a_blade_that_has_just_died_is_a_lane_to_the_others() {
     let mut blades = Blades::start(&["tcp", "unix"]);
     let pool = connect_impatiently(&blades);
-    let segment = segment_of(&pool, 2);
+    let segment = allocate(&pool, 2);
     blades.stop(0);
     let mut lane = pool.lane().expect("lane");
     assert!(pool.is_lost(BladeIndex(0)) && pool.usable_blades().eq([BladeIndex(1)]));
     let living = (0..2).find(|&sma| pool.can_store(segment, sma)).expect("one of two");
     let pages = [living * SUPERPAGE_PAGES + 5];
-    assert!(write(&mut lane, segment, &pages).iter().all(Result::is_ok));
+    write(&mut lane, segment, &pages, 0);
     assert_reads_back(&mut lane, segment, &pages);
 }
 
@@ -347,16 +302,14 @@ fn reads_in_flight_when_the_blade_dies_end() {
         let mut blades = Blades::start(&[transport]);
         let pool = connect_impatiently(&blades);
         let mut lane = pool.lane().expect("lane");
-        let segment = segment_of(&pool, 4);
+        let segment = allocate(&pool, 4);
         let pages: Vec<u32> = (0..4 * SUPERPAGE_PAGES).step_by(2).collect();
-        write(&mut lane, segment, &pages);
-        let mut local = Pages::of_patterns(pages.iter().map(|_| !0));
-        submit_reads(&mut lane, segment, &pages, &mut local);
+        write(&mut lane, segment, &pages, 0);
+        let local = submit_reads(&mut lane, segment, &pages);
         blades.stop(0);
-        for (token, (&page, done)) in (0u64..).zip(pages.iter().zip(finish(&mut lane, pages.len())))
-        {
+        for (page, done) in pages.iter().zip(finish_reads(&mut lane, &pages, 0, &local)) {
             match done {
-                Ok(()) => assert!(*local.bytes(token) == pattern(u64::from(page)), "page {page}"),
+                Ok(is_right) => assert!(is_right, "page {page}"),
                 Err(error) => assert!(matches!(error, PageError::BladeLost(_)), "{error:?}"),
             }
         }
@@ -380,22 +333,12 @@ fn a_cut_network_is_survived() {
         let blades = Blades::start(&[transport]);
         let pool = connect(&blades);
         let mut lane = pool.lane().expect("lane");
-        let segment = segment_of(&pool, 2);
+        let segment = allocate(&pool, 2);
         for round in 0..30u32 {
             let mut pages: Vec<u32> = (0..300).map(|it| (it * 7 + round * 13) % 8192).collect();
             pages.sort_unstable();
             pages.dedup();
-            let local = Pages::of_patterns(pages.iter().map(|&page| u64::from(page)));
-            let writes: Vec<_> = (0u64..)
-                .zip(&pages)
-                .map(|(token, &page)| PageWrite {
-                    at: SegmentPage { segment, page },
-                    from: local.at(token),
-                    token,
-                })
-                .collect();
-            // SAFETY: the pages outlive the wait for their completions.
-            unsafe { lane.write(&writes) }.expect("submitted");
+            let _local = submit_writes(&mut lane, segment, &pages, 0);
             assert_eq!(cut_connections(&pool), 2);
             assert!(finish(&mut lane, pages.len()).iter().all(Result::is_ok));
             assert_reads_back(&mut lane, segment, &pages);
@@ -413,9 +356,9 @@ fn a_lease_that_ran_out_is_noticed_and_takes_no_page() {
     blades.add("shm", BladeConfig { lease, ..BladeConfig::default() });
     let pool = connect(&blades);
     let mut lane = pool.lane().expect("lane");
-    let segment = segment_of(&pool, 1);
+    let segment = allocate(&pool, 1);
     pool.keep_alive();
-    assert!(write(&mut lane, segment, &[1]).iter().all(Result::is_ok));
+    write(&mut lane, segment, &[1], 0);
     assert_eq!(cut_connections(&pool), 1);
     blades.wait_until_forgotten();
     assert_reads_back(&mut lane, segment, &[1]);
@@ -427,7 +370,7 @@ fn a_lease_that_ran_out_is_noticed_and_takes_no_page() {
     let last = (0..).find(|&sma| other.allocate_superpage(theirs, sma).is_err());
     assert_eq!(last, Some(63), "one of the blade's 64 superpages is held");
     assert_reads_back(&mut lane, segment, &[1]);
-    assert!(write(&mut lane, segment, &[2]).iter().all(Result::is_ok));
+    write(&mut lane, segment, &[2], 0);
     assert_reads_back(&mut lane, segment, &[1, 2]);
     assert!(pool.allocate_superpage(segment, 1).is_err());
     drop((pool, lane));
@@ -439,7 +382,7 @@ fn a_token_of_another_blade_opens_nothing() {
     let (blades, others) = (Blades::start(&["shm"]), Blades::start(&["shm"]));
     let token = {
         let pool = connect(&blades);
-        let segment = segment_of(&pool, 1);
+        let segment = allocate(&pool, 1);
         pool.freeze(segment).expect("frozen")
     };
     let refused = connect(&others).attach(&token, None);
@@ -465,13 +408,12 @@ fn child(inherited: Pool, mut config: PoolConfig, token: &FrozenToken, pages: &[
     let (Ok(mut lane), Ok(base)) = (pool.lane(), pool.attach(token, None)) else {
         return false;
     };
-    let (done, local) = read(&mut lane, base, pages);
-    let same = (0u64..).zip(pages).all(|(t, &p)| *local.bytes(t) == pattern(u64::from(p)));
-    let refused = write(&mut lane, base, &pages[..1]) == [Err(PageError::Frozen)];
-    let own = segment_of(&pool, 1);
-    let written = write(&mut lane, own, &[5]) == [Ok(())];
+    let same = reads(&mut lane, base, pages, 0) == Ok(true);
+    let refused = try_write(&mut lane, base, &pages[..1], 0) == [Err(PageError::Frozen)];
+    let own = allocate(&pool, 1);
+    let written = try_write(&mut lane, own, &[5], 0) == [Ok(())];
     pool.goodbye();
-    closed && same && refused && written && done.iter().all(Result::is_ok)
+    closed && same && refused && written
 }
 
 #[test]
@@ -481,9 +423,9 @@ fn a_forked_child_reads_what_its_parent_froze() {
         let config = config(&blades);
         let pool = Pool::connect(config.clone()).expect("connect");
         let mut lane = pool.lane().expect("lane");
-        let segment = segment_of(&pool, 2);
+        let segment = allocate(&pool, 2);
         let pages = sample(2);
-        write(&mut lane, segment, &pages);
+        write(&mut lane, segment, &pages, 0);
         let token = pool.freeze(segment).expect("frozen");
         // SAFETY: the child only uses this pool, memory (glibc's allocator survives fork) and
         // sockets, and leaves by _exit.
@@ -501,7 +443,7 @@ fn a_forked_child_reads_what_its_parent_froze() {
         assert_eq!(status, 0, "the child over {transport}");
         assert_reads_back(&mut lane, segment, &pages);
         assert!(pool.thaw(segment).expect("answered"), "the child has left");
-        assert!(write(&mut lane, segment, &pages).iter().all(Result::is_ok));
+        write(&mut lane, segment, &pages, 0);
         pool.goodbye();
         drop(pool);
         blades.wait_until_unused();

@@ -172,29 +172,45 @@ pub(crate) fn sample(superpages: u32) -> Vec<u32> {
     (0..superpages).flat_map(|it| [0, 1, 2, 777, 4095].map(|p| it * SUPERPAGE_PAGES + p)).collect()
 }
 
-/// Writes the pages with the pattern of `seed + page`, in one call.
-pub(crate) fn write(lane: &mut Lane, segment: SegmentHandle, pages: &[u32], seed: u64) {
-    let local = Pages::of_patterns(pages.iter().map(|&page| seed + u64::from(page)));
-    let writes: Vec<_> = (0u64..)
-        .zip(pages)
-        .map(|(token, &page)| PageWrite {
-            at: SegmentPage { segment, page },
-            from: local.at(token),
-            token,
-        })
-        .collect();
-    // SAFETY: the pages outlive the wait for their completions.
-    unsafe { lane.write(&writes) }.expect("submitted");
-    assert!(finish(lane, pages.len()).iter().all(Result::is_ok));
-}
-
-/// Reads the pages. Returns for each an error, or whether it has the pattern of `seed + page`.
-pub(crate) fn read(
+/// Begins to write the pages with the pattern of `seed + page`, in one call. What is returned has
+/// to live until they are finished.
+#[must_use]
+pub(crate) fn submit_writes(
     lane: &mut Lane,
     segment: SegmentHandle,
     pages: &[u32],
     seed: u64,
-) -> Vec<Result<bool, PageError>> {
+) -> Pages {
+    let local = Pages::of_patterns(pages.iter().map(|&page| seed + u64::from(page)));
+    let at = |&page: &u32| SegmentPage { segment, page };
+    let writes: Vec<_> = (0u64..)
+        .zip(pages)
+        .map(|(token, page)| PageWrite { at: at(page), from: local.at(token), token })
+        .collect();
+    // SAFETY: the pages outlive the wait for their completions.
+    unsafe { lane.write(&writes) }.expect("submitted");
+    local
+}
+
+/// Writes the pages with the pattern of `seed + page`. Returns what became of each.
+pub(crate) fn try_write(
+    lane: &mut Lane,
+    segment: SegmentHandle,
+    pages: &[u32],
+    seed: u64,
+) -> Vec<Result<(), PageError>> {
+    let _local = submit_writes(lane, segment, pages, seed);
+    finish(lane, pages.len())
+}
+
+/// Writes the pages with the pattern of `seed + page`.
+pub(crate) fn write(lane: &mut Lane, segment: SegmentHandle, pages: &[u32], seed: u64) {
+    assert!(try_write(lane, segment, pages, seed).iter().all(Result::is_ok));
+}
+
+/// Begins to read the pages. What is returned has to live until they are finished.
+#[must_use]
+pub(crate) fn submit_reads(lane: &mut Lane, segment: SegmentHandle, pages: &[u32]) -> Pages {
     let mut local = Pages::of_patterns(pages.iter().map(|_| !0));
     let reads: Vec<_> = (0u64..)
         .zip(pages)
@@ -206,10 +222,32 @@ pub(crate) fn read(
         .collect();
     // SAFETY: the pages outlive the wait for their completions.
     unsafe { lane.read(&reads) }.expect("submitted");
+    local
+}
+
+/// Waits for pages that are being read. Returns for each an error, or whether it has the pattern of
+/// `seed + page`.
+pub(crate) fn finish_reads(
+    lane: &mut Lane,
+    pages: &[u32],
+    seed: u64,
+    local: &Pages,
+) -> Vec<Result<bool, PageError>> {
     let done = finish(lane, pages.len());
     let is_right = |token: u64, page: u32| *local.bytes(token) == pattern(seed + u64::from(page));
     let numbered = (0u64..).zip(pages);
     numbered.zip(done).map(|((token, &page), done)| done.map(|()| is_right(token, page))).collect()
+}
+
+/// Reads the pages. Returns for each an error, or whether it has the pattern of `seed + page`.
+pub(crate) fn read(
+    lane: &mut Lane,
+    segment: SegmentHandle,
+    pages: &[u32],
+    seed: u64,
+) -> Vec<Result<bool, PageError>> {
+    let local = submit_reads(lane, segment, pages);
+    finish_reads(lane, pages, seed, &local)
 }
 
 /// Reads the pages. True if all of them have the pattern of `seed + page`.
