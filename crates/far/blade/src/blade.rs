@@ -13,7 +13,7 @@
 mod grants;
 mod kept;
 
-pub use grants::{CapacityError, Revoked};
+pub use grants::{CapacityError, Lent, Revoked};
 pub use kept::Past;
 pub(crate) use kept::check_successor;
 

@@ -25,7 +25,7 @@ mod sys;
 pub mod table;
 mod takeover;
 
-pub use blade::{Blade, BladeStat, CapacityError, Past, Revoked};
+pub use blade::{Blade, BladeStat, CapacityError, Lent, Past, Revoked};
 pub use config::{BackingKind, BackingKindError, BladeConfig, Persist};
 pub use farpool_wire::GrantKey;
 pub use memory::{SegmentMemory, Store};

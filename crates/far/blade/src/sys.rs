@@ -54,6 +54,10 @@ impl Mapping {
         Ok(Mapping { start: mapped.start().as_ptr(), bytes, _mapped: mapped })
     }
 
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// The bytes from `offset` on. Valid as long as the mapping lives.
     pub(crate) fn slice(&self, offset: usize, bytes: usize) -> Slice {
         let end = offset.checked_add(bytes);

@@ -7,7 +7,6 @@ use farpool_blade::{BackingKind, BladeConfig, Server};
 use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES};
 use farpool_wire::*;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
 
 /// Each client in turn uses all of the blade's memory, and finds nothing but zeros.
 fn check_kept_and_scrubbed(backing: BackingKind) {
@@ -50,7 +49,7 @@ fn check_backed(backing: BackingKind) {
     let blade = TestBlade::start(BladeConfig { backing, ..config_of(3) });
     let mut client = blade.client(1);
     let (segment, _) = client.segment(3);
-    let backed_bytes = || blade.serving.blade().backed_bytes().unwrap();
+    let backed_bytes = || blade.serving.blade().lent().unwrap().backed_bytes;
     assert_eq!(blade.serving.stat().totals.used_bytes.get(), 3 * SUPERPAGE_BYTES);
     assert_eq!(backed_bytes(), 0);
     client.write(segment, 4096, &pages(1, 16)).done();
@@ -80,7 +79,7 @@ fn a_file_is_reserved_so_all_that_is_given_counts() {
     let blade = TestBlade::start(BladeConfig { backing, ..config_of(3) });
     let mut client = blade.client(1);
     client.segment(2);
-    assert_eq!(blade.serving.blade().backed_bytes().unwrap(), 2 * SUPERPAGE_BYTES);
+    assert_eq!(blade.serving.blade().lent().unwrap().backed_bytes, 2 * SUPERPAGE_BYTES);
 }
 
 #[test]
@@ -95,22 +94,14 @@ fn file_with_old_bytes_in_it() {
     std::fs::write(&path, vec![0xee; 20 << 20]).unwrap();
     let mode = |mode| std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode));
     mode(0o640).unwrap();
-    let bind = |path: &Path| {
-        let backing = BackingKind::File(path.to_owned());
-        Server::bind(
-            &["tcp://127.0.0.1:0".parse().unwrap()],
-            BladeConfig { backing, ..config_of(3) },
-        )
-    };
-    let refused = |path: &Path| {
-        let error = bind(path).unwrap_err();
-        std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default()
-    };
-    assert!(refused(&path).contains("mode 640"), "{}", refused(&path));
+    let config = || BladeConfig { backing: BackingKind::File(path.clone()), ..config_of(3) };
+    let refused = refusal(config());
+    assert!(refused.contains("mode 640"), "{refused}");
     mode(0o600).unwrap();
     if rustix::process::geteuid().is_root() {
         std::os::unix::fs::chown(&path, Some(1), None).unwrap();
-        assert!(refused(&path).contains("belongs to user 1"), "{}", refused(&path));
+        let refused = refusal(config());
+        assert!(refused.contains("belongs to user 1"), "{refused}");
         std::os::unix::fs::chown(&path, Some(0), None).unwrap();
     }
     check_kept_and_scrubbed(BackingKind::File(path.clone()));

@@ -6,8 +6,10 @@ use common::*;
 use farpool_blade::{
     BackingKind, BladeConfig, GrantError, GrantId, GrantSpec, GrantStat, Persist, Server, Serving,
 };
+use farpool_kernel::is_in_memory;
 use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES};
 use farpool_wire::*;
+use std::fs::File;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -59,19 +61,6 @@ fn at(blade: &Serving) -> &Address {
 
 fn used_superpages(blade: &Serving) -> u64 {
     blade.stat().totals.used_bytes.get() / SUPERPAGE_BYTES
-}
-
-/// Returns why a blade does not start.
-fn refusal(config: BladeConfig) -> String {
-    let address = "tcp://127.0.0.1:0".parse().unwrap();
-    let error = Server::bind(&[address], config).unwrap_err();
-    std::error::Error::source(&error).unwrap().to_string()
-}
-
-/// Whether the usual folder for files that do not stay is in DRAM here.
-fn is_in_memory(home: &Home) -> bool {
-    const TMPFS_MAGIC: i64 = 0x0102_1994;
-    rustix::fs::statfs(home.0.path()).unwrap().f_type == TMPFS_MAGIC
 }
 
 /// Copies the memory's table, as a process that is killed at this moment would leave it.
@@ -213,7 +202,7 @@ fn a_donor_whose_file_system_is_full_refuses_memory_and_frees_it() {
     };
     let address = Address::Unix(small.0.path().join("blade.sock"));
     let blade = Server::bind(&[address], config).unwrap().serve().unwrap();
-    let room = blade.blade().room_bytes().unwrap() / SUPERPAGE_BYTES;
+    let room = blade.blade().lent().unwrap().limit_bytes / SUPERPAGE_BYTES;
     assert_eq!(room, LENT, "what may be offered");
     let spec = GrantSpec {
         id: GrantId(1),
@@ -370,7 +359,7 @@ fn what_cannot_outlive_a_process_is_refused() {
         let refused = refusal(BladeConfig { backing, ..home.config(4) });
         assert!(refused.contains("only memory in a file"), "{refused}");
     }
-    if !is_in_memory(&home) {
+    if !is_in_memory(File::open(home.0.path()).unwrap()).unwrap() {
         let refused = refusal(BladeConfig { require_grants: true, ..home.config(4) });
         assert!(refused.contains("lies on a disk"), "{refused}");
         std::fs::remove_file(home.memory()).unwrap();

@@ -26,7 +26,7 @@ pub use limits::{raise_descriptors, raise_to_maximum};
 pub use listen::listen_unix;
 pub use lock::{lock, read_lock, write_lock};
 pub use log_rate::LogRate;
-pub use memory::{MappedMemory, memfd_of};
+pub use memory::{MappedMemory, is_in_memory, memfd_of};
 pub use peer::peer_user;
 pub use random::fill_random;
 use rustix::io::Errno;

@@ -102,6 +102,16 @@ pub fn memfd_of(name: &str, bytes: u64) -> Result<OwnedFd, Errno> {
     Ok(file)
 }
 
+/// True for a file or folder of a file system that is memory: a tmpfs or ramfs.
+pub fn is_in_memory(file: impl AsFd) -> Result<bool, Errno> {
+    const TMPFS: i64 = 0x0102_1994;
+    const RAMFS: i64 = 0x8584_58f6;
+    // The type of this field differs between machines.
+    #[allow(clippy::unnecessary_cast, clippy::cast_lossless)]
+    let kind = rustix::fs::fstatfs(file)?.f_type as i64;
+    Ok(kind == TMPFS || kind == RAMFS)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -124,6 +134,14 @@ mod tests {
             assert_eq!(byte(&other, 5000 - 4096).read(), 7);
         }
         assert!(MappedMemory::shared(&file, 1, 4096).is_err(), "no multiple of a page");
+    }
+
+    #[test]
+    fn what_is_memory_is_told_from_what_is_not() {
+        let file = memfd_of("farpool-test", BYTES as u64).expect("a file");
+        assert_eq!(is_in_memory(&file), Ok(true));
+        let other = std::fs::File::open("/proc/self/stat").expect("a file that is no memory");
+        assert_eq!(is_in_memory(&other), Ok(false));
     }
 
     #[test]

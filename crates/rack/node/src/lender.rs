@@ -67,11 +67,8 @@ impl Lender {
     }
 
     fn look(&mut self) {
-        let seen = self
-            .files
-            .look()
-            .and_then(|sight| Ok((sight, self.blade.backed_bytes()?, self.blade.room_bytes()?)));
-        let (sight, backed_bytes, room_bytes) = match seen {
+        let seen = self.files.look().and_then(|sight| Ok((sight, self.blade.lent()?)));
+        let (sight, lent) = match seen {
             Ok(seen) => seen,
             Err(error) => {
                 if !std::mem::replace(&mut self.is_blind, true) {
@@ -83,9 +80,9 @@ impl Lender {
         self.is_blind = false;
         let lending = Lending {
             thresholds: self.thresholds,
-            donate_bytes: self.donate_bytes.min(room_bytes),
-            lent_bytes: self.blade.stat(self.blade.now()).totals.used_bytes.get(),
-            backed_bytes,
+            donate_bytes: self.donate_bytes.min(lent.limit_bytes),
+            lent_bytes: lent.used_bytes,
+            backed_bytes: lent.backed_bytes,
         };
         let next = next_offer(self.harvest, &sight, &lending, self.started.elapsed());
         if next.offered_bytes < self.harvest.offered_bytes {

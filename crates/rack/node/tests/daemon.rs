@@ -14,6 +14,13 @@ use farpool_node::{Ended, NodeError};
 
 const DONATE: u64 = 4 * SUPERPAGE;
 
+fn wait_for_offer(control: &Controller, bytes: u64) {
+    wait_until("the offer to change", PATIENCE, || {
+        let seen = control.client().node("n1").ok()?;
+        (seen.lendable_bytes == Some(bytes)).then_some(())
+    });
+}
+
 #[test]
 fn a_segment_is_served_and_taken_back() {
     let folder = tempfile::tempdir().unwrap();
@@ -281,15 +288,9 @@ fn the_offer_falls_at_once_when_the_machine_needs_its_memory() {
     let control = Controller::fresh(folder.path());
     let machine = Machine::new();
     let node = start_node("n1", control.client(), &machine, DONATE).unwrap();
-    let lends = |bytes| {
-        wait_until("the offer to change", PATIENCE, || {
-            let seen = control.client().node("n1").ok()?;
-            (seen.lendable_bytes == Some(bytes)).then_some(())
-        });
-    };
-    lends(DONATE);
+    wait_for_offer(&control, DONATE);
     machine.set_available(1 << 30); // below the reserve of 16 GiB
-    lends(0);
+    wait_for_offer(&control, 0);
     assert_eq!(node.blade().capacity_bytes(), 0);
 }
 
@@ -305,17 +306,11 @@ fn memory_that_was_lent_and_never_written_hides_no_need_of_the_donor() {
     let told = user.told();
     let mut far = Far::open(&told.place, told.epoch);
     assert!(far.write(3, 0xab));
-    let lends = |bytes| {
-        wait_until("the offer to change", PATIENCE, || {
-            let seen = control.client().node("n1").ok()?;
-            (seen.lendable_bytes == Some(bytes)).then_some(())
-        });
-    };
-    lends(DONATE);
-    assert!(node.blade().backed_bytes().unwrap() < SUPERPAGE / 2);
-    // The donor's own programs use all that they may but for one page.
-    machine.set_available((16 << 30) / 100 * 20);
-    lends(0);
+    wait_for_offer(&control, DONATE);
+    assert!(node.blade().lent().unwrap().backed_bytes < SUPERPAGE / 2);
+    // The donor's own programs use all that they may, but for 1 MiB: less than a superpage.
+    machine.set_available((16 << 30) / 100 * 20 + (1 << 20));
+    wait_for_offer(&control, 0);
 }
 
 /// What an earlier process has granted stands, is offered from the first moment on, and ends by the
@@ -326,6 +321,7 @@ fn what_outlives_its_process_ends_by_order_only() {
         (tempfile::tempdir().unwrap(), tempfile::tempdir_in("/dev/shm").unwrap());
     let control = Controller::fresh(folder.path());
     let (address, machine) = (control.address, Machine::new());
+    machine.set(1 << 30, 768 << 20); // its offer rises by 3 superpages a second, of 4
     let start = || {
         let blade = BladeConfig {
             threads: 1,
@@ -336,7 +332,8 @@ fn what_outlives_its_process_ends_by_order_only() {
         start_node_with("n1", client_at(address, None), &machine, DONATE, blade)
     };
     let node = start().unwrap();
-    let mut user = User::new(control.client(), "n1", 1, SUPERPAGE);
+    wait_for_offer(&control, DONATE);
+    let mut user = User::new(control.client(), "n1", 1, DONATE);
     let told = user.told();
     assert!(Far::open(&told.place, told.epoch).write(3, 0xab));
     let before = (node.blade().id(), node.blade().grant_specs());
@@ -348,7 +345,7 @@ fn what_outlives_its_process_ends_by_order_only() {
     // Its threads may hold the memory for a moment.
     let node = wait_until("the memory to be free", PATIENCE, || start().ok());
     assert_eq!((node.blade().id(), node.blade().grant_specs()), before);
-    assert!(node.blade().capacity_bytes() >= SUPERPAGE, "what is granted is not asked back");
+    assert_eq!(node.blade().capacity_bytes(), DONATE, "what is granted is not asked back");
     drop(control);
     let control = Controller::start(address, folder.path(), None);
     wait_until("the node to be back", PATIENCE, || {

@@ -21,9 +21,6 @@ use super::opening::Side;
 const MAGIC: [u8; 8] = *b"FPKVLIVE";
 /// Start of the file names; the nonce follows in hexadecimal digits.
 const NAME: &str = "farpool-kv-flash-";
-/// File systems in memory, as reported by statfs: tmpfs and ramfs.
-const TMPFS: i64 = 0x0102_1994;
-const RAMFS: i64 = 0x8584_58f6;
 /// Others need space in the directory, too: at most one part in this many of the free space is
 /// taken.
 const ROOM_PARTS: u64 = 2;
@@ -109,10 +106,7 @@ fn name(nonce: Nonce) -> String {
 fn in_memory(path: &Path) -> rustix::io::Result<OwnedFd> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let directory = rustix::fs::open(path, flags, Mode::empty())?;
-    // The type of this field differs between machines.
-    #[allow(clippy::unnecessary_cast, clippy::cast_lossless)]
-    let kind = rustix::fs::fstatfs(&directory)?.f_type as i64;
-    if kind == TMPFS || kind == RAMFS { Ok(directory) } else { Err(Errno::NOTSUP) }
+    if farpool_kernel::is_in_memory(&directory)? { Ok(directory) } else { Err(Errno::NOTSUP) }
 }
 
 /// Opens the file of this name, if it is a regular file of this user.

@@ -30,6 +30,18 @@ pub struct Revoked {
     pub freed_bytes: u64,
 }
 
+/// What a blade lends at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Lent {
+    /// Memory that clients were given, or that is gone and not free yet.
+    pub used_bytes: u64,
+    /// How much of that takes up this machine's memory: all but what clients have not written to.
+    /// Memory that is gone counts whole.
+    pub backed_bytes: u64,
+    /// The most that can be lent in all, as far as a file system limits that.
+    pub limit_bytes: u64,
+}
+
 /// More memory than the blade was set up with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
 #[error(
@@ -155,37 +167,31 @@ impl Blade {
         self.capacity_bytes().saturating_sub(used_bytes)
     }
 
-    /// How much of this machine's memory all that is lent takes up: less than what is in use, as
-    /// far as clients have not written to what they were given. Memory that is gone but not free
-    /// counts whole. Of anonymous memory each superpage takes 2 to 10 µs.
+    /// What is lent. Of anonymous memory each superpage takes the kernel 2 to 10 µs.
     ///
     /// # Errors
     /// The system's.
-    pub fn backed_bytes(&self) -> io::Result<u64> {
+    pub fn lent(&self) -> io::Result<Lent> {
         let table = self.read();
         let used = u64::from(table.sizes().used_superpages);
         let holdings = holdings(&table, |_| true);
         drop(table);
         let given: usize = holdings.iter().map(|(superpages, _)| superpages.len()).sum();
-        Ok((used - given as u64) * SUPERPAGE_BYTES + backed_bytes(&holdings)?)
+        let used_bytes = used * SUPERPAGE_BYTES;
+        Ok(Lent {
+            used_bytes,
+            backed_bytes: (used - given as u64) * SUPERPAGE_BYTES + backed_bytes(&holdings)?,
+            limit_bytes: self.store.room_bytes()?.saturating_add(used_bytes),
+        })
     }
 
-    /// The same of the memory under some grants.
+    /// [`Lent::backed_bytes`] of the memory under some grants.
     ///
     /// # Errors
     /// The system's.
     pub fn backed_bytes_of(&self, is_of: impl Fn(GrantId) -> bool) -> io::Result<u64> {
         let holdings = holdings(&self.read(), |grant| grant.is_some_and(&is_of));
         backed_bytes(&holdings)
-    }
-
-    /// The most that can be lent in all, as far as a file system limits that.
-    ///
-    /// # Errors
-    /// The system's.
-    pub fn room_bytes(&self) -> io::Result<u64> {
-        let used_bytes = u64::from(self.read().sizes().used_superpages) * SUPERPAGE_BYTES;
-        Ok(self.store.room_bytes()?.saturating_add(used_bytes))
     }
 
     /// Registers a connection that was admitted under a grant, so that it ends with it.

@@ -9,7 +9,7 @@
 use super::{offset_bytes, to_usize};
 use crate::journal::MemoryFile;
 use crate::sys::Mapping;
-use farpool_kernel::lock;
+use farpool_kernel::{is_in_memory, lock};
 use farpool_units::{SUPERPAGE_BYTES, exactly};
 use rustix::fs::{AtFlags, FallocateFlags, MemfdFlags, Mode, OFlags, StatxFlags};
 use rustix::io::Errno;
@@ -23,8 +23,6 @@ use std::sync::{Arc, Mutex};
 /// What a pool leaves of a file system in which it reserves superpage by superpage: its table lies
 /// there, too, and without it nothing can be freed. A table has some 50 bytes for each superpage.
 const ROOM_LEFT_BYTES: u64 = 16 << 20;
-/// File systems whose files are memory (statfs(2)).
-const MEMORY_FILE_SYSTEMS: [i64; 3] = [0x0102_1994, 0x8584_58f6, 0x9584_58f6];
 
 /// When a file's memory is reserved. With a full file system, touching a hole would kill the
 /// blade.
@@ -40,7 +38,6 @@ pub(crate) enum Reserve {
 #[derive(Debug)]
 pub(super) struct Pool {
     pub(super) mapping: Mapping,
-    bytes: u64,
     reserve: Reserve,
     free: Mutex<FreeSuperpages>,
     /// Held for its lock: two blades on one file would overwrite each other.
@@ -118,7 +115,7 @@ impl Pool {
         let free = FreeSuperpages { zero: Vec::new(), unknown: (0..count).collect() };
         let identity = identity_of(file.as_fd())?;
         let (free, is_kept) = (Mutex::new(free), AtomicBool::new(false));
-        Ok(Pool { mapping, bytes: capacity_bytes, reserve, free, file, identity, is_new, is_kept })
+        Ok(Pool { mapping, reserve, free, file, identity, is_new, is_kept })
     }
 
     /// Which file it is, and whether this process made it.
@@ -166,7 +163,7 @@ impl Pool {
             free.zero.push(number);
         }
         // Nothing lies beyond what the pool has now.
-        rustix::fs::ftruncate(&self.file, self.bytes)?;
+        rustix::fs::ftruncate(&self.file, self.mapping.bytes() as u64)?;
         let wanted_bytes = free.zero.len() as u64 * SUPERPAGE_BYTES;
         let room_bytes = self.room_bytes()?;
         if room_bytes < wanted_bytes {
@@ -279,8 +276,7 @@ fn check_private(stat: &rustix::fs::Stat) -> io::Result<()> {
 /// Refuses a file on a disk: its pages are a cache that the system counts as free, so a donor could
 /// not tell what its own programs need.
 fn check_is_memory(file: BorrowedFd<'_>) -> io::Result<()> {
-    let kind = rustix::fs::fstatfs(file)?.f_type;
-    if MEMORY_FILE_SYSTEMS.contains(&kind) {
+    if is_in_memory(file)? {
         return Ok(());
     }
     let why = "the file lies on a disk, and a node lends memory; give a file in a tmpfs, such as \

@@ -55,6 +55,13 @@ pub(crate) fn config_of(superpages: u64) -> BladeConfig {
     }
 }
 
+/// Returns why a blade does not start.
+pub(crate) fn refusal(config: BladeConfig) -> String {
+    let address = "tcp://127.0.0.1:0".parse().unwrap();
+    let error = Server::bind(&[address], config).unwrap_err();
+    std::error::Error::source(&error).unwrap().to_string()
+}
+
 /// Waits until `condition` holds.
 pub(crate) fn wait_until(what: &str, condition: impl FnMut() -> bool) {
     farpool_testkit::wait_until(what, PATIENCE, condition);

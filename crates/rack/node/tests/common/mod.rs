@@ -94,7 +94,12 @@ impl Machine {
     }
 
     pub(crate) fn set_available(&self, bytes: u64) {
-        let text = format!("MemTotal: {} kB\nMemAvailable: {} kB\n", 16 << 20, bytes >> 10);
+        self.set(16 << 30, bytes);
+    }
+
+    pub(crate) fn set(&self, total_bytes: u64, available_bytes: u64) {
+        let (total, available) = (total_bytes >> 10, available_bytes >> 10);
+        let text = format!("MemTotal: {total} kB\nMemAvailable: {available} kB\n");
         // Written elsewhere and renamed, so that it is never read half-written.
         let path = self.0.path().join("meminfo");
         std::fs::write(path.with_extension("new"), text).unwrap();
