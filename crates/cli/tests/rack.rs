@@ -264,6 +264,9 @@ fn racks_are_drawn_and_generated_without_a_controller() {
 const BEYOND_LOOPBACK: [&str; 5] =
     ["node", "--collaborate", "--allow-remote-tcp", "--listen", "tcp://192.0.2.1:7070"];
 
+/// A node whose memory outlives it.
+const KEPT: [&str; 5] = ["node", "--control", "http://127.0.0.1:1", "--persist", "/dev/shm/x"];
+
 #[test]
 fn mistakes_in_the_racks_commands_exit_with_2() {
     let home = home();
@@ -289,6 +292,9 @@ fn mistakes_in_the_racks_commands_exit_with_2() {
         (&[&BEYOND_LOOPBACK[..], &["--rack-key-file", "x", "--insecure"]].concat(), "--insecure"),
         (&["node", "--collaborate", "--borrower-share", "101"], "101"),
         (&["node", "--collaborate", "--unused-after", "0s"], "0s"),
+        (&["node", "--collaborate", "--persist", "/dev/shm/x"], "cannot be used"),
+        (&["node", "--control", "http://127.0.0.1:1", "--takeover"], "--persist FILE"),
+        (&[&KEPT[..], &["--listen", "tcp://127.0.0.1:0"]].concat(), "give --listen a port"),
         (&["control", "--store", "tape:x"], "redb:PATH"),
         (&["control", "--switch", "r0"], "NAME=SOCKET"),
         (&["control", "--listen", "0.0.0.0:0"], "--token-file"),

@@ -12,9 +12,11 @@ use farpool_fabric::{
     Address, ClientId, ConnectError, Control, DescriptorSet, Grant, GrantKey, Session, Spare,
 };
 use farpool_peer::{Ending, Farewell};
+use farpool_units::SUPERPAGE_BYTES;
+use farpool_wire::{Request, Response, SuperpageNumber};
 
-/// Whether the blade of a segment accepts its program.
-fn is_open(segment: &ClientSegment, attempt: u128) -> bool {
+/// Connects to the blade of a segment as its program does.
+fn connect(segment: &ClientSegment, attempt: u128) -> Result<Control, ConnectError> {
     let address: Address = segment.place.addresses[0].parse().unwrap();
     let key = GrantKey(segment.place.key.unwrap().0);
     let session = Session {
@@ -34,8 +36,12 @@ fn is_open(segment: &ClientSegment, attempt: u128) -> bool {
         descriptors: Arc::new(DescriptorSet::default()),
         met: farpool_fabric::Met::default(),
     };
-    let connected: Result<Control, ConnectError> = Control::connect(Arc::new(session), 0);
-    connected.is_ok()
+    Control::connect(Arc::new(session), 0)
+}
+
+/// Whether the blade of a segment accepts its program.
+fn is_open(segment: &ClientSegment, attempt: u128) -> bool {
+    connect(segment, attempt).is_ok()
 }
 
 fn only_ready(segments: &[ClientSegment], bytes: u64) -> Option<ClientSegment> {
@@ -82,6 +88,21 @@ fn memory_that_its_server_needs_moves_to_another_node() {
     wait_for("A's blade to be shut", || (!is_open(&first, 3)).then_some(()));
     assert!(is_open(&second, 3));
     assert_eq!((a.status().grants_cut_off, b.status().grants_lost), (0, 0));
+}
+
+/// What was given and not written is not taken for what others hold of the node's memory.
+#[test]
+fn memory_that_was_lent_and_never_written_hides_no_need_of_its_server() {
+    let (a, _b, _program, segment) = pair(Duration::from_secs(8), Duration::from_secs(20));
+    let mut control = connect(&segment, 1).unwrap();
+    let answer = control.call(&Request::CreateSegment { span_superpages: 1 }).unwrap();
+    let Response::SegmentCreated { segment, .. } = answer.response else { panic!("{answer:?}") };
+    let first = SuperpageNumber(0);
+    control.call(&Request::AllocateSuperpages { segment, first, count: 1 }).unwrap();
+    let status = wait_for("the use to be seen", || {
+        Some(a.status()).filter(|status| status.lent_used_bytes == SUPERPAGE_BYTES)
+    });
+    assert_eq!(status.own_bytes, common::TOTAL_BYTES / 100 * 10);
 }
 
 #[test]

@@ -289,7 +289,7 @@ mod tests {
         let opened = Journal::open(path.clone(), memory, true, 1, |_| Ok(()));
         let (journal, _) = opened.expect("a journal");
         lock(&journal.file).bytes_when_new = 0;
-        let next = |client| Row::Next { client, segment: 1 };
+        let next = |client, segment| Row::Next { client, segment };
         while lock(&journal.file).bytes < COMPACTION_MIN_BYTES {
             journal.push(vec![segment(7); 10_000]);
             journal.commit().expect("room");
@@ -297,9 +297,9 @@ mod tests {
         let temporary = folder.path().join(format!(".table.{}.tmp", std::process::id()));
         std::fs::create_dir(&temporary).expect("in the way");
         let image = |forget_pending: &dyn Fn()| {
-            journal.push(vec![next(41)]);
+            journal.push(vec![next(41, 1)]);
             forget_pending();
-            journal.push(vec![next(42)]);
+            journal.push(vec![next(1, 42)]);
             Image::default()
         };
         journal.compact(image).expect_err("a folder is in the way");
@@ -308,17 +308,17 @@ mod tests {
             past.expect("a past").image.rows().next()
         };
         journal.commit().expect("room");
-        assert_eq!(kept(), Some(Row::Next { client: 42, segment: 1 }));
+        assert_eq!(kept(), Some(next(41, 42)), "from before the image, and from after it");
         std::fs::remove_dir(&temporary).expect("it is out of the way");
         journal
             .compact(|forget_pending| {
                 forget_pending();
                 let mut image = Image::default();
-                image.apply(next(43)).expect("a row");
+                image.apply(next(43, 44)).expect("a row");
                 image
             })
             .expect("written anew");
-        assert_eq!(kept(), Some(next(43)));
+        assert_eq!(kept(), Some(next(43, 44)));
         assert!(lock(&journal.file).bytes < COMPACTION_MIN_BYTES);
     }
 }

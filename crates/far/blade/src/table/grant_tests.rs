@@ -1,5 +1,6 @@
 //! Grants against a plain model: what each may and does use, its clients, the epochs it admits.
 
+use super::tests::after_restart;
 use super::*;
 use farpool_wire::{Grant, GrantKey, Hello, SuperpageNumber};
 use proptest::prelude::*;
@@ -285,17 +286,10 @@ impl Pair {
         self.clients.get_mut(&one).unwrap().shared = Some((token, superpages));
     }
 
-    /// The blade's process ends, and another one goes on with what was kept, as text.
+    /// The blade's process ends, and another one goes on with what was kept.
     fn restart(&mut self) {
         let specs = self.table.grant_specs();
-        let mut image = Image::default();
-        for row in self.image.rows() {
-            let text = serde_json::to_string(&row).unwrap();
-            image.apply(serde_json::from_str(&text).unwrap()).unwrap();
-        }
-        let make = |segment: &SegmentImage| Ok::<_, ImageError>(segment.row.limit_rmma);
-        self.table = Table::restore(limits(), &image, make).unwrap();
-        self.table.record_changes();
+        self.table = after_restart(&self.image, limits());
         self.table.set_capacity(self.capacity);
         assert_eq!(self.table.grant_specs(), specs);
         self.scrubs.clear();

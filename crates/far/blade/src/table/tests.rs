@@ -112,6 +112,19 @@ struct Pair {
 
 type Outcome = Result<(), ErrorCode>;
 
+/// The table of the next process: of what was kept, as text.
+pub(super) fn after_restart(kept: &Image, limits: Limits) -> Table<u32> {
+    let mut image = Image::default();
+    for row in kept.rows() {
+        let text = serde_json::to_string(&row).unwrap();
+        image.apply(serde_json::from_str(&text).unwrap()).unwrap();
+    }
+    let make = |segment: &SegmentImage| Ok::<_, ImageError>(segment.row.limit_rmma);
+    let mut table = Table::restore(limits, &image, make).unwrap();
+    table.record_changes();
+    table
+}
+
 impl Pair {
     fn new() -> Pair {
         let mut table = Table::new(limits());
@@ -342,16 +355,9 @@ impl Pair {
         Ok(())
     }
 
-    /// The blade's process ends, and another one goes on with what was kept, as text.
+    /// The blade's process ends, and another one goes on with what was kept.
     fn restart(&mut self) {
-        let mut image = Image::default();
-        for row in self.image.rows() {
-            let text = serde_json::to_string(&row).unwrap();
-            image.apply(serde_json::from_str(&text).unwrap()).unwrap();
-        }
-        let make = |segment: &SegmentImage| Ok::<_, ImageError>(segment.row.limit_rmma);
-        self.table = Table::restore(limits(), &image, make).unwrap();
-        self.table.record_changes();
+        self.table = after_restart(&self.image, limits());
         self.now = Duration::ZERO;
         for client in self.clients.values_mut() {
             (client.connections, client.lease_end) = (0, Some(LEASE));
@@ -602,4 +608,26 @@ fn a_client_is_its_users_once_one_uses_it() {
     // One over TCP is bound to nobody: it is not known who asks.
     assert_eq!(connect(&hello(2), Origin::Network), Ok(()));
     assert_eq!(connect(&hello(2), Origin::Loopback), Ok(()));
+}
+
+/// The client may write to the segment's other superpages while none is found for the new ones.
+#[test]
+fn an_allocation_without_memory_is_undone_under_a_write() {
+    let mut table: Table<u32> = Table::new(limits());
+    let client = table.connect(&hello(1), Origin::User(0)).unwrap().number;
+    let id = table.create_segment(client, 4, SegmentToken(1), |count| count).unwrap();
+    let allocate = |table: &mut Table<u32>, first, count| {
+        table.allocate(client, id, SuperpageNumber(first), count, &mut Vec::new()).unwrap();
+    };
+    allocate(&mut table, 0, 1);
+    let extents = [Extent::page(PageNumber(0))];
+    let write = table.access(client, id, &extents, Access::Write, &mut Vec::new()).unwrap();
+    allocate(&mut table, 1, 2);
+    let in_use = table.free(client, id, SuperpageNumber(1), 2).map(drop);
+    assert_eq!(in_use.unwrap_err().code, ErrorCode::InUse);
+    let scrub = table.undo_allocate(client, id, SuperpageNumber(1), 2).unwrap();
+    table.scrubbed(scrub.part);
+    assert_eq!(table.sizes().used_superpages, 1);
+    allocate(&mut table, 1, 2);
+    drop(write);
 }

@@ -25,7 +25,7 @@ pub(super) struct Processes {
     pids: BTreeMap<u32, String>,
 }
 
-/// How long a process may take to become another program; a busy machine takes some 10 ms.
+/// How long a process may take to become another program, which a busy machine may stop meanwhile.
 const EXEC_WAIT: Duration = Duration::from_secs(1);
 /// How often that is looked at.
 const EXEC_STEP: Duration = Duration::from_millis(1);
