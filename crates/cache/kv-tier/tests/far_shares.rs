@@ -32,7 +32,7 @@ fn share(number: u64, blade: &Serving) -> Share {
         quota_bytes: ZONES * ZONE_BYTES,
         deadline: PATIENCE,
         allow_remote_tcp: false,
-        copies: 1,
+        redundancy: farpool_pool::Redundancy::NONE,
         seals_pages: true,
         secures_tcp: false,
         asks: None,

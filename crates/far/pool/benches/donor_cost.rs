@@ -138,7 +138,7 @@ fn read_at_pace(
         quota_bytes: u64::from(SUPERPAGES) * 16 * MIB,
         deadline: Duration::from_secs(10),
         allow_remote_tcp: false,
-        copies: 1,
+        redundancy: farpool_pool::Redundancy::NONE,
         seals_pages: false,
         secures_tcp: false,
         asks: None,

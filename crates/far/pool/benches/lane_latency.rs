@@ -118,7 +118,7 @@ fn lane(address: &Address) -> Result<(Vec<Duration>, Vec<Duration>), Failure> {
         quota_bytes: 1 << 30,
         deadline: Duration::from_secs(5),
         allow_remote_tcp: false,
-        copies: 1,
+        redundancy: farpool_pool::Redundancy::NONE,
         seals_pages: false,
         secures_tcp: false,
         asks: None,

@@ -116,7 +116,11 @@ impl Copies {
         let (one, at_one) = serve(memory_bytes)?;
         let (other, at_other) = serve(memory_bytes)?;
         let config = config(vec![at_one.into(), at_other.into()], 2 * memory_bytes);
-        let pool = Pool::connect(PoolConfig { copies: 2, seals_pages: true, ..config })?;
+        let pool = Pool::connect(PoolConfig {
+            redundancy: farpool_pool::Redundancy::Copies(2),
+            seals_pages: true,
+            ..config
+        })?;
         let segment = pool.create_segment()?;
         Ok((Copies { blades: [one, other].into(), memory_bytes, pool }, segment))
     }
@@ -163,7 +167,7 @@ fn config(blades: Vec<BladeSpec>, quota_bytes: u64) -> PoolConfig {
         quota_bytes,
         deadline: Duration::from_secs(5),
         allow_remote_tcp: false,
-        copies: 1,
+        redundancy: farpool_pool::Redundancy::NONE,
         seals_pages: false,
         secures_tcp: false,
         asks: None,

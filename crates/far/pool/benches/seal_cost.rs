@@ -49,7 +49,7 @@ impl Side {
             quota_bytes: 1 << 30,
             deadline: Duration::from_secs(5),
             allow_remote_tcp: false,
-            copies: 1,
+            redundancy: farpool_pool::Redundancy::NONE,
             seals_pages,
             secures_tcp: false,
             asks: None,

@@ -66,7 +66,7 @@ impl Side {
             quota_bytes: 1 << 30,
             deadline: Duration::from_secs(5),
             allow_remote_tcp: false,
-            copies: 1,
+            redundancy: farpool_pool::Redundancy::NONE,
             seals_pages: true,
             secures_tcp: dialer.is_some(),
             asks: dialer.map(|dialer| dialer as _),

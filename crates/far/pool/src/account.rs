@@ -2,6 +2,7 @@
 //! segments that lie there.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_fabric::{Answer, CallError, ConnectError, Control, Descriptor};
@@ -14,7 +15,7 @@ use farpool_wire::{
 use crate::copies::ALL_SEGMENTS;
 use crate::types::BladeToken;
 use crate::types::PARTS_PER_BLADE;
-use crate::{BladeSpec, PoolError, SegmentHandle};
+use crate::{PoolError, SegmentHandle};
 
 /// Number given for "no descriptor".
 const NO_FILE: RawFd = -1;
@@ -25,7 +26,7 @@ pub(crate) struct Account {
     control: Control,
     pub(crate) address: Address,
     /// All that it fails with.
-    pub(crate) domains: Vec<FailureDomain>,
+    pub(crate) domains: Arc<[FailureDomain]>,
     /// By [`PartKey`].
     parts: Box<[Option<Part>]>,
     /// Replaced descriptors, which a lane may still be using.
@@ -97,12 +98,11 @@ pub(crate) enum Thawed {
 }
 
 impl Account {
-    pub(crate) fn new(control: Control, spec: &BladeSpec) -> Self {
-        let domains = std::iter::once(spec.address.failure_domain()).chain(spec.domain.clone());
+    pub(crate) fn new(control: Control, address: Address, domains: Arc<[FailureDomain]>) -> Self {
         Account {
             control,
-            address: spec.address.clone(),
-            domains: domains.collect(),
+            address,
+            domains,
             parts: (0..ALL_SEGMENTS * PARTS_PER_BLADE).map(|_| None).collect(),
             retired: Vec::new(),
             allocated_superpages: 0,

@@ -53,7 +53,8 @@ impl Pool {
         if ledger.accounts[number].is_some() {
             return Err(PoolError::SlotInUse(at));
         }
-        ledger.accounts[number] = Some(Account::new(control, spec));
+        ledger.accounts[number] =
+            Some(Account::new(control, spec.address.clone(), Arc::clone(&blade.domains)));
         slot.fill(blade);
         Ok(())
     }
@@ -178,8 +179,8 @@ impl Pool {
         let at = blade_index(blade);
         let Some(reason) = account.loss() else { return };
         self.lose_control(blade, &reason);
-        let has_copies = self.shared.config.copies > 1;
-        if has_copies && !self.is_lost(at) && self.superpages_only_on(at) == 0 {
+        let survives = self.shared.config.redundancy.survives_a_blade();
+        if survives && !self.is_lost(at) && self.superpages_only_on(at) == 0 {
             self.shared.lose(blade, &reason);
         }
     }
@@ -211,9 +212,11 @@ impl Blade {
             descriptors: Arc::clone(&shared.descriptors),
             met: if spec.is_met { Met::by_parent() } else { Met::default() },
         };
+        let domains = std::iter::once(spec.address.failure_domain()).chain(spec.domain.clone());
         Blade {
             session: Arc::new(session),
             description: spec.address.to_string(),
+            domains: domains.collect(),
             data_loss: OnceLock::new(),
             control_loss: OnceLock::new(),
         }

@@ -20,9 +20,10 @@ use farpool_wire::FailureDomain;
 
 use crate::account::{Account, PartKey};
 use crate::map::Place;
+use crate::parity::Strip;
 use crate::pool::Ledger;
 use crate::shared::SegmentState;
-use crate::{BladeIndex, MAX_SEGMENTS, Pool, PoolError, SegmentHandle};
+use crate::{BladeIndex, MAX_SEGMENTS, Pool, PoolError, Redundancy, SegmentHandle};
 
 /// Most copies of a superpage.
 pub const COPIES_LIMIT: usize = 3;
@@ -55,6 +56,11 @@ impl SegmentHandle {
 const _: () = assert!(ALL_SEGMENTS <= u8::MAX as usize);
 
 impl Pool {
+    /// The segments inside that a segment is made of.
+    pub(crate) fn strands(&self, s: SegmentHandle) -> impl Iterator<Item = SegmentHandle> + use<> {
+        self.shared.strands(s)
+    }
+
     /// The copies of a segment.
     pub(crate) fn copies(&self, s: SegmentHandle) -> impl Iterator<Item = SegmentHandle> + use<> {
         self.shared.copies(s)
@@ -62,7 +68,8 @@ impl Pool {
 
     /// False if a superpage may have fewer copies than it should have. Lock-free.
     pub fn has_all_copies(&self) -> bool {
-        self.shared.config.copies == 1 || self.shared.spare.is_set()
+        let survives = self.shared.config.redundancy.survives_a_blade();
+        !survives || (self.shared.spare.is_set() && !self.shared.has_freed.load(Ordering::Acquire))
     }
 
     /// Reads so far that were asked of a second copy, since the first one was late. Lock-free.
@@ -74,7 +81,8 @@ impl Pool {
     pub(crate) fn note_copies(&self) {
         // Superpages get their memory under this lock.
         let _ledger = self.ledger();
-        let has_all = || self.shared.config.copies > 1 && self.degraded_superpages() == 0;
+        let survives = self.shared.config.redundancy.survives_a_blade();
+        let has_all = || survives && self.degraded_superpages() == 0;
         if has_all() {
             self.shared.spare.set(true);
             // A blade may have been lost in between, which then takes the permission back, or did.
@@ -90,7 +98,8 @@ impl Pool {
         s: SegmentHandle,
         sma: u32,
     ) -> impl Iterator<Item = (SegmentHandle, Place)> + '_ {
-        self.copies(s).filter_map(move |copy| Some((copy, self.segment(copy).map().get(sma)?)))
+        let of = move |copy| Some((copy, self.segment(copy).map().get(sma)?));
+        self.copies(s).filter_map(of).filter(|(_, place)| !place.is_freed)
     }
 
     /// True if the superpage has memory somewhere.
@@ -116,6 +125,9 @@ impl Pool {
 
     /// True if the superpage would be lost with the blade, or is.
     fn is_only_on(&self, s: SegmentHandle, sma: u32, blade: BladeIndex) -> bool {
+        if self.shared.config.redundancy == Redundancy::Parity {
+            return self.is_member_only_on(Strip { strand: s, superpage: sma }, blade);
+        }
         let (mut is_there, mut is_elsewhere) = (false, false);
         for (_, place) in self.places(s, sma) {
             match self.is_on(place, blade) {
@@ -137,7 +149,7 @@ impl Pool {
         self.superpages_of(s).filter(|sma| self.is_only_on(s, *sma, blade)).count() as u64
     }
 
-    fn live_segments(&self) -> impl Iterator<Item = SegmentHandle> {
+    pub(crate) fn live_segments(&self) -> impl Iterator<Item = SegmentHandle> {
         let all = (0..MAX_SEGMENTS).filter_map(SegmentHandle::from_index);
         all.filter(|s| self.segment(*s).state() != SegmentState::Free)
     }
@@ -145,10 +157,11 @@ impl Pool {
     /// Superpages of live segments that have fewer copies on blades that live than they should
     /// have.
     pub fn degraded_superpages(&self) -> u64 {
-        let wanted = self.shared.config.copies;
-        if wanted == 1 {
-            return 0;
-        }
+        let wanted = match self.shared.config.redundancy {
+            Redundancy::NONE => return 0,
+            Redundancy::Copies(copies) => copies,
+            Redundancy::Parity => return self.degraded_members(),
+        };
         let is_degraded = |s: SegmentHandle, sma: u32| {
             let whole = self.places(s, sma).filter(|(_, place)| self.is_whole(*place));
             whole.count() < usize::from(wanted)
@@ -160,7 +173,8 @@ impl Pool {
     /// The superpages of a segment that have memory somewhere.
     pub(crate) fn superpages_of(&self, s: SegmentHandle) -> impl Iterator<Item = u32> {
         let all = self.copies(s).flat_map(|copy| {
-            self.segment(copy).map().iter().map(|(sma, _)| sma).collect::<Vec<_>>()
+            let places = self.segment(copy).map().iter();
+            places.filter(|(_, place)| !place.is_freed).map(|(sma, _)| sma).collect::<Vec<_>>()
         });
         all.collect::<BTreeSet<u32>>().into_iter()
     }
@@ -168,6 +182,9 @@ impl Pool {
     /// Forgets the copies on a lost blade that are whole elsewhere: they are to be made anew.
     pub(crate) fn forget_copies_on(&self, lost: BladeIndex) {
         let mut ledger = self.ledger();
+        if self.shared.config.redundancy == Redundancy::Parity {
+            return self.live_segments().for_each(|s| self.forget_strips_on(&mut ledger, s, lost));
+        }
         let live = |copy: &SegmentHandle| self.segment(*copy).state() != SegmentState::Free;
         for copy in SegmentHandle::every().filter(live) {
             self.forget_places(&mut ledger, copy, |sma, place| {
@@ -226,8 +243,7 @@ impl Pool {
             match self.allocate_somewhere(ledger, copy, sma, part_on) {
                 Ok(place) => {
                     places.push((copy, place));
-                    let account = ledger.account_of(place.blade);
-                    domains.extend(account.into_iter().flat_map(|it| it.domains.clone()));
+                    domains.extend(self.shared.domains(place.blade).iter().cloned());
                 }
                 Err(error) => {
                     failed.get_or_insert(error);
@@ -270,24 +286,21 @@ impl Pool {
         freed
     }
 
-    /// The domains that other copies of the superpage lie on.
-    pub(crate) fn domains_of_others(
-        &self,
-        ledger: &mut Ledger,
-        copy: SegmentHandle,
-        sma: u32,
-    ) -> Vec<FailureDomain> {
-        let others = self.places(copy, sma).filter(|(other, _)| *other != copy);
-        let alive = others.filter(|(_, place)| !self.is_lost(place.blade));
-        let places: Vec<Place> = alive.map(|(_, place)| place).collect();
-        let blades = places.into_iter().flat_map(|place| {
+    /// The domains that these superpages lie on, as far as they are not lost.
+    pub(crate) fn domains_of(&self, strips: impl IntoIterator<Item = Strip>) -> Vec<FailureDomain> {
+        let places = strips.into_iter().filter_map(|strip| self.shared.place_of(strip));
+        let blades = places.flat_map(|place| {
             let record = place.record.map(|it| &self.shared.records()[usize::from(it)]);
             let target = record.and_then(|record| record.target()).map(|target| target.blade);
-            [Some(place.blade), target]
+            let alive = Some(place.blade).filter(|blade| !self.is_lost(*blade));
+            [alive, target]
         });
-        let blades: Vec<BladeIndex> = blades.flatten().collect();
-        let domains = |blade| ledger.account_of(blade).map(|account| account.domains.clone());
-        blades.into_iter().filter_map(domains).flatten().collect()
+        blades.flatten().flat_map(|blade| self.shared.domains(blade).to_vec()).collect()
+    }
+
+    /// The domains that a superpage must not lie on, as what it is stored apart from does.
+    pub(crate) fn domains_of_peers(&self, strip: Strip) -> Vec<FailureDomain> {
+        self.domains_of(self.shared.peers(strip))
     }
 }
 

@@ -4,6 +4,7 @@
 //! at this moment wait inside the lane and count as in flight.
 
 mod copies;
+mod parity;
 
 use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
@@ -17,14 +18,17 @@ use farpool_wire::{Address, ErrorCode};
 use rustix::event::{PollFd, PollFlags};
 
 use crate::hedging::{AnswerTimes, Choice};
-use crate::sealing::{Asked, CopySet, FlightCopy, FlightNumber, Outcome, Sealer};
+use crate::sealing::{
+    Asked, COPY_BITS, CopySet, FlightCopy, FlightNumber, NO_COPY, Outcome, Sealer,
+};
 use crate::seals::Seals;
 use crate::shared::{Found, LaneClock, Shared};
 use crate::types::Access;
 use crate::{
     BladeIndex, COPIES_LIMIT, Completion, MAX_BLADES, PageError, PageRead, PageWrite, PoolError,
-    SegmentHandle, SegmentPage,
+    Redundancy, SegmentHandle, SegmentPage,
 };
+use parity::ParityFlights;
 
 /// Longest that `wait` sleeps before it checks the deadlines again.
 const WAIT_STEP: Duration = Duration::from_millis(20);
@@ -57,6 +61,8 @@ pub struct Lane {
     /// None if pages are moved as they are stored.
     sealer: Option<Sealer>,
     choice: Choice,
+    /// Pages whose parity matters.
+    parity: ParityFlights,
     /// The phase being waited for, once seen; see [`Shared::phase`].
     phase: u64,
 }
@@ -107,6 +113,7 @@ impl Lane {
             scratch: Vec::with_capacity(DONE_CAPACITY),
             sealer: (sealing == Sealing::ByLane).then(Sealer::default),
             choice: Choice::default(),
+            parity: ParityFlights::default(),
             phase: 0,
         }
     }
@@ -147,6 +154,7 @@ impl Lane {
         // during this visit stay open until it ends.
         unsafe { self.submit(Access::Read) };
         drop(visit);
+        self.advance_parity();
         Ok(())
     }
 
@@ -171,6 +179,7 @@ impl Lane {
         // for `read`.
         unsafe { self.submit(Access::Write) };
         drop(visit);
+        self.advance_parity();
         Ok(())
     }
 
@@ -204,6 +213,13 @@ impl Lane {
         write: &PageWrite,
         known: &mut Option<(SegmentHandle, Arc<Seals>)>,
     ) {
+        if self.shared.config.redundancy == Redundancy::Parity && self.sealer.is_some() {
+            // SAFETY: as promised by the caller.
+            if unsafe { !self.begin_parity_write(write) } {
+                self.waiting.push(*write);
+            }
+            return;
+        }
         let (mut places, mut count) = ([const { None }; COPIES_LIMIT], 0);
         let mut failed = None;
         for copy in self.shared.copies(write.at.segment) {
@@ -262,6 +278,9 @@ impl Lane {
         result: Result<(), PageError>,
         now: Option<Instant>,
     ) {
+        if self.sealer.is_some() && token & NO_COPY == NO_COPY {
+            return self.parity_completed(token >> COPY_BITS, blade, result);
+        }
         let copy = FlightCopy::of_token(token);
         if result.is_ok() {
             self.note_answer(blade, copy, now);
@@ -270,9 +289,11 @@ impl Lane {
             return self.ready.push(Completion { token, result });
         };
         let is_lost = self.shared.blades[blade].is_lost();
+        let redundancy = self.shared.config.redundancy;
+        let survives = redundancy.survives_a_blade();
         // SAFETY: a page is lent to the lane until its completion is handed out.
         let ended = unsafe { sealer.end(copy, result, is_lost) };
-        if let Some(damaged) = ended.damaged.filter(|_| self.shared.config.copies > 1) {
+        if let Some(damaged) = ended.damaged.filter(|_| survives) {
             self.note_damage(damaged, copy.nth);
         }
         if let Some(at) = ended.unwritten
@@ -283,6 +304,15 @@ impl Lane {
         match ended.outcome {
             Outcome::Done(completion) => self.ready.push(completion),
             Outcome::NotYet => {}
+            // Its place may be another one by now; if there is none, it is looked for in its row.
+            Outcome::Again(read, _, error @ PageError::BladeLost(_))
+                if redundancy == Redundancy::Parity =>
+            {
+                self.again.push((read, CopySet::default(), error));
+            }
+            Outcome::Again(read, tried, error) if redundancy == Redundancy::Parity => {
+                self.again.push((read, tried, error));
+            }
             Outcome::Again(read, tried, error) => {
                 let mut copies = self.shared.copies(read.at.segment);
                 match copies.all(|copy| tried.has(copy.nth())) {
@@ -366,7 +396,7 @@ impl Lane {
         if let Some(mut old) = std::mem::replace(&mut way.link, link) {
             // Nothing of it is under way any more, unless its blade was left because of copies;
             // this collects its last completions.
-            if self.shared.config.copies > 1 {
+            if self.shared.config.redundancy.survives_a_blade() {
                 old.give_up("its blade was left");
             }
             old.poll(&mut self.scratch);
@@ -382,7 +412,7 @@ impl Lane {
             self.drive(blade, done, |link, scratch| link.poll(scratch));
         }
         self.ask_others();
-        if !self.again.is_empty() {
+        if !self.again.is_empty() || self.may_advance_parity() {
             self.try_waiting();
         }
         self.look_at_phase();
@@ -445,13 +475,15 @@ impl Lane {
             // SAFETY: the caller of `write` lends the pages until their completions.
             let _always_ok = unsafe { self.write(&waiting) };
         }
+        self.advance_parity();
     }
 
     /// The one link with pages in flight, if there is nothing else to wait for.
     fn only_busy_link(&self) -> Option<usize> {
         let busy = |blade: &usize| self.busy_links().any(|it| it.0 == *blade);
         let mut all = (0..MAX_BLADES).filter(busy);
-        let waits_for_more = !self.waiting.is_empty() || self.may_be_late();
+        let waits_for_more =
+            !self.waiting.is_empty() || self.may_be_late() || self.may_advance_parity();
         all.next().filter(|_| all.next().is_none() && !waits_for_more)
     }
 
@@ -463,7 +495,8 @@ impl Lane {
 
     /// Sleeps until a link can go on or it is time to check the deadlines.
     fn sleep(&self) {
-        let step = if self.waiting.is_empty() { WAIT_STEP } else { MOVER_STEP };
+        let waits = !self.waiting.is_empty() || self.may_advance_parity();
+        let step = if waits { MOVER_STEP } else { WAIT_STEP };
         let time = self.shared.config.time;
         let late = self.may_be_late().then(|| self.until_late(time.now())).flatten();
         let step = late.map_or(step, |late| late.min(step));
@@ -492,7 +525,7 @@ impl Lane {
         done.append(&mut self.ready);
         for blade in 0..MAX_BLADES {
             // Another lane may have found out, and the blade may be left already.
-            let is_spared = self.shared.config.copies > 1
+            let is_spared = self.shared.config.redundancy.survives_a_blade()
                 && (self.shared.blades[blade].is_lost() || !self.is_of_now(blade));
             self.drive(blade, done, |link, scratch| {
                 if is_spared {
@@ -501,7 +534,7 @@ impl Lane {
                 link.expire(now, scratch);
             });
         }
-        if !self.again.is_empty() {
+        if !self.again.is_empty() || self.may_advance_parity() {
             self.try_waiting();
         }
         self.look_at_phase();
@@ -510,7 +543,8 @@ impl Lane {
     /// Pages submitted and not yet handed out as completions; those of several copies count for
     /// each.
     pub fn in_flight(&self) -> usize {
-        self.ready.len() + self.waiting.len() + self.again.len() + self.awaited()
+        let between = self.waiting.len() + self.again.len() + self.parity.between();
+        self.ready.len() + between + self.awaited()
     }
 
     /// True if no blade owes this lane an answer, not even one that nobody waits for any more
@@ -584,6 +618,7 @@ impl Drop for Lane {
     fn drop(&mut self) {
         // Closing the connections ends what is in flight; it must not be waited for.
         self.ways.iter_mut().for_each(|way| way.link = None);
+        self.doubt_unfinished();
         self.clock.set_in_flight(0);
     }
 }

@@ -11,12 +11,15 @@ mod account;
 mod blades;
 mod copies;
 mod damage;
+mod digests;
 mod error;
+mod groups;
 mod hedging;
 mod lane;
 mod map;
 mod mover;
 mod moving;
+mod parity;
 mod pool;
 mod refusals;
 mod sealing;
@@ -34,11 +37,12 @@ pub use farpool_kernel::Time;
 pub use farpool_wire::FailureDomain;
 pub use lane::Lane;
 pub use mover::{Damage, DamageOutcome, Mover, Step, VERIFY_LIMIT_PAGES, Verified, VerifyPoint};
+pub use parity::PARITY_DOMAINS;
 pub use pool::{Pool, Still};
 pub use refusals::Refusals;
 pub use seals::Seals;
 pub use types::{
     Alone, BladeSpec, COPY_PARTS, Completion, CopyDesk, Errand, FrozenToken, LostBlade, MAX_BLADES,
-    MAX_SEGMENTS, PageRead, PageWrite, PoolConfig, SUPERPAGE_PAGES, SegmentHandle, SegmentPage,
-    TOKEN_PARTS, fresh_client,
+    MAX_SEGMENTS, PageRead, PageWrite, PoolConfig, Redundancy, SUPERPAGE_PAGES, SegmentHandle,
+    SegmentPage, TOKEN_PARTS, fresh_client,
 };

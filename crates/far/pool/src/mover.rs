@@ -11,6 +11,8 @@
 //! original. Until the copy is complete, children get the original.
 
 mod completing;
+mod job;
+mod rebuilding;
 mod verifying;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -27,16 +29,17 @@ use crate::copies::is_apart;
 use crate::damage::Suspect;
 use crate::lane::Sealing;
 use crate::map::Place;
-use crate::moving::{MAX_RECORDS, Record};
+use crate::moving::MAX_RECORDS;
+use crate::parity::Strip;
 use crate::pool::Ledger;
-use crate::seals::Seals;
-use crate::shared::{LaneClock, Segment, SegmentState};
+use crate::shared::{LaneClock, SegmentState};
 use crate::types::Access;
 use crate::{
     BladeIndex, Completion, CopyDesk, Errand, FrozenToken, Lane, PageError, Pool, PoolError,
-    SUPERPAGE_PAGES, SegmentHandle,
+    Redundancy, SUPERPAGE_PAGES, SegmentHandle,
 };
 
+use job::{Job, Source};
 pub use verifying::{Damage, DamageOutcome, VERIFY_LIMIT_PAGES, Verified, VerifyPoint};
 
 /// Pages copied at once while the program leaves its far memory alone: 1 MiB, one request each way.
@@ -95,22 +98,6 @@ struct Batch {
 struct PageMemory([u8; PAGE_BYTES]);
 
 const _: () = assert!(size_of::<PageMemory>() == PAGE_BYTES);
-
-/// A superpage to be moved.
-#[derive(Clone, Debug)]
-struct Job<'a> {
-    handle: SegmentHandle,
-    segment: &'a Segment,
-    superpage: u32,
-    /// Where it was, perhaps on a lost blade. None: it was nowhere.
-    old: Option<Place>,
-    /// Where its pages are copied from: the old place, or another copy.
-    source: (&'a Segment, Place),
-    new: Place,
-    record: &'a Record,
-    /// Which pages were ever written; None if all may have been.
-    seals: Option<Arc<Seals>>,
-}
 
 /// Which blade failed, and how.
 #[derive(Clone, Copy, Debug)]
@@ -288,23 +275,21 @@ impl<'a> Mover<'a> {
     ) -> Result<(), PoolError> {
         let pool = self.pool;
         let segment = pool.segment(handle);
-        let own = old.map(|old| (handle, old));
-        let alive = own.filter(|(_, old)| !pool.is_lost(old.blade));
-        // Without another copy what is lost is asked for in vain, and the error says so.
-        let Some(source) = alive.or_else(|| pool.other_copy(handle, superpage)).or(own) else {
+        let strip = Strip { strand: handle, superpage };
+        let Some(source) = Source::of(pool, strip, old) else {
             return Ok(()); // the other copy was lost meanwhile
         };
-        let source = (pool.segment(source.0), source.1);
+        let is_uncharged = old.is_none_or(Place::is_nowhere);
         let records = pool.shared.records();
         let free = (0u8..).zip(records).find(|(_, record)| record.is_free());
         let (number, record) = free.ok_or(PoolError::TooManyHalfMoved { limit: MAX_RECORDS })?;
         let is_frozen = segment.state() == SegmentState::Frozen;
         let new = {
             let mut ledger = pool.ledger();
-            if old.is_none() && !is_frozen {
+            if is_uncharged && !is_frozen {
                 ledger.check_quota(pool.shared.config.quota_bytes, 1)?;
             }
-            let domains = pool.domains_of_others(&mut ledger, handle, superpage);
+            let domains = pool.domains_of_peers(strip);
             let new = pool.allocate_somewhere(&mut ledger, handle, superpage, |account| {
                 let is_apart = is_apart(account, &domains);
                 let part = if is_frozen { account.filling_part(handle) } else { Some(0) };
@@ -313,20 +298,25 @@ impl<'a> Mover<'a> {
             if let Some(account) = ledger.account_of(new.blade).filter(|_| is_frozen) {
                 account.set_role(PartKey::of(handle, new.part), PartRole::Filling);
             }
-            if old.is_none() && !is_frozen {
+            if is_uncharged && !is_frozen {
                 ledger.charge(handle);
             }
             new
         };
-        record.begin(new, old.is_none());
+        record.begin(new, old.is_none() || matches!(source, Source::Group(_)));
         let at = Place { record: Some(number), ..old.unwrap_or(new) };
         let is_within = segment.map().set(superpage, Some(at));
         assert!(is_within, "superpage {superpage} lies in its segment");
         self.settle();
         // Of what is frozen others may know pages that this process does not.
         let seals = pool.segment(handle.first()).seals().filter(|_| !is_frozen);
-        let job = Job { handle, segment, superpage, old, source, new, record, seals };
-        match self.copy(&job) {
+        let is_parity = pool.shared.is_parity(handle);
+        let job = Job { handle, segment, superpage, old, source, new, record, seals, is_parity };
+        let copied = match job.source {
+            Source::Place(..) => self.copy(&job),
+            Source::Group(group) => self.rebuild(&job, group),
+        };
+        match copied {
             Ok(()) => self.finish(&job, is_frozen),
             Err(failed) => self.give_up(&job, failed, is_frozen)?,
         }
@@ -334,10 +324,10 @@ impl<'a> Mover<'a> {
     }
 
     fn finish(&mut self, job: &Job<'_>, is_frozen: bool) {
-        job.segment.map().set(job.superpage, Some(job.new));
+        job.segment.map().set_moved(job.superpage, job.new);
         self.settle();
         job.record.end();
-        if let Some(old) = job.old.filter(|_| !is_frozen) {
+        if let Some(old) = job.old.filter(|old| !is_frozen && !old.is_nowhere()) {
             self.pool.ledger().free_soon(job.handle, job.superpage, old);
         }
     }
@@ -349,9 +339,14 @@ impl<'a> Mover<'a> {
         failed: CopyError,
         is_frozen: bool,
     ) -> Result<(), PoolError> {
+        if self.pool.shared.config.redundancy == Redundancy::Parity {
+            self.give_up_strip(job, is_frozen);
+            return Err(self.not_moved(job, failed));
+        }
         // If the source is lost, the record stays: pages written meanwhile are on the new blade.
-        let is_copy = job.old != Some(job.source.1);
-        if is_copy && !self.pool.is_lost(job.source.1.blade) {
+        let strip = Strip { strand: job.handle, superpage: job.superpage };
+        let is_copy = job.source.is_other_than(job.old);
+        if is_copy && job.source.is_alive(self.pool, strip) {
             // The source has everything.
             job.segment.map().set(job.superpage, job.old);
             self.settle();
@@ -367,19 +362,52 @@ impl<'a> Mover<'a> {
                 self.forget_new(job, is_frozen);
             }
         }
-        Err(PoolError::NotMoved {
+        Err(self.not_moved(job, failed))
+    }
+
+    fn not_moved(&self, job: &Job<'_>, failed: CopyError) -> PoolError {
+        PoolError::NotMoved {
             superpage: job.superpage,
             segment: job.handle.first().index(),
-            from: self.pool.describe(job.source.1.blade),
+            from: job.source.describe(self.pool),
             to: self.pool.describe(job.new.blade),
             reason: failed.error,
-        })
+        }
+    }
+
+    /// The same where a superpage can be had from the rest of its group: what was written meanwhile
+    /// is in the parity, too.
+    fn give_up_strip(&self, job: &Job<'_>, is_frozen: bool) {
+        let strip = Strip { strand: job.handle, superpage: job.superpage };
+        let pool = self.pool;
+        job.record.turn_back();
+        self.settle();
+        let is_old_whole = job.old.is_some_and(|old| !pool.is_lost(old.blade))
+            && !job.record.is_making()
+            && job.record.restore();
+        let is_had = job.is_parity || pool.shared.is_recoverable(strip);
+        if !is_old_whole && !is_had {
+            return; // half here and half there
+        }
+        let ended = match job.old {
+            old if is_old_whole => old,
+            _ if job.is_parity => None,
+            old => Some(Place { is_freed: old.is_some_and(|it| it.is_freed), ..Place::nowhere() }),
+        };
+        job.segment.map().set(job.superpage, ended);
+        self.settle();
+        job.record.end();
+        self.forget_new(job, is_frozen);
+        if let Some(old) = job.old.filter(|old| !is_old_whole && !old.is_nowhere()) {
+            let mut ledger = pool.ledger();
+            pool.free_strip(&mut ledger, strip, Place { record: None, ..old });
+        }
     }
 
     /// Nothing is published at the new place any more.
     fn forget_new(&self, job: &Job<'_>, is_frozen: bool) {
         let mut ledger = self.pool.ledger();
-        if job.old.is_none() && !is_frozen {
+        if job.old.is_none_or(Place::is_nowhere) && !is_frozen {
             ledger.uncharge(job.handle);
         }
         if !is_frozen {
@@ -442,8 +470,7 @@ impl<'a> Mover<'a> {
     fn start(&mut self, number: usize, job: &Job<'_>, from: u32, limit: usize) -> u32 {
         let batch = &mut self.batches[number];
         assert!(batch.pages.is_empty() && batch.in_flight == 0, "a batch is of one piece");
-        let first = job.superpage * SUPERPAGE_PAGES;
-        let is_written = |page| job.seals.as_ref().is_none_or(|it| it.is_written(first + page));
+        let is_written = |page| job.is_written(page);
         let next = job.record.claim(from, limit, is_written, |page| batch.pages.push(page));
         batch.is_written = false;
         batch.failed = None;
@@ -457,9 +484,10 @@ impl<'a> Mover<'a> {
     /// the new memory is zero.
     fn submit(&mut self, number: usize, job: &Job<'_>, access: Access) {
         let batch = &mut self.batches[number];
-        let (segment, place) = match access {
-            Access::Read => job.source,
-            Access::Write => (job.segment, job.new),
+        let (segment, place) = match (access, job.source) {
+            (Access::Read, Source::Place(segment, place)) => (segment, place),
+            (Access::Read, Source::Group(_)) => unreachable!("a group is not read page by page"),
+            (Access::Write, _) => (job.segment, job.new),
         };
         let mut links = Vec::with_capacity(batch.pages.len());
         for (index, (page, memory)) in batch.pages.iter().zip(&mut batch.memory).enumerate() {

@@ -140,6 +140,19 @@ impl Record {
         page
     }
 
+    /// The same of one page. True if it is in the mover's hands now.
+    pub(crate) fn claim_one(&self, page: u32, is_written: impl Fn(u32) -> bool) -> bool {
+        let state = &self.pages[page as usize];
+        if state.compare_exchange(OLD, COPYING, AcqRel, Acquire).is_err() {
+            return false;
+        }
+        let is_to_be_copied = is_written(page);
+        if !is_to_be_copied {
+            self.arrived(page);
+        }
+        is_to_be_copied
+    }
+
     /// Records that the page was copied.
     pub(crate) fn arrived(&self, page: u32) {
         let before = self.pages[page as usize].swap(COPIED, AcqRel);

@@ -23,7 +23,8 @@ use crate::seals::Seals;
 use crate::shared::{BladeSlot, LaneClock, Segment, SegmentState, Shared};
 use crate::types::{CONTROL_SLOT, blade_index};
 use crate::{
-    BladeIndex, FrozenToken, Lane, MAX_BLADES, MAX_SEGMENTS, PoolConfig, PoolError, SegmentHandle,
+    BladeIndex, FrozenToken, Lane, MAX_BLADES, MAX_SEGMENTS, PoolConfig, PoolError, Redundancy,
+    SegmentHandle,
 };
 
 /// One client's memory on its blades. Shared by all threads of the pager.
@@ -85,9 +86,10 @@ impl Pool {
     /// # Panics
     /// More than one copy of what is not sealed, or more than [`COPIES_LIMIT`].
     pub fn new(config: PoolConfig) -> Pool {
-        let copies = usize::from(config.copies);
+        let copies = config.redundancy.copies();
         assert!((1..=COPIES_LIMIT).contains(&copies), "{copies} copies of a superpage");
-        assert!(copies == 1 || config.seals_pages, "copies are told apart by their seals");
+        let needs_seals = config.redundancy.survives_a_blade();
+        assert!(config.seals_pages || !needs_seals, "seals tell what is right");
         let descriptors = Arc::new(DescriptorSet::default());
         let ledger = Ledger {
             accounts: (0..MAX_BLADES).map(|_| None).collect(),
@@ -171,11 +173,15 @@ impl Pool {
     pub fn create_segment(&self) -> Result<SegmentHandle, PoolError> {
         let ledger = self.ledger();
         let handle = self.free_handle()?;
-        for copy in self.copies(handle) {
-            let charged = ledger.charged_superpages[copy.index()];
+        for strand in self.strands(handle) {
+            let charged = ledger.charged_superpages[strand.index()];
             assert_eq!(charged, 0, "a free handle has no memory");
         }
-        let seals = self.shared.config.seals_pages.then(Seals::fresh).transpose()?;
+        let config = &self.shared.config;
+        let seals = match config.redundancy {
+            Redundancy::Parity => Some(Seals::fresh().and_then(Seals::with_parity)?),
+            Redundancy::Copies(_) => config.seals_pages.then(Seals::fresh).transpose()?,
+        };
         self.segment(handle).set_seals(seals.map(Arc::new));
         self.set_state(handle, SegmentState::Writable);
         Ok(handle)
@@ -201,7 +207,11 @@ impl Pool {
         if sma >= SEGMENT_LIMIT_SUPERPAGES {
             return Err(PoolError::BeyondSegment { superpage: sma });
         }
-        ledger.check_quota(self.shared.config.quota_bytes, self.shared.config.copies.into())?;
+        let copies = match self.shared.config.redundancy {
+            Redundancy::Copies(copies) => copies,
+            Redundancy::Parity => return self.allocate_member(&mut ledger, s, sma),
+        };
+        ledger.check_quota(self.shared.config.quota_bytes, copies.into())?;
         let places = self.allocate_copies(&mut ledger, s, sma)?;
         if let Some(seals) = segment.seals() {
             seals.begin(sma);
@@ -278,7 +288,8 @@ impl Pool {
     /// A blade to which the superpage's pages are written: one that is not lost if there is one.
     /// None if it has no memory. Lock-free.
     pub fn blade_of(&self, s: SegmentHandle, sma: u32) -> Option<BladeIndex> {
-        let mut blades = self.places(s, sma).map(|(_, place)| {
+        let places = self.places(s, sma).map(|(_, place)| place);
+        let mut blades = places.chain(self.parity_of(s, sma)).map(|place| {
             let record = place.record.map(|it| &self.shared.records()[usize::from(it)]);
             record.and_then(|record| record.target()).unwrap_or(place).blade
         });
@@ -291,7 +302,7 @@ impl Pool {
 
     /// True if the blade's pages can no longer be reached. Lock-free.
     pub fn is_lost(&self, blade: BladeIndex) -> bool {
-        self.shared.blades.get(usize::from(blade.0)).is_none_or(BladeSlot::is_lost)
+        self.shared.is_lost(blade)
     }
 
     /// Frees the superpage's memory, if it has any. No page of it may be in flight.
@@ -305,6 +316,9 @@ impl Pool {
         let _still = self.hold_unless_moving().ok_or(PoolError::Moving)?;
         let mut ledger = self.ledger();
         self.expect_state(s, SegmentState::Writable)?;
+        if self.shared.config.redundancy == Redundancy::Parity {
+            return self.free_member(&mut ledger, s, sma);
+        }
         let places: Vec<_> = self.places(s, sma).collect();
         for (copy, _) in &places {
             self.segment(*copy).map().set(sma, None);
@@ -350,12 +364,12 @@ impl Pool {
         self.set_state(s, SegmentState::Free);
         ledger.unfreed.retain(|(handle, ..)| handle.first() != s);
         ledger.wait_for_lanes();
-        let last = self.copies(s).filter_map(|copy| self.give_up_copy(ledger, copy)).last();
+        let last = self.strands(s).filter_map(|strand| self.give_up_strand(ledger, strand)).last();
         self.segment(s).set_seals(None);
         last
     }
 
-    fn give_up_copy(&self, ledger: &mut Ledger, copy: SegmentHandle) -> Option<CallError> {
+    fn give_up_strand(&self, ledger: &mut Ledger, copy: SegmentHandle) -> Option<CallError> {
         let segment = self.segment(copy);
         let mut last = None;
         for (number, account) in ledger.accounts.iter_mut().enumerate() {
@@ -411,9 +425,9 @@ impl Pool {
         &self.shared.segments[s.index()]
     }
 
-    /// Sets what may be done with a segment, all copies of it.
+    /// Sets what may be done with a segment, all of its strands.
     pub(crate) fn set_state(&self, s: SegmentHandle, state: SegmentState) {
-        self.copies(s).for_each(|copy| self.segment(copy).set_state(state));
+        self.strands(s).for_each(|strand| self.segment(strand).set_state(state));
     }
 
     pub(crate) fn expect_state(
@@ -438,7 +452,8 @@ impl Pool {
     pub(crate) fn publish_parts(&self, ledger: &Ledger, s: SegmentHandle) {
         for (number, account) in ledger.accounts.iter().enumerate() {
             let Some(account) = account else { continue };
-            for (copy, which) in self.copies(s).flat_map(|copy| parts().map(move |it| (copy, it))) {
+            for (copy, which) in self.strands(s).flat_map(|copy| parts().map(move |it| (copy, it)))
+            {
                 if let Some((id, file)) = account.part(PartKey::of(copy, which)) {
                     self.segment(copy).set_part(blade_index(number), which, id, file);
                 }

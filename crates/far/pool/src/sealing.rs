@@ -50,8 +50,11 @@ pub(crate) struct FlightCopy {
     pub(crate) nth: usize,
 }
 
-const COPY_BITS: u32 = 2;
-const _: () = assert!(COPIES_LIMIT <= 1 << COPY_BITS);
+/// Bits of a link's token that say which copy it is.
+pub(crate) const COPY_BITS: u32 = 2;
+/// What they say of a page that is on its way for other reasons.
+pub(crate) const NO_COPY: u64 = (1 << COPY_BITS) - 1;
+const _: () = assert!(COPIES_LIMIT as u64 <= NO_COPY);
 
 impl FlightCopy {
     pub(crate) fn token(self) -> u64 {

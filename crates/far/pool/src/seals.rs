@@ -20,6 +20,7 @@ use std::sync::{Arc, OnceLock};
 use farpool_seal::{PageVersion, SealKey, TAG_BYTES, Tag};
 use farpool_units::{PAGE_BYTES, exactly};
 
+use crate::digests::Digests;
 use crate::map::SEGMENT_LIMIT_SUPERPAGES;
 use crate::{PageError, PoolError, SUPERPAGE_PAGES};
 
@@ -27,11 +28,16 @@ use crate::{PageError, PoolError, SUPERPAGE_PAGES};
 const CHUNK_SUPERPAGES: u32 = 1024;
 /// Pages whose seals are made together, when the first of them is written: 736 bytes.
 const GROUP_PAGES: u32 = 32;
-/// Most sealings of one page, over four years at a million a second; a page that has had them can
-/// no longer be written.
-const VERSION_LIMIT: u64 = 1 << 47;
-/// Marks a page that has been written; beside the upper 15 bits of the version.
+/// Most sealings of one page, over two years at a million a second; a page that has had them can no
+/// longer be written.
+const VERSION_LIMIT: u64 = 1 << 46;
+/// Marks a page that has been written; beside the upper 14 bits of the version.
 const WRITTEN: u16 = 1 << 15;
+/// Marks one that was given back: nobody reads it, though its blade has it and the parity counts it
+/// ([`crate::parity`]).
+const GIVEN_BACK: u16 = 1 << 14;
+/// The same beside an exported version.
+const EXPORTED_GIVEN_BACK: u64 = 1 << 63;
 /// Most keys of one segment: one for each generation of children that wrote to it. With more, a
 /// segment that was shared stays frozen.
 const KEY_LIMIT: usize = u8::MAX as usize;
@@ -52,6 +58,8 @@ pub struct Seals {
 #[derive(Debug)]
 struct Table {
     chunks: Box<[OnceLock<Box<Chunk>>]>,
+    /// Of the parity, where there is any.
+    digests: OnceLock<Digests>,
 }
 
 type Chunk = [OnceLock<Box<SuperpageSeals>>; CHUNK_SUPERPAGES as usize];
@@ -66,7 +74,7 @@ struct Group {
     tags: [[AtomicU64; 2]; GROUP_PAGES as usize],
     /// The lower 32 bits of the versions.
     versions: [AtomicU32; GROUP_PAGES as usize],
-    /// The upper 15 bits, and whether the page is written.
+    /// The upper 14 bits, and whether the page is written, and was given back.
     upper: [AtomicU16; GROUP_PAGES as usize],
     /// The numbers of the keys.
     keys: [AtomicU8; GROUP_PAGES as usize],
@@ -91,6 +99,35 @@ impl Seals {
     pub(crate) fn fresh() -> Result<Seals, PoolError> {
         let seals = Seals::of(Vec::new(), Arc::new(Table::new()));
         seals.make_own().map(|()| seals)
+    }
+
+    /// Prepares for parity.
+    ///
+    /// # Errors
+    /// The kernel gave no random numbers.
+    pub(crate) fn with_parity(self) -> Result<Seals, PoolError> {
+        let digests = Digests::new()?;
+        self.table.digests.get_or_init(|| digests);
+        Ok(self)
+    }
+
+    /// Notes what is written as a page of the parity.
+    pub(crate) fn note_parity(&self, page: u32, bytes: &[u8; PAGE_BYTES]) {
+        if let Some(digests) = self.table.digests.get() {
+            digests.note(page, bytes);
+        }
+    }
+
+    /// Checks a page of the parity, as far as anything is known of it.
+    ///
+    /// # Errors
+    /// It is not what was written.
+    pub(crate) fn check_parity(
+        &self,
+        page: u32,
+        bytes: &[u8; PAGE_BYTES],
+    ) -> Result<(), PageError> {
+        self.table.digests.get().map_or(Ok(()), |digests| digests.check(page, bytes))
     }
 
     fn of(inherited: Vec<SealKey>, table: Arc<Table>) -> Seals {
@@ -132,7 +169,16 @@ impl Seals {
 
     /// True if the page was written since its superpage has its memory.
     pub(crate) fn is_written(&self, page: u32) -> bool {
-        self.of_page(page).is_some()
+        self.of_stored(page).is_some()
+    }
+
+    /// Nobody reads a superpage's pages any more before they are written anew, though they are what
+    /// they are.
+    pub(crate) fn give_back(&self, superpage: u32) {
+        let groups = self.table.of_superpage(superpage).into_iter().flatten();
+        for upper in groups.filter_map(OnceLock::get).flat_map(|group| &group.upper) {
+            upper.fetch_or(GIVEN_BACK, Relaxed);
+        }
     }
 
     fn is_any_written(&self, superpage: u32) -> bool {
@@ -145,7 +191,7 @@ impl Seals {
     pub(crate) fn begin(&self, superpage: u32) {
         let groups = self.table.of_superpage(superpage).into_iter().flatten();
         for upper in groups.filter_map(OnceLock::get).flat_map(|group| &group.upper) {
-            upper.fetch_and(!WRITTEN, Relaxed);
+            upper.fetch_and(!(WRITTEN | GIVEN_BACK), Relaxed);
         }
     }
 
@@ -154,7 +200,8 @@ impl Seals {
     pub(crate) fn forget(&self, page: u32) {
         let groups = self.table.of_superpage(page / SUPERPAGE_PAGES);
         if let Some(group) = groups.and_then(|groups| groups[group_number(page)].get()) {
-            group.upper[(page % GROUP_PAGES) as usize].fetch_and(!WRITTEN, Relaxed);
+            let upper = &group.upper[(page % GROUP_PAGES) as usize];
+            upper.fetch_and(!(WRITTEN | GIVEN_BACK), Relaxed);
         }
     }
 
@@ -175,10 +222,24 @@ impl Seals {
         Ok(())
     }
 
-    /// What the page must be opened with. None: it was never written.
+    /// What the page must be opened with. None: it was never written, or was given back.
     pub(crate) fn of_page(&self, page: u32) -> Option<Seal> {
+        self.of_stored(page).filter(|_| !self.is_given_back(page))
+    }
+
+    /// The same of what its blade has, also if it was given back.
+    pub(crate) fn of_stored(&self, page: u32) -> Option<Seal> {
+        self.group(page)?.get(page)
+    }
+
+    fn is_given_back(&self, page: u32) -> bool {
+        let at = (page % GROUP_PAGES) as usize;
+        self.group(page).is_some_and(|group| group.upper[at].load(Relaxed) & GIVEN_BACK != 0)
+    }
+
+    fn group(&self, page: u32) -> Option<&Group> {
         let groups = self.table.of_superpage(page / SUPERPAGE_PAGES)?;
-        groups[group_number(page)].get()?.get(page)
+        Some(groups[group_number(page)].get()?)
     }
 
     /// Decrypts a page that a blade returned.
@@ -207,14 +268,15 @@ impl Seals {
     pub fn export(&self, pages: impl Iterator<Item = u32>) -> Vec<u8> {
         let (mut keys, mut entries) = (Vec::new(), Vec::new());
         for page in pages {
-            let Some(seal) = self.of_page(page) else { continue };
+            let Some(seal) = self.of_stored(page) else { continue };
+            let mark = if self.is_given_back(page) { EXPORTED_GIVEN_BACK } else { 0 };
             let number = keys.iter().position(|it| *it == seal.key).unwrap_or_else(|| {
                 keys.push(seal.key);
                 keys.len() - 1
             });
             entries.extend_from_slice(&page.to_le_bytes());
             entries.push(exactly(number));
-            entries.extend_from_slice(&seal.version.to_le_bytes());
+            entries.extend_from_slice(&(seal.version | mark).to_le_bytes());
             entries.extend_from_slice(&seal.tag.0);
         }
         let mut bytes = vec![exactly(keys.len())];
@@ -240,11 +302,17 @@ impl Seals {
             let ([key], entry) = entry.split_first_chunk()?;
             let (version, tag) = entry.split_first_chunk()?;
             let (page, version) = (u32::from_le_bytes(*page), u64::from_le_bytes(*version));
+            let is_given_back = version & EXPORTED_GIVEN_BACK != 0;
+            let version = version & !EXPORTED_GIVEN_BACK;
             if usize::from(*key) >= keys.len() || version >= VERSION_LIMIT {
                 return None;
             }
             let seal = Seal { key: *key, version, tag: Tag(tag.try_into().ok()?) };
-            table.group_of(page).set(page, seal);
+            let group = table.group_of(page);
+            group.set(page, seal);
+            if is_given_back {
+                group.upper[(page % GROUP_PAGES) as usize].fetch_or(GIVEN_BACK, Relaxed);
+            }
         }
         rest.is_empty().then(|| Seals::of(keys, Arc::new(table)))
     }
@@ -253,7 +321,8 @@ impl Seals {
 impl Table {
     fn new() -> Table {
         let chunks = SEGMENT_LIMIT_SUPERPAGES.div_ceil(CHUNK_SUPERPAGES);
-        Table { chunks: (0..chunks).map(|_| OnceLock::new()).collect() }
+        let chunks = (0..chunks).map(|_| OnceLock::new()).collect();
+        Table { chunks, digests: OnceLock::new() }
     }
 
     /// The seals of a page and its neighbours, made when they are first needed.
@@ -271,7 +340,7 @@ impl Table {
 }
 
 /// As many empty places as the array has.
-fn empty<T, const COUNT: usize>() -> Box<[OnceLock<T>; COUNT]> {
+pub(crate) fn empty<T, const COUNT: usize>() -> Box<[OnceLock<T>; COUNT]> {
     let places: Box<[_]> = (0..COUNT).map(|_| OnceLock::new()).collect();
     places.try_into().unwrap_or_else(|_| unreachable!("there are as many as were made"))
 }
@@ -283,7 +352,7 @@ fn group_number(page: u32) -> usize {
 impl Group {
     fn version(&self, page: u32) -> u64 {
         let at = (page % GROUP_PAGES) as usize;
-        let upper = self.upper[at].load(Relaxed) & !WRITTEN;
+        let upper = self.upper[at].load(Relaxed) & !(WRITTEN | GIVEN_BACK);
         u64::from(upper) << 32 | u64::from(self.versions[at].load(Relaxed))
     }
 
@@ -312,7 +381,7 @@ impl Group {
     }
 }
 
-/// The lower 32 and the upper 15 bits of a version.
+/// The lower 32 and the upper 14 bits of a version.
 fn halves(version: u64) -> (u32, u16) {
     assert!(version < VERSION_LIMIT, "a version is below its limit");
     (exactly(version & u64::from(u32::MAX)), exactly(version >> 32))

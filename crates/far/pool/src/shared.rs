@@ -19,12 +19,13 @@ use std::sync::{Arc, OnceLock, RwLock};
 use farpool_fabric::{DescriptorSet, LinkPage, Session, Spare};
 use farpool_kernel::{read_lock, write_lock};
 use farpool_units::PAGES_PER_SUPERPAGE;
-use farpool_wire::{PageNumber, SegmentId};
+use farpool_wire::{FailureDomain, PageNumber, SegmentId};
 
 use crate::copies::ALL_SEGMENTS;
 use crate::damage::Suspects;
 use crate::map::{Place, SuperpageMap};
 use crate::moving::{MAX_RECORDS, Record, Side};
+use crate::parity::RowLocks;
 use crate::seals::Seals;
 use crate::types::{Access, PARTS_PER_BLADE};
 use crate::{BladeIndex, MAX_BLADES, PageError, PoolConfig, SegmentHandle, SegmentPage};
@@ -36,6 +37,8 @@ pub(crate) struct Shared {
     pub(crate) descriptors: Arc<DescriptorSet>,
     /// Set while every superpage has all its copies, if it is to have several.
     pub(crate) spare: Spare,
+    /// A superpage was given back that is still in the parity of its group.
+    pub(crate) has_freed: AtomicBool,
     /// Copies that a lane could read and not open.
     pub(crate) suspects: Suspects,
     /// Reads that were asked of a second copy, since the first one was late.
@@ -43,6 +46,8 @@ pub(crate) struct Shared {
     pub(crate) blades: [BladeSlot; MAX_BLADES],
     /// Of all copies; see [`crate::copies`].
     pub(crate) segments: [Segment; ALL_SEGMENTS],
+    /// Of rows of parity; made when the first one is written.
+    pub(crate) row_locks: OnceLock<RowLocks>,
     /// Superpages being moved; made when the first one moves.
     records: OnceLock<Box<[Record; MAX_RECORDS]>>,
     /// Raised to find out when everything in flight by then has ended.
@@ -101,6 +106,8 @@ impl BladeSlot {
 pub(crate) struct Blade {
     pub(crate) session: Arc<Session>,
     pub(crate) description: String,
+    /// All that it fails with.
+    pub(crate) domains: Arc<[FailureDomain]>,
     /// Why its pages can no longer be reached.
     pub(crate) data_loss: OnceLock<String>,
     /// Why it takes no more control requests.
@@ -210,15 +217,17 @@ pub(crate) enum Found {
 impl Shared {
     pub(crate) fn new(config: PoolConfig, descriptors: Arc<DescriptorSet>) -> Self {
         let spare = Spare::default();
-        spare.set(config.copies > 1);
+        spare.set(config.redundancy.survives_a_blade());
         Shared {
             spare,
             suspects: Suspects::default(),
             hedged_reads: AtomicU64::new(0),
+            has_freed: AtomicBool::new(false),
             config,
             descriptors,
             blades: std::array::from_fn(|_| BladeSlot::default()),
             segments: std::array::from_fn(|_| Segment::new()),
+            row_locks: OnceLock::new(),
             records: OnceLock::new(),
             phase: AtomicU64::new(0),
         }
@@ -228,14 +237,31 @@ impl Shared {
     pub(crate) fn lose(&self, blade: usize, reason: &str) {
         self.blades[blade].lose(reason);
         self.spare.set(false);
-        if let Some(known) = self.blades[blade].get().filter(|_| self.config.copies > 1) {
+        let survives = self.config.redundancy.survives_a_blade();
+        if let Some(known) = self.blades[blade].get().filter(|_| survives) {
             known.session.met.give_up();
         }
     }
 
+    /// True if the blade's pages can no longer be reached.
+    pub(crate) fn is_lost(&self, blade: BladeIndex) -> bool {
+        self.blades.get(usize::from(blade.0)).is_none_or(BladeSlot::is_lost)
+    }
+
+    /// All that a blade fails with.
+    pub(crate) fn domains(&self, blade: BladeIndex) -> Arc<[FailureDomain]> {
+        let known = self.blades.get(usize::from(blade.0)).and_then(BladeSlot::get);
+        known.map_or_else(|| Arc::new([]) as Arc<[_]>, |known| Arc::clone(&known.domains))
+    }
+
+    /// The segments inside that a segment is made of: its copies, or it and its parity.
+    pub(crate) fn strands(&self, s: SegmentHandle) -> impl Iterator<Item = SegmentHandle> + use<> {
+        (0..self.config.redundancy.strands()).map(move |nth| s.copy(nth))
+    }
+
     /// The copies of a segment.
     pub(crate) fn copies(&self, s: SegmentHandle) -> impl Iterator<Item = SegmentHandle> + use<> {
-        (0..usize::from(self.config.copies)).map(move |nth| s.copy(nth))
+        (0..self.config.redundancy.copies()).map(move |nth| s.copy(nth))
     }
 
     pub(crate) fn records(&self) -> &[Record; MAX_RECORDS] {
@@ -272,8 +298,7 @@ impl Shared {
                 Side::Soon => return Found::Soon,
             }
         }
-        let slot = &self.blades[usize::from(place.blade.0)];
-        if slot.is_lost() {
+        if self.is_lost(place.blade) {
             return Found::Not(PageError::BladeLost(place.blade));
         }
         Found::At(place.blade, segment.page_at(place, number, memory, token))

@@ -9,7 +9,7 @@ use crate::pool::{Ledger, Still};
 use crate::seals::Seals;
 use crate::shared::SegmentState;
 use crate::types::{BladeToken, LAPSED, TokenPart, blade_index};
-use crate::{FrozenToken, MAX_BLADES, Pool, PoolError, SegmentHandle};
+use crate::{FrozenToken, MAX_BLADES, Pool, PoolError, Redundancy, SegmentHandle};
 
 impl Pool {
     /// Makes the segment immutable, so that a child may share it. No write to it may be in flight.
@@ -88,9 +88,9 @@ impl Pool {
         Ok(())
     }
 
-    /// The keys of all copies of a segment.
+    /// The keys of all strands of a segment.
     fn keys(&self, s: SegmentHandle) -> impl Iterator<Item = PartKey> + use<> {
-        self.copies(s).flat_map(PartKey::all)
+        self.strands(s).flat_map(PartKey::all)
     }
 
     /// True if the blade takes no more requests, and nothing of the segment is lost with it.
@@ -104,6 +104,9 @@ impl Pool {
             self.keys(s).for_each(|key| drop(account.detach(key)));
         }
         let blade = blade_index(blade);
+        if self.shared.config.redundancy == Redundancy::Parity {
+            return self.forget_strips_on(ledger, s, blade);
+        }
         for copy in self.copies(s) {
             self.forget_places(ledger, copy, |_, place| self.is_on(place, blade));
         }
@@ -121,7 +124,7 @@ impl Pool {
             return Ok(true);
         }
         self.expect_state(s, SegmentState::Frozen)?;
-        if self.copies(s).any(|copy| ledger.is_copying(copy)) {
+        if self.strands(s).any(|strand| ledger.is_copying(strand)) {
             return Ok(false);
         }
         if let Some(seals) = self.segment(s).seals() {
@@ -133,9 +136,10 @@ impl Pool {
         self.publish_parts(&ledger, s);
         ledger.wait_for_lanes();
         ledger.accounts.iter_mut().flatten().for_each(Account::close_retired);
-        for copy in self.copies(s) {
-            let superpages = self.segment(copy).map().iter().count() as u64;
-            ledger.charged_superpages[copy.index()] = superpages;
+        for strand in self.strands(s) {
+            let places = self.segment(strand).map().iter();
+            let superpages = places.filter(|(_, place)| !place.is_nowhere()).count() as u64;
+            ledger.charged_superpages[strand.index()] = superpages;
         }
         self.set_state(s, SegmentState::Writable);
         Ok(true)
@@ -224,14 +228,17 @@ impl Pool {
     ) -> Result<(), PoolError> {
         let mut failed = None;
         for (part, token) in token.iter() {
-            if part.nth >= usize::from(self.shared.config.copies) {
+            if part.nth >= self.shared.config.redundancy.strands() {
                 return Err(PoolError::OtherCopies);
             }
             if let Err(error) = self.attach_part(ledger, handle, part, token) {
                 failed.get_or_insert(error);
             }
         }
-        // Of what is lost with a blade there may be other copies.
+        // Of what is lost with a blade there may be other copies, or the rest of its group.
+        if let Some(seals) = seals.filter(|_| self.shared.config.redundancy == Redundancy::Parity) {
+            self.note_recoverable(handle, seals);
+        }
         let is_there = |sma| self.has_place(handle, sma);
         match (failed, seals) {
             (None, _) => Ok(()),

@@ -67,15 +67,51 @@ pub struct PoolConfig {
     pub allow_remote_tcp: bool,
     /// TCP is used only with certificates: `asks` gives connections whose handshake is complete.
     pub secures_tcp: bool,
-    /// Copies of each superpage, each on another failure domain, 1 to [`COPIES_LIMIT`]. Pages must
-    /// be sealed if there is more than one: their seals tell them apart.
-    pub copies: u8,
+    /// What is stored beside each superpage. Pages must be sealed if anything is: their seals tell
+    /// what is right from what is not.
+    pub redundancy: Redundancy,
     /// Seals pages: no blade can read them, or return anything else in their stead.
     pub seals_pages: bool,
     /// Opens the connections in this process's stead, if set.
     pub asks: Option<Arc<dyn Opener>>,
     /// The time that deadlines and pauses are of.
     pub time: Time,
+}
+
+/// What is stored beside each superpage, so that a blade's death costs none of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Redundancy {
+    /// So many copies of each superpage, each on another failure domain; 1 to [`COPIES_LIMIT`].
+    Copies(u8),
+    /// One superpage of parity for each group of neighbouring superpages, all on different failure
+    /// domains.
+    Parity,
+}
+
+impl Redundancy {
+    /// Nothing: what a blade has is lost with it.
+    pub const NONE: Redundancy = Redundancy::Copies(1);
+
+    /// True if no superpage is lost with one blade.
+    pub fn survives_a_blade(self) -> bool {
+        self != Redundancy::NONE
+    }
+
+    /// Segments inside that a segment is made of.
+    pub(crate) fn strands(self) -> usize {
+        match self {
+            Redundancy::Copies(copies) => copies.into(),
+            Redundancy::Parity => 2,
+        }
+    }
+
+    /// Those of them that have the pages themselves.
+    pub(crate) fn copies(self) -> usize {
+        match self {
+            Redundancy::Copies(copies) => copies.into(),
+            Redundancy::Parity => 1,
+        }
+    }
 }
 
 /// A unique client id: 128 random bits from the kernel.

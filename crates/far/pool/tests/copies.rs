@@ -9,7 +9,8 @@ use std::time::Duration;
 use common::{Blades, drive_until_idle, sample};
 use farpool_pool::{
     Alone, BladeIndex, BladeSpec, CopyDesk, Errand, FailureDomain, FrozenToken, Lane, Mover,
-    PageError, Pool, PoolConfig, PoolError, SUPERPAGE_PAGES, Seals, SegmentHandle, Step,
+    PageError, Pool, PoolConfig, PoolError, Redundancy, SUPERPAGE_PAGES, Seals, SegmentHandle,
+    Step,
 };
 use farpool_units::SUPERPAGE_BYTES;
 
@@ -19,7 +20,12 @@ const DEADLINE: Duration = Duration::from_secs(8);
 
 fn config(blades: &Blades) -> PoolConfig {
     let config = common::config(blades);
-    PoolConfig { seals_pages: true, copies: 2, deadline: DEADLINE, ..config }
+    PoolConfig {
+        seals_pages: true,
+        redundancy: Redundancy::Copies(2),
+        deadline: DEADLINE,
+        ..config
+    }
 }
 
 fn connect(blades: &Blades) -> Pool {

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use common::{Blades, Pages, drive_until_idle, finish, pattern};
 use farpool_pool::{
-    Address, Lane, PageError, PageRead, Pool, PoolConfig, SegmentHandle, SegmentPage,
+    Address, Lane, PageError, PageRead, Pool, PoolConfig, Redundancy, SegmentHandle, SegmentPage,
 };
 use farpool_units::PAGE_BYTES;
 
@@ -64,7 +64,7 @@ fn pool(blades: &Blades, addresses: Vec<Address>) -> (Pool, SegmentHandle, Lane)
     let config = PoolConfig {
         blades: addresses.into_iter().map(Into::into).collect(),
         seals_pages: true,
-        copies: 2,
+        redundancy: Redundancy::Copies(2),
         ..common::config(blades)
     };
     let pool = Pool::connect(config).expect("connect");

@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use common::{Blades, allocate, sample};
 use farpool_blade::{BackingKind, BladeConfig};
 use farpool_pool::{
-    Alone, BladeIndex, Damage, DamageOutcome, Lane, Mover, PageError, Pool, PoolConfig,
+    Alone, BladeIndex, Damage, DamageOutcome, Lane, Mover, PageError, Pool, PoolConfig, Redundancy,
     SegmentHandle, Step, VERIFY_LIMIT_PAGES, VerifyPoint,
 };
 use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES};
@@ -31,7 +31,7 @@ struct Trial {
 }
 
 impl Trial {
-    fn new(blades: usize, copies: u8) -> Trial {
+    fn new(blades: usize, redundancy: Redundancy) -> Trial {
         // On a disk that is busy a blade is silent for so long that it is given up.
         let folder = tempfile::tempdir_in("/dev/shm").expect("folder");
         let files: Vec<_> = (0..blades).map(|at| folder.path().join(at.to_string())).collect();
@@ -44,7 +44,7 @@ impl Trial {
             };
             all.add("tcp", config);
         }
-        let config = PoolConfig { seals_pages: true, copies, ..common::config(&all) };
+        let config = PoolConfig { seals_pages: true, redundancy, ..common::config(&all) };
         let pool = Pool::connect(config).expect("connect");
         let segment = allocate(&pool, SUPERPAGES);
         let lane = pool.lane().expect("lane");
@@ -117,7 +117,7 @@ fn pass(mover: &mut Mover<'_>, limit: usize) -> (u64, Vec<Damage>) {
 
 #[test]
 fn every_written_page_of_every_copy_is_verified() {
-    let trial = Trial::new(2, 2);
+    let trial = Trial::new(2, Redundancy::Copies(2));
     for limit in [1, 3, VERIFY_LIMIT_PAGES, usize::MAX] {
         assert_eq!(trial.verify(limit), (2 * PAGES, Vec::new()), "{limit} at a time");
     }
@@ -125,7 +125,7 @@ fn every_written_page_of_every_copy_is_verified() {
 
 #[test]
 fn a_damaged_copy_is_made_anew() {
-    let mut trial = Trial::new(2, 2);
+    let mut trial = Trial::new(2, Redundancy::Copies(2));
     trial.damage(1, 3);
     let (_, damages) = trial.verify(2);
     let [damage] = damages[..] else { panic!("one is damaged: {damages:?}") };
@@ -138,9 +138,36 @@ fn a_damaged_copy_is_made_anew() {
     assert_eq!(trial.reads(1), Ok(true));
 }
 
+/// Of a group every superpage is, also its parity, which nobody reads while no blade is lost.
+#[test]
+fn what_is_damaged_of_a_group_is_made_anew_of_the_rest() {
+    let rows = PAGES / u64::from(SUPERPAGES);
+    let mut trial = Trial::new(5, Redundancy::Parity);
+    let used: Vec<usize> = (0..5).filter(|it| trial.files[*it].exists()).collect();
+    let used: Vec<usize> = used
+        .into_iter()
+        .filter(|it| trial.pool.superpages_on(BladeIndex(u8::try_from(*it).expect("few"))) > 0)
+        .collect();
+    assert_eq!(used.len(), 3, "two members and their parity");
+    for blade in used {
+        trial.damage(blade, 3);
+        let (_, damages) = trial.verify(2);
+        let [damage] = damages[..] else { panic!("one is damaged: {damages:?}") };
+        assert_eq!(usize::from(damage.blade.0), blade, "{damage:?}");
+        assert_eq!((damage.pages, damage.outcome), (1, DamageOutcome::Replaced));
+        assert!(!trial.pool.has_all_copies());
+        // A blade frees memory a moment after the last write to it was answered.
+        while !trial.pool.has_all_copies() {
+            trial.complete();
+        }
+        assert_eq!(trial.verify(VERIFY_LIMIT_PAGES), (PAGES + rows, Vec::new()));
+        assert_eq!(trial.reads(1), Ok(true));
+    }
+}
+
 #[test]
 fn what_a_read_finds_damaged_is_looked_at_first() {
-    let mut trial = Trial::new(2, 2);
+    let mut trial = Trial::new(2, Redundancy::Copies(2));
     // Where the last step of a pass begins, which meets nothing of the first superpage.
     let mut mover = Mover::new(&trial.pool);
     let steps = std::iter::successors(Some(VerifyPoint::default()), |at| mover.verify(*at, 1).next);
@@ -162,7 +189,7 @@ fn what_a_read_finds_damaged_is_looked_at_first() {
 
 #[test]
 fn copies_with_different_damage_are_both_kept_and_told_once_a_pass() {
-    let mut trial = Trial::new(2, 2);
+    let mut trial = Trial::new(2, Redundancy::Copies(2));
     trial.damage(0, 0);
     trial.damage(1, 1);
     let mut mover = Mover::new(&trial.pool);
@@ -189,7 +216,7 @@ fn copies_with_different_damage_are_both_kept_and_told_once_a_pass() {
 
 #[test]
 fn of_three_copies_two_are_made_anew_of_the_one_that_is_whole() {
-    let trial = Trial::new(3, 3);
+    let trial = Trial::new(3, Redundancy::Copies(3));
     trial.damage(0, 0);
     trial.damage(1, 3);
     let (_, damages) = trial.verify(VERIFY_LIMIT_PAGES);
@@ -202,7 +229,7 @@ fn of_three_copies_two_are_made_anew_of_the_one_that_is_whole() {
 /// Its blade refuses to free memory of a segment that is being written.
 #[test]
 fn a_copy_is_made_anew_while_the_program_writes() {
-    let mut trial = Trial::new(2, 2);
+    let mut trial = Trial::new(2, Redundancy::Copies(2));
     let is_over = AtomicBool::new(false);
     for _ in 0..10 {
         trial.damage(1, 0);
@@ -230,7 +257,7 @@ fn a_copy_is_made_anew_while_the_program_writes() {
 
 #[test]
 fn without_another_copy_damage_is_told_before_it_is_read() {
-    let mut trial = Trial::new(1, 1);
+    let mut trial = Trial::new(1, Redundancy::Copies(1));
     trial.damage(0, 9);
     let (_, damages) = trial.verify(4);
     let [damage] = damages[..] else { panic!("one is damaged: {damages:?}") };
@@ -242,7 +269,7 @@ fn without_another_copy_damage_is_told_before_it_is_read() {
 
 #[test]
 fn frozen_memory_is_verified_and_kept() {
-    let mut trial = Trial::new(2, 2);
+    let mut trial = Trial::new(2, Redundancy::Copies(2));
     let _token = trial.pool.freeze(trial.segment).expect("frozen");
     trial.damage(0, 2);
     let (_, damages) = trial.verify(VERIFY_LIMIT_PAGES);
@@ -263,7 +290,7 @@ fn memory_that_is_not_sealed_is_left_alone() {
 /// A page that is written while it is verified is whole before and after.
 #[test]
 fn nothing_is_taken_for_damaged_while_it_is_written() {
-    let mut trial = Trial::new(2, 2);
+    let mut trial = Trial::new(2, Redundancy::Copies(2));
     let is_over = AtomicBool::new(false);
     let (pool, segment, lane) = (&trial.pool, trial.segment, &mut trial.lane);
     let passes = std::thread::scope(|scope| {

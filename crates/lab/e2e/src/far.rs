@@ -97,7 +97,7 @@ impl Far {
             quota_bytes: place.bytes,
             deadline: PATIENCE,
             allow_remote_tcp: false,
-            copies: 1,
+            redundancy: farpool_pool::Redundancy::NONE,
             seals_pages: true,
             secures_tcp: false,
             asks: None,

@@ -82,7 +82,7 @@ fn stored(seals_pages: bool) -> Stored {
         quota_bytes: 1 << 30,
         deadline: PATIENCE,
         allow_remote_tcp: false,
-        copies: 1,
+        redundancy: farpool_pool::Redundancy::NONE,
         seals_pages,
         secures_tcp: false,
         asks: None,

@@ -36,6 +36,7 @@ enum ModeName {
     Safety,
     Liveness,
     Copies,
+    Parity,
 }
 
 impl From<ModeName> for Mode {
@@ -44,6 +45,7 @@ impl From<ModeName> for Mode {
             ModeName::Safety => Mode::Safety,
             ModeName::Liveness => Mode::Liveness,
             ModeName::Copies => Mode::Copies,
+            ModeName::Parity => Mode::Parity,
         }
     }
 }
@@ -51,9 +53,8 @@ impl From<ModeName> for Mode {
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     name_the_seed_of_a_panic();
-    let modes = args
-        .mode
-        .map_or(vec![Mode::Safety, Mode::Liveness, Mode::Copies], |mode| vec![mode.into()]);
+    let all = vec![Mode::Safety, Mode::Liveness, Mode::Copies, Mode::Parity];
+    let modes = args.mode.map_or(all, |mode| vec![mode.into()]);
     if let Some(seed) = args.seed {
         clock::tell(args.tell);
         for mode in modes {

@@ -13,8 +13,8 @@ use std::time::Duration;
 use farpool_acms::Rng;
 use farpool_pool::{
     Alone, Ask, BladeIndex, ClientId, FrozenToken, Mover, PageError, Pool, PoolConfig, PoolError,
-    Refusals, SUPERPAGE_PAGES, Seals, SegmentHandle, SegmentPage, Step, VERIFY_LIMIT_PAGES,
-    VerifyPoint,
+    Redundancy, Refusals, SUPERPAGE_PAGES, Seals, SegmentHandle, SegmentPage, Step,
+    VERIFY_LIMIT_PAGES, VerifyPoint,
 };
 use farpool_wire::ErrorCode;
 
@@ -22,8 +22,6 @@ use crate::lent::{Ended, LentLane};
 use crate::model::{Model, content};
 use crate::{clock, world};
 
-/// Superpages of the segment.
-pub const SUPERPAGES: u32 = 3;
 /// Pages at the beginning of each superpage that are used: few, so that they are used often.
 const USED_PAGES: u32 = 12;
 /// Pages of one request at most.
@@ -71,6 +69,7 @@ pub struct Program {
     config: PoolConfig,
     inner: Rc<RefCell<Inner>>,
     hosts: usize,
+    superpages: u32,
     moves: bool,
 }
 
@@ -112,8 +111,10 @@ pub struct Habits {
     /// It moves its memory, 16 MiB at a time.
     pub moves: bool,
     pub seals_pages: bool,
-    /// Copies of each superpage.
-    pub copies: u8,
+    /// What is stored beside each superpage.
+    pub redundancy: Redundancy,
+    /// Superpages of its segment.
+    pub superpages: u32,
 }
 
 impl Program {
@@ -135,7 +136,7 @@ impl Program {
             quota_bytes: 1 << 40,
             deadline,
             allow_remote_tcp: true,
-            copies: habits.copies,
+            redundancy: habits.redundancy,
             seals_pages: habits.seals_pages,
             secures_tcp: false,
             asks: Some(Arc::new(world::ask as Ask)),
@@ -165,6 +166,7 @@ impl Program {
             config,
             inner: Rc::new(RefCell::new(inner)),
             hosts,
+            superpages: habits.superpages,
             moves: habits.moves,
         })
     }
@@ -191,7 +193,7 @@ impl Program {
         let meanwhile = self.lanes_go_on();
         match random.below(100) {
             0..80 => self.inner.borrow_mut().exchange(random),
-            80..88 => self.allocate(exactly_u32(random.below(SUPERPAGES.into()))),
+            80..88 => self.allocate(exactly_u32(random.below(self.superpages.into()))),
             88..91 => self.free(random)?,
             91..95 => {
                 self.inner.borrow_mut().is_forking = true;
@@ -360,7 +362,7 @@ impl Program {
         let meanwhile = self.exchange_meanwhile(random);
         let mut mover = Mover::new(&self.pool);
         // Every superpage, and one step that finds nothing.
-        for _ in 0..=SUPERPAGES {
+        for _ in 0..=2 * self.superpages {
             let step = mover.step(from, &Alone, || true);
             clock::note(|| format!("move away from {}: {step:?}", from.0));
             let Some(step) = self.count(step) else { break };
@@ -436,6 +438,7 @@ impl Program {
     /// Something that must not be, or a copy is still missing.
     pub fn complete_copies(&self, random: &mut Rng) -> Result<(), Violation> {
         let meanwhile = self.exchange_meanwhile(random);
+        self.pool.keep_alive(); // nobody reads parity while nothing is lost
         self.make_copies(&mut Mover::new(&self.pool), |step| _ = self.count(step));
         drop(meanwhile);
         self.check()?;

@@ -5,12 +5,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
 use farpool_acms::Rng;
-use farpool_pool::Refusals;
+use farpool_pool::{Redundancy, Refusals};
 use farpool_units::{SUPERPAGE_BYTES, exactly};
 
 use crate::clock;
 use crate::network::{Weather, between};
-use crate::program::{Habits, Program, SUPERPAGES, Tally, Violation};
+use crate::program::{Habits, Program, Tally, Violation};
 use crate::world::{self, Blades, Strike, World};
 
 /// One trial in so many moves memory: a superpage is 16 MiB, and takes as long as some trials.
@@ -19,6 +19,14 @@ const MOVES_ONE_IN: u64 = 50;
 /// blade clears each superpage itself.
 const PERSISTS_ONE_IN: u64 = 50;
 const PERSIST_SALT: u64 = 0x7065_7273_6973_7421;
+/// In one trial in so many of safety a program has parity.
+const PARITY_ONE_IN: u64 = 8;
+const PARITY_SALT: u64 = 0x7061_7269_7479_2121;
+/// Superpages of a program, and of one that has parity: a group, and one of another.
+const SUPERPAGES: u32 = 3;
+const PARITY_SUPERPAGES: u32 = 5;
+/// Hosts where there is parity, at least: a group is on so many.
+const PARITY_HOSTS: usize = 5;
 /// In one trial in so many a blade is full for a while.
 const FILLS_ONE_IN: u64 = 4;
 /// In one trial in so many of those that seal pages a blade lies.
@@ -59,6 +67,15 @@ pub enum Mode {
     Liveness,
     /// The same of a program that has copies, while one blade besides dies or lies.
     Copies,
+    /// The same of a program that has parity.
+    Parity,
+}
+
+impl Mode {
+    /// One blade dies or lies, and nothing may be lost with it.
+    fn loses_a_blade(self) -> bool {
+        matches!(self, Mode::Copies | Mode::Parity)
+    }
 }
 
 /// What a trial came to. Equal for equal seeds.
@@ -79,7 +96,7 @@ pub struct Flaws {
     pub refusals: Refusals,
     /// It stores pages as they are on blades that lie.
     pub believes_lies: bool,
-    /// It has one copy of everything where there should be several.
+    /// It has one copy of everything where there should be several, or parity.
     pub has_one_copy: bool,
 }
 
@@ -125,26 +142,31 @@ struct Setting {
 impl Setting {
     /// Draws a setting, and makes its hosts.
     fn draw(seed: u64, mode: Mode, flaws: &Flaws, random: &mut Rng) -> Setting {
+        let own = &mut Rng::new(seed ^ PARITY_SALT);
+        let has_parity =
+            mode == Mode::Parity || mode == Mode::Safety && own.below(PARITY_ONE_IN) == 0;
         let hosts = match mode {
             Mode::Safety | Mode::Liveness => 1 + random.index(3),
-            Mode::Copies => 2 + random.index(2),
+            Mode::Copies | Mode::Parity => 2 + random.index(2),
         };
+        let hosts = if has_parity { PARITY_HOSTS + own.index(2) } else { hosts };
+        let superpages = if has_parity { PARITY_SUPERPAGES } else { SUPERPAGES };
         let lanes = 1 + random.index(3);
         let is_short = mode == Mode::Safety && random.below(4) == 0;
         // Of a generator of its own: a seed's other faults do not depend on it.
         let persist = Rng::new(seed ^ PERSIST_SALT).below(PERSISTS_ONE_IN) == 0;
-        let superpages = match (is_short, persist) {
+        let of_blade = match (is_short, persist) {
             (true, _) => 2,
-            (false, true) => u64::from(SUPERPAGES) + 1,
-            (false, false) => 4 * u64::from(SUPERPAGES),
+            (false, true) => u64::from(superpages) + 1,
+            (false, false) => 4 * u64::from(superpages),
         };
         let lease = match mode {
             Mode::Safety => Duration::from_nanos(between(random, SECOND, 30 * SECOND)),
-            Mode::Liveness | Mode::Copies => Duration::from_secs(30),
+            Mode::Liveness | Mode::Copies | Mode::Parity => Duration::from_secs(30),
         };
         let deadline = match mode {
             Mode::Safety => Duration::from_nanos(between(random, SECOND / 2, 10 * SECOND)),
-            Mode::Liveness | Mode::Copies => Duration::from_secs(10),
+            Mode::Liveness | Mode::Copies | Mode::Parity => Duration::from_secs(10),
         };
         let calm = Weather {
             delay_max_ns: between(random, 10_000, 5 * MS),
@@ -152,27 +174,36 @@ impl Setting {
             flip_one_in: 0,
             flip_rest_ns: 0,
         };
-        let memory_bytes = superpages * SUPERPAGE_BYTES;
+        let memory_bytes = of_blade * SUPERPAGE_BYTES;
         world::begin(!seed, Blades { hosts, memory_bytes, lease, persist }, calm);
-        let fills = random.below(FILLS_ONE_IN) == 0 && mode != Mode::Copies;
+        let fills = random.below(FILLS_ONE_IN) == 0 && !mode.loses_a_blade();
         // Memory cannot move to a full blade, which is an error and right.
         let moves = random.below(MOVES_ONE_IN) == 0 && !fills && !persist;
-        let seals_pages = random.below(2) == 0 || mode == Mode::Copies;
+        let seals_pages = random.below(2) == 0 || mode.loses_a_blade() || has_parity;
         let copies = match mode {
             Mode::Copies => 2 + random.index(hosts - 1),
             // Without seals, or with one blade, there is one copy.
-            Mode::Safety if seals_pages => 1 + random.index(hosts),
+            Mode::Safety if seals_pages => 1 + random.index(hosts.min(3)),
             _ => 1,
+        };
+        let redundancy = match has_parity {
+            true => Redundancy::Parity,
+            false => Redundancy::Copies(exactly(copies)),
         };
         let lies = mode == Mode::Safety && seals_pages && random.below(LIES_ONE_IN) == 0;
         let is_credulous = lies && flaws.believes_lies;
         let habits = Habits {
             // Where a blade dies, there may be no other one to move to: an error, and right.
-            moves: moves && mode != Mode::Copies,
+            moves: moves && !mode.loses_a_blade(),
             seals_pages: seals_pages && !is_credulous,
-            copies: if is_credulous || flaws.has_one_copy { 1 } else { exactly(copies) },
+            redundancy: match is_credulous || flaws.has_one_copy {
+                true => Redundancy::NONE,
+                false => redundancy,
+            },
+            superpages,
         };
-        let dies_twice = mode == Mode::Copies && copies < hosts && random.below(3) == 0;
+        let has_rest = if has_parity { hosts > PARITY_HOSTS } else { copies < hosts };
+        let dies_twice = mode.loses_a_blade() && has_rest && random.below(3) == 0;
         Setting { hosts, lanes, deadline, calm, habits, fills, lies, dies_twice, persist }
     }
 
@@ -183,7 +214,7 @@ impl Setting {
         match mode {
             Mode::Safety => plan_anything(random, hosts, calm, outages),
             Mode::Liveness => plan_outages(random, 0..hosts, calm, outages),
-            Mode::Copies => {
+            Mode::Copies | Mode::Parity => {
                 let host = random.index(hosts);
                 plan_outages(random, host..host + 1, calm, outages);
                 plan_for_good(random, host);
@@ -296,8 +327,8 @@ fn judge(
     }
     let longest_ns = match mode {
         // Until a copy is made anew that was given up for damage, a silent blade is waited for.
-        Mode::Copies if damaged == 0 => SPARED_TIME_MAX_NS,
-        Mode::Copies => PAGE_TIME_MAX_NS,
+        Mode::Copies | Mode::Parity if damaged == 0 => SPARED_TIME_MAX_NS,
+        Mode::Copies | Mode::Parity => PAGE_TIME_MAX_NS,
         Mode::Safety | Mode::Liveness => PAGE_TIME_MAX_NS,
     };
     if slowest_ns > longest_ns {

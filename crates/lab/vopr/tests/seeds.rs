@@ -9,17 +9,19 @@ use farpool_vopr::{Flaws, Mode, run, run_with};
 
 /// Seeds of each mode.
 const SEEDS: u64 = 5_000;
+/// Of a program with parity: more hosts take longer.
+const PARITY_SEEDS: u64 = 2_000;
 
 /// Tries all seeds on two threads. Returns the pages that were read, those that failed, and those
 /// that blades replaced by others.
-fn all(mode: Mode) -> [u64; 3] {
+fn all(mode: Mode, seeds: u64) -> [u64; 3] {
     let [next, read, failed, lies] = [const { AtomicU64::new(0) }; 4];
     std::thread::scope(|scope| {
         for _ in 0..2 {
             scope.spawn(|| {
                 loop {
                     let seed = next.fetch_add(1, Relaxed);
-                    if seed >= SEEDS {
+                    if seed >= seeds {
                         return;
                     }
                     match run(seed, mode) {
@@ -39,7 +41,7 @@ fn all(mode: Mode) -> [u64; 3] {
 
 #[test]
 fn no_wrong_byte_is_read_under_any_faults() {
-    let [read, failed, lies] = all(Mode::Safety);
+    let [read, failed, lies] = all(Mode::Safety, SEEDS);
     assert!(read > 20 * SEEDS, "the trials read: {read}");
     assert!(failed > SEEDS, "the faults strike: {failed}");
     assert!(lies > SEEDS / 4, "blades lie: {lies}");
@@ -47,26 +49,36 @@ fn no_wrong_byte_is_read_under_any_faults() {
 
 #[test]
 fn nothing_fails_or_takes_long_while_blades_live() {
-    let [read, failed, lies] = all(Mode::Liveness);
+    let [read, failed, lies] = all(Mode::Liveness, SEEDS);
     assert!(read > 20 * SEEDS, "the trials read: {read}");
     assert_eq!((failed, lies), (0, 0));
 }
 
 #[test]
 fn nothing_fails_or_takes_long_though_one_blade_dies_or_lies_where_there_are_copies() {
-    let [read, failed, lies] = all(Mode::Copies);
+    let [read, failed, lies] = all(Mode::Copies, SEEDS);
     assert!(read > 20 * SEEDS, "the trials read: {read}");
     assert_eq!(failed, 0);
     assert!(lies > SEEDS / 4, "blades lie: {lies}");
 }
 
-/// Without copies the death of a blade costs pages.
+#[test]
+fn nothing_fails_or_takes_long_though_one_blade_dies_or_lies_where_there_is_parity() {
+    let [read, failed, lies] = all(Mode::Parity, PARITY_SEEDS);
+    assert!(read > 20 * PARITY_SEEDS, "the trials read: {read}");
+    assert_eq!(failed, 0);
+    assert!(lies > PARITY_SEEDS / 4, "blades lie: {lies}");
+}
+
+/// Without copies, or parity, the death of a blade costs pages.
 #[test]
 fn a_program_without_copies_is_found() {
     let flaws = Flaws { has_one_copy: true, ..Flaws::default() };
-    let found = (0..100).filter_map(|seed| run_with(seed, Mode::Copies, &flaws).err());
-    let found: Vec<String> = found.map(|violation| violation.0).collect();
-    assert!(found.iter().any(|it| it.contains("failed though blades live")), "{found:?}");
+    for mode in [Mode::Copies, Mode::Parity] {
+        let found = (0..100).filter_map(|seed| run_with(seed, mode, &flaws).err());
+        let found: Vec<String> = found.map(|violation| violation.0).collect();
+        assert!(found.iter().any(|it| it.contains("failed though blades live")), "{found:?}");
+    }
 }
 
 /// What a blade says instead of a page is read as the page where nothing is sealed.
@@ -101,7 +113,7 @@ fn a_program_that_never_tries_a_blade_again_is_found() {
 
 #[test]
 fn a_seed_replays() {
-    for mode in [Mode::Safety, Mode::Liveness, Mode::Copies] {
+    for mode in [Mode::Safety, Mode::Liveness, Mode::Copies, Mode::Parity] {
         for seed in 0..50 {
             assert_eq!(run(seed, mode), run(seed, mode), "{mode:?} seed {seed}");
         }

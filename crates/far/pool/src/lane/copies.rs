@@ -9,10 +9,13 @@ use farpool_fabric::LinkPage;
 
 use super::{Lane, graver, seals_of};
 use crate::damage::Suspect;
+use crate::parity::Strip;
 use crate::sealing::{Asked, CopyPage, CopySet, FlightCopy};
 use crate::shared::Found;
 use crate::types::Access;
-use crate::{BladeIndex, COPIES_LIMIT, PageError, PageRead, SUPERPAGE_PAGES, SegmentPage};
+use crate::{
+    BladeIndex, COPIES_LIMIT, PageError, PageRead, Redundancy, SUPERPAGE_PAGES, SegmentPage,
+};
 
 /// A copy of a page that can be read.
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +23,17 @@ struct Readable {
     nth: usize,
     blade: BladeIndex,
     page: LinkPage,
+}
+
+/// Where a page is read.
+#[derive(Clone, Copy, Debug)]
+enum ReadWay {
+    /// Where it lies.
+    Place,
+    /// In the rest of its row.
+    Row,
+    /// Nowhere: the program gave it back.
+    GivenBack,
 }
 
 impl Lane {
@@ -33,6 +47,11 @@ impl Lane {
         now: Option<Instant>,
     ) {
         self.choice.count();
+        match self.way_of(read.at, tried) {
+            ReadWay::Place => {}
+            ReadWay::Row => return self.begin_parity_read(read, tried),
+            ReadWay::GivenBack => return self.fail(read.token, PageError::NotAllocated),
+        }
         let Readable { nth, blade, page } = match self.choose(read, tried, now) {
             Ok(readable) => readable,
             Err(error) => {
@@ -54,6 +73,22 @@ impl Lane {
                 way.may_be_late.extend(asked);
             }
             Err(error) => self.fail(read.token, error),
+        }
+    }
+
+    /// Where a page is read, of which some copies were tried.
+    fn way_of(&self, at: SegmentPage, tried: CopySet) -> ReadWay {
+        if self.shared.config.redundancy != Redundancy::Parity || self.sealer.is_none() {
+            return ReadWay::Place;
+        }
+        let member = Strip { strand: at.segment, superpage: at.page / SUPERPAGE_PAGES };
+        let found = || self.shared.find(at, Access::Read, std::ptr::null_mut(), 0);
+        match self.shared.place_of(member) {
+            None => ReadWay::Place,
+            Some(place) if place.is_freed => ReadWay::GivenBack,
+            Some(_) if tried.has(at.segment.nth()) => ReadWay::Row,
+            Some(_) if matches!(found(), Found::At(..)) => ReadWay::Place,
+            Some(_) => ReadWay::Row,
         }
     }
 
@@ -93,7 +128,7 @@ impl Lane {
 
     /// True if late reads are asked of other copies too.
     pub(super) fn hedges(&self) -> bool {
-        self.sealer.is_some() && self.shared.config.copies > 1
+        self.sealer.is_some() && self.shared.config.redundancy.copies() > 1
     }
 
     /// The time, if this lane has a use for it.

@@ -5,13 +5,18 @@
 //! attach what it made. They agree on the [`CopyDesk`], by the token of the part that is copied and
 //! the number of the copy that is made of it.
 
+use std::sync::atomic::Ordering;
+
 use super::Mover;
 use crate::account::PartKey;
 use crate::copies::is_apart;
 use crate::map::Place;
+use crate::parity::{Group, Strip};
+use crate::pool::Ledger;
 use crate::shared::SegmentState;
 use crate::{
-    BladeIndex, CopyDesk, Errand, FrozenToken, MAX_BLADES, Pool, PoolError, SegmentHandle, Step,
+    BladeIndex, CopyDesk, Errand, FrozenToken, MAX_BLADES, Pool, PoolError, Redundancy,
+    SegmentHandle, Step,
 };
 
 /// A copy that a superpage lacks.
@@ -36,6 +41,9 @@ impl Mover<'_> {
             pool.ledger().free_rest();
             let lost = (0_u8..).map(BladeIndex).take(MAX_BLADES).filter(|at| pool.is_lost(*at));
             lost.for_each(|blade| pool.forget_copies_on(blade));
+            if pool.shared.config.redundancy == Redundancy::Parity && mover.tidy_groups() {
+                return Ok(Step::Moved);
+            }
             let mut somebody_copies = false;
             for copy in SegmentHandle::every() {
                 let Some(missing) = next_missing(pool, copy) else {
@@ -56,12 +64,73 @@ impl Mover<'_> {
                         }
                     }
                 }
-                mover.move_superpage(copy, missing.superpage, None)?;
+                let at = pool.segment(copy).map().get(missing.superpage);
+                mover.move_superpage(copy, missing.superpage, at)?;
+                return Ok(Step::Moved);
+            }
+            if mover.part_strips() {
                 return Ok(Step::Moved);
             }
             pool.note_copies();
             Ok(if somebody_copies || pool.waits_to_free() { Step::Waiting } else { Step::Empty })
         })
+    }
+
+    /// Takes out of one group what was given back, or parity that may be wrong. False: there is
+    /// nothing of either.
+    fn tidy_groups(&mut self) -> bool {
+        let pool = self.pool;
+        let is_writable = |s: &SegmentHandle| pool.segment(*s).state() == SegmentState::Writable;
+        pool.shared.has_freed.store(false, Ordering::Release);
+        for group in pool.live_segments().filter(is_writable).flat_map(|s| pool.shared.groups(s)) {
+            let place = |strip: &Strip| pool.shared.place_of(*strip);
+            let is_freed =
+                |member: &Strip| place(member).is_some_and(|it| it.is_freed && it.record.is_none());
+            if let Some(member) = group.members().find(is_freed) {
+                self.take_out(member);
+                pool.shared.has_freed.store(true, Ordering::Release); // there may be more
+                return true;
+            }
+            let parity = group.parity();
+            let doubtful = place(&parity).filter(|it| it.is_doubtful && it.record.is_none());
+            if let Some(place) = doubtful {
+                pool.segment(parity.strand).map().set(parity.superpage, None);
+                self.settle();
+                let mut ledger = pool.ledger();
+                pool.free_strip(&mut ledger, parity, place);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Moves one superpage that is not apart from the rest of its group, if there is a place that
+    /// is.
+    fn part_strips(&mut self) -> bool {
+        let pool = self.pool;
+        if pool.shared.config.redundancy != Redundancy::Parity {
+            return false;
+        }
+        let is_writable = |s: &SegmentHandle| pool.segment(*s).state() == SegmentState::Writable;
+        let neighbours = pool.shared.neighbours();
+        for group in pool.live_segments().filter(is_writable).flat_map(|s| pool.shared.groups(s)) {
+            if pool.shared.is_complete(group, &neighbours) {
+                continue;
+            }
+            for strip in group.strips() {
+                let Some(place) = pool.shared.place_of(strip) else { continue };
+                let domains = pool.domains_of_peers(strip);
+                let own = pool.shared.domains(place.blade);
+                let is_apart = !own.iter().any(|domain| domains.contains(domain));
+                if place.record.is_some() || is_apart || !pool.has_blade_apart_from(&domains) {
+                    continue;
+                }
+                if self.move_superpage(strip.strand, strip.superpage, Some(place)).is_ok() {
+                    return true;
+                }
+            }
+        }
+        false
     }
 
     /// Decides who makes a frozen copy; who has begun goes on.
@@ -83,14 +152,15 @@ impl Mover<'_> {
         let map = pool.segment(copy).map();
         let mut ledger = pool.ledger();
         let (attached, places) = self.attach_parts_of(&mut ledger, copy, made);
-        let is_elsewhere = |sma: u32, place: &Place, ledger: &mut _| {
-            let domains = pool.domains_of_others(ledger, copy, sma);
+        let is_elsewhere = |superpage: u32, place: &Place, ledger: &mut Ledger| {
+            let domains = pool.domains_of_peers(Strip { strand: copy, superpage });
             ledger.account_of(place.blade).is_some_and(|account| is_apart(account, &domains))
         };
         // With a superpage that is elsewhere already it would be there twice.
         let is_useful = places.contains_key(&missing.superpage)
             && places.iter().all(|(sma, place)| {
-                map.get(*sma).is_none() && is_elsewhere(*sma, place, &mut *ledger)
+                map.get(*sma).is_none_or(Place::is_nowhere)
+                    && is_elsewhere(*sma, place, &mut ledger)
             });
         if is_useful {
             places.iter().for_each(|(sma, place)| _ = map.set(*sma, Some(*place)));
@@ -114,7 +184,7 @@ impl Mover<'_> {
         }
         let made = ledger.freeze_filled(copy)?;
         let others: Vec<u128> = pool
-            .copies(copy.first())
+            .strands(copy.first())
             .filter(|other| *other != copy)
             .flat_map(PartKey::all)
             .flat_map(|key| ledger.tokens_of(key))
@@ -130,8 +200,8 @@ impl Pool {
     fn waits_to_free(&self) -> bool {
         let unfreed = self.ledger().unfreed.clone();
         let is_missing = |copy: SegmentHandle, superpage| {
-            self.segment(copy).map().get(superpage).is_none()
-                && self.other_copy(copy, superpage).is_some()
+            let place = self.segment(copy).map().get(superpage);
+            place.is_none_or(Place::is_nowhere) && source_of(self, copy, superpage).is_some()
         };
         unfreed.into_iter().any(|(copy, superpage, _)| is_missing(copy, superpage))
     }
@@ -142,18 +212,37 @@ fn name_of_copy(part: u128, copy: SegmentHandle) -> u128 {
     part.wrapping_add(1 + copy.nth() as u128)
 }
 
-/// The first superpage of which this copy has no place, and another one is whole.
+/// The first superpage of which this strand has no place, and which can be made of others.
 fn next_missing(pool: &Pool, copy: SegmentHandle) -> Option<Missing> {
-    if copy.nth() >= usize::from(pool.shared.config.copies)
+    if copy.nth() >= pool.shared.config.redundancy.strands()
         || pool.segment(copy).state() == SegmentState::Free
     {
         return None;
     }
-    pool.superpages_of(copy.first()).find_map(|superpage| {
+    let superpages: Vec<u32> = match pool.shared.is_parity(copy) {
+        true => pool.shared.groups(copy.first()).iter().map(|it| it.parity().superpage).collect(),
+        false => pool.superpages_of(copy.first()).collect(),
+    };
+    superpages.into_iter().find_map(|superpage| {
         // Where a damaged copy was, the blade may not have freed it yet.
-        let is_missing = pool.segment(copy).map().get(superpage).is_none()
+        let is_missing = pool.segment(copy).map().get(superpage).is_none_or(Place::is_nowhere)
             && !pool.ledger().is_unfreed(copy, superpage);
-        let of = pool.other_copy(copy, superpage).filter(|_| is_missing)?;
+        let of = source_of(pool, copy, superpage).filter(|_| is_missing)?;
         Some(Missing { copy, superpage, of })
     })
+}
+
+/// What a superpage that has no place can be made of: another copy, or what stands for its group.
+fn source_of(pool: &Pool, copy: SegmentHandle, superpage: u32) -> Option<(SegmentHandle, Place)> {
+    if let Redundancy::Copies(_) = pool.shared.config.redundancy {
+        return pool.other_copy(copy, superpage);
+    }
+    let strip = Strip { strand: copy, superpage };
+    let group = Group::of(strip);
+    let is_had = pool.shared.is_recoverable(strip);
+    let mut others = group.strips().filter(|other| *other != strip && is_had);
+    // For all who share the memory the same one, if it is frozen.
+    let parity = others.clone().find(|other| *other == group.parity());
+    let of = parity.or_else(|| others.find(|other| pool.shared.is_whole(*other)))?;
+    Some((of.strand, pool.shared.place_of(of)?))
 }

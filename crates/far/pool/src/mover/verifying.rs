@@ -9,6 +9,8 @@
 //! A page that is written meanwhile never counts as damaged: one that does not fit its seal is read
 //! again once everything that was on its way has ended, and counts only if its seal then stays what
 //! it was.
+//!
+//! Parity has no seals: it is compared with what was last written of it ([`crate::digests`]).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,10 +21,11 @@ use farpool_wire::{ErrorCode, PageNumber};
 use super::{BATCH_PAGES, Mover};
 use crate::damage::{Suspect, is_damage};
 use crate::map::Place;
+use crate::parity::{Group, Row, Strip};
 use crate::seals::Seals;
 use crate::shared::SegmentState;
 use crate::types::Access;
-use crate::{BladeIndex, PageError, Pool, SUPERPAGE_PAGES, SegmentHandle};
+use crate::{BladeIndex, PageError, Pool, Redundancy, SUPERPAGE_PAGES, SegmentHandle, SegmentPage};
 
 /// Most pages that one step verifies, 1 MiB; a step that is to verify more verifies these.
 pub const VERIFY_LIMIT_PAGES: usize = BATCH_PAGES;
@@ -134,6 +137,10 @@ impl Mover<'_> {
                 return verified;
             };
             verified.next = Some(piece.end());
+            if mover.pool.shared.is_parity(piece.copy) {
+                mover.verify_parity(&piece, &mut verified);
+                return verified;
+            }
             let suspect = Suspect { copy: piece.copy, superpage: piece.superpage };
             let found = mover.check(&piece);
             match found.damaged.is_empty() || mover.kept.contains(&suspect) {
@@ -142,6 +149,51 @@ impl Mover<'_> {
             }
             verified
         })
+    }
+
+    /// Verifies pages of a group's parity, which is made anew as a whole if one is not what was
+    /// written.
+    fn verify_parity(&mut self, piece: &Piece, verified: &mut Verified) {
+        let pool = self.pool;
+        let group = Group::of(Strip { strand: piece.copy, superpage: piece.superpage });
+        let mut damaged = Vec::new();
+        self.batches[0].reserve(piece.pages.len());
+        let results = self.read_piece(piece);
+        for (at, page) in piece.pages.iter().enumerate() {
+            if results[at].is_err() || self.fits(piece, *page, at) {
+                verified.pages += u64::from(results[at].is_ok());
+                continue;
+            }
+            // It may just have been written: that ends before its row is free.
+            let row = group.row(page % SUPERPAGE_PAGES);
+            let Some(_lock) = self.lock_row(row, true) else { continue };
+            let again = Piece { pages: vec![*page], seals: Arc::clone(&piece.seals), ..*piece };
+            let read = self.read_piece(&again);
+            if read[0].is_ok() && !self.fits(&again, *page, 0) {
+                damaged.push(row);
+            }
+        }
+        let Some(row) = damaged.first() else { return };
+        let outcome = match self.is_writable(piece.copy) {
+            true => {
+                pool.shared.doubt(*row);
+                DamageOutcome::Replaced
+            }
+            false => DamageOutcome::Kept,
+        };
+        let first = group.members().next().expect("a group has members");
+        verified.damages.push(Damage {
+            blade: piece.place.blade,
+            segment: piece.copy.first().index(),
+            page: row.page_of(first).page,
+            pages: exactly(damaged.len()),
+            outcome,
+        });
+    }
+
+    /// True if what was read as this page of the parity is what was written.
+    fn fits(&self, piece: &Piece, page: u32, at: usize) -> bool {
+        piece.seals.check_parity(page, &self.batches[0].memory[at].0).is_ok()
     }
 
     /// Verifies all copies of a superpage, and gives up those that are damaged if one is whole.
@@ -159,6 +211,11 @@ impl Mover<'_> {
                 true => whole += usize::from(!found.is_partial),
                 false => damaged.push((copy, place, found.damaged)),
             }
+        }
+        let strip = Strip { strand: copy.first(), superpage };
+        let is_parity = self.pool.shared.config.redundancy == Redundancy::Parity;
+        if is_parity && self.pool.shared.is_recoverable(strip) {
+            whole += 1; // the rest of its group has it
         }
         let readable = damaged.len() + whole;
         let may_give_up = !damaged.is_empty() && whole > 0 && self.is_writable(copy);
@@ -227,6 +284,9 @@ impl Mover<'_> {
         if doubtful.is_empty() {
             return found;
         }
+        if self.pool.shared.config.redundancy == Redundancy::Parity {
+            return self.check_in_rows(piece, found, &doubtful);
+        }
         // What was on its way when its seal was made arrives before it is read again.
         let again = Piece { pages: doubtful, seals: Arc::clone(&piece.seals), ..*piece };
         self.settle();
@@ -242,6 +302,22 @@ impl Mover<'_> {
         };
         // What was written meanwhile is verified another time.
         found.damaged = damaged.into_iter().filter(is_as_before).collect();
+        found
+    }
+
+    /// The same where a page is sealed long before it is sent, as its row is read first: who writes
+    /// it holds its row.
+    fn check_in_rows(&mut self, piece: &Piece, mut found: Found, doubtful: &[u32]) -> Found {
+        let segment = piece.copy.first();
+        for page in doubtful {
+            let row = Row::of(SegmentPage { segment, page: *page });
+            let Some(_lock) = self.lock_row(row, true) else { continue };
+            let again = Piece { pages: vec![*page], seals: Arc::clone(&piece.seals), ..*piece };
+            let (second, damaged) = self.read_and_open(&again);
+            found.verified += second.verified;
+            found.is_partial |= second.is_partial;
+            found.damaged.extend(damaged);
+        }
         found
     }
 
@@ -298,10 +374,18 @@ impl Mover<'_> {
         let pool = self.pool;
         // Blades are given up with the permission that the caller has taken, or under this lock.
         let ledger = pool.ledger();
-        if pool.other_copy(copy, superpage).is_none() {
+        let is_parity = pool.shared.config.redundancy == Redundancy::Parity;
+        let (is_elsewhere, left) = match is_parity {
+            true => {
+                let strip = Strip { strand: copy, superpage };
+                (pool.shared.is_recoverable(strip), Some(Place::nowhere()))
+            }
+            false => (pool.other_copy(copy, superpage).is_some(), None),
+        };
+        if !is_elsewhere {
             return false;
         }
-        let is_within = pool.segment(copy).map().set(superpage, None);
+        let is_within = pool.segment(copy).map().set(superpage, left);
         assert!(is_within, "superpage {superpage} lies in its segment");
         drop(ledger);
         self.settle();
@@ -323,8 +407,9 @@ fn readable_place(pool: &Pool, copy: SegmentHandle, superpage: u32) -> Option<Pl
     if pool.segment(copy).state() == SegmentState::Free {
         return None;
     }
-    let place = pool.segment(copy).map().get(superpage)?;
-    (place.record.is_none() && !pool.is_lost(place.blade)).then_some(place)
+    let place = pool.segment(copy).map().get(superpage).filter(|place| !place.is_freed)?;
+    let lies_still = place.record.is_none() && !place.is_doubtful;
+    (lies_still && !pool.is_lost(place.blade)).then_some(place)
 }
 
 /// The next pages to be verified, from a point on.
@@ -353,7 +438,13 @@ fn piece_of(
     let seals = pool.segment(copy.first()).seals()?;
     let first = superpage * SUPERPAGE_PAGES;
     let all = (first..=first + (SUPERPAGE_PAGES - 1)).filter(|page| *page >= from);
-    let pages: Vec<u32> = all.filter(|page| seals.is_written(*page)).take(limit).collect();
+    let group = Group::of(Strip { strand: copy, superpage });
+    let is_parity = pool.shared.is_parity(copy);
+    let is_written = |page: &u32| match is_parity {
+        true => group.row(page % SUPERPAGE_PAGES).is_any_written(&seals),
+        false => seals.is_written(*page),
+    };
+    let pages: Vec<u32> = all.filter(is_written).take(limit).collect();
     (!pages.is_empty()).then_some(Piece { copy, superpage, place, seals, pages })
 }
 

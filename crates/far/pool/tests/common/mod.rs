@@ -97,7 +97,7 @@ pub(crate) fn config(blades: &Blades) -> PoolConfig {
         quota_bytes: 8 << 30,
         deadline: AMPLE,
         allow_remote_tcp: false,
-        copies: 1,
+        redundancy: farpool_pool::Redundancy::NONE,
         seals_pages: false,
         secures_tcp: false,
         asks: None,

@@ -292,7 +292,7 @@ impl Keeper {
             deadline: self.settings.deadline,
             allow_remote_tcp: self.settings.allow_remote_tcp,
             secures_tcp: self.dialer.is_some(),
-            copies: 1,
+            redundancy: farpool_pool::Redundancy::NONE,
             seals_pages: self.settings.seal.seals(self.settings.source.is_remote()),
             asks: self.dialer.clone().map(|dialer| dialer as _),
             time: farpool_pool::Time::KERNEL,

@@ -213,7 +213,7 @@ mod tests {
             quota_bytes: 16 << 20,
             deadline: PATIENCE,
             allow_remote_tcp: false,
-            copies: 1,
+            redundancy: farpool_pool::Redundancy::NONE,
             seals_pages: true,
             secures_tcp: false,
             asks: None,

@@ -1,0 +1,308 @@
+//! Makes a superpage from the rest of its group ([`crate::parity`]): what a lost blade had, or the
+//! parity itself; and takes what the program gave back out of the parity.
+//!
+//! Rows are locked while they are worked on, so that no lane changes what is summed. Who holds a
+//! row waits for no other one.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use farpool_fabric::LinkPage;
+use farpool_units::{PAGE_BYTES, exactly};
+use farpool_wire::PageNumber;
+
+use super::{BATCH_PAGES, BUSY_PAGES, CopyError, Job, Mover, PageMemory, SETTLE_STEP};
+use crate::damage::Suspect;
+use crate::map::Place;
+use crate::parity::{Group, Row, RowLock, Strip, add};
+use crate::seals::Seals;
+use crate::shared::{Found, LaneClock, Segment};
+use crate::types::Access;
+use crate::{BladeIndex, PageError, SUPERPAGE_PAGES, SegmentPage};
+
+/// Pages of some rows of one group, and what they add up to.
+#[derive(Debug, Default)]
+struct Rows {
+    rows: Vec<Row>,
+    locks: Vec<RowLock>,
+    /// By row.
+    sums: Vec<PageMemory>,
+    /// Rows whose sum is not what it should be.
+    wrong: BTreeSet<usize>,
+    /// What arrives, and of which row.
+    arrivals: Vec<(usize, PageMemory)>,
+}
+
+impl Mover<'_> {
+    /// Makes the pages of a superpage that are not written meanwhile from the rest of its group.
+    pub(super) fn rebuild(&mut self, job: &Job<'_>, group: Group) -> Result<(), CopyError> {
+        let seals = self.pool.segment(job.handle.first()).seals();
+        let seals = seals.expect("groups are of pages that are sealed");
+        let target = Strip { strand: job.handle, superpage: job.superpage };
+        let (others, mut next) = (self.other_clocks(), 0);
+        while next < SUPERPAGE_PAGES {
+            let limit = self.pace(&others);
+            let rows = self.claim_rows(job, group, &seals, &mut next, limit);
+            self.make_rows(job, target, &seals, rows)?;
+        }
+        Ok(())
+    }
+
+    /// How many pages to take on now; after a rest, if the program is busy.
+    fn pace(&mut self, others: &[Arc<LaneClock>]) -> usize {
+        if !self.is_busy(others) {
+            return BATCH_PAGES;
+        }
+        self.rest();
+        BUSY_PAGES
+    }
+
+    fn claim_rows(
+        &self,
+        job: &Job<'_>,
+        group: Group,
+        seals: &Seals,
+        next: &mut u32,
+        limit: usize,
+    ) -> Rows {
+        let target = Strip { strand: job.handle, superpage: job.superpage };
+        let mut rows = Rows::default();
+        while *next < SUPERPAGE_PAGES && rows.rows.len() < limit {
+            let row = group.row(*next);
+            let Some(lock) = self.lock_row(row, rows.locks.is_empty()) else { break };
+            let is_written = |_| match target == group.parity() {
+                true => row.is_any_written(seals),
+                false => seals.is_written(row.page_of(target).page),
+            };
+            if job.record.claim_one(*next, is_written) {
+                rows.rows.push(row);
+                rows.locks.push(lock);
+            }
+            *next += 1;
+        }
+        rows
+    }
+
+    /// Takes the lock of a row. `None`: it is held, and whoever holds other rows must not wait.
+    pub(super) fn lock_row(&self, row: Row, may_wait: bool) -> Option<RowLock> {
+        if !may_wait {
+            return self.pool.shared.try_lock(row);
+        }
+        loop {
+            let lock = self.pool.shared.try_lock_first(row);
+            if lock.is_some() {
+                return lock;
+            }
+            self.pool.shared.config.time.pause(SETTLE_STEP);
+        }
+    }
+
+    fn make_rows(
+        &mut self,
+        job: &Job<'_>,
+        target: Strip,
+        seals: &Seals,
+        mut rows: Rows,
+    ) -> Result<(), CopyError> {
+        let made = self.sum(&mut rows, target, seals).map_err(|error| (false, error));
+        let made = made.and_then(|()| {
+            self.check_sums(&mut rows, target, seals);
+            let at = (job.segment, job.new);
+            // The new memory is zero.
+            let is_other = |sum: &PageMemory| sum.0 != [0; PAGE_BYTES];
+            let to = |row: Row| (at, row.page_of(target).page);
+            note_parity(&rows, target, seals);
+            self.write_sums(&mut rows, to, is_other).map_err(|error| (true, error))
+        });
+        for row in &rows.rows {
+            let page = row.page_of(target).page % SUPERPAGE_PAGES;
+            match made {
+                Ok(()) => job.record.arrived(page),
+                Err(_) => job.record.let_go(page),
+            }
+        }
+        made.map_err(|(of_new, error)| CopyError { of_new, error })
+    }
+
+    /// Adds up what all others of the rows have.
+    fn sum(&mut self, rows: &mut Rows, target: Strip, seals: &Seals) -> Result<(), PageError> {
+        let mut reads = Vec::new();
+        for (at, row) in rows.rows.iter().enumerate() {
+            let own = row.page_of(target);
+            let written = row.written_without(seals, Some(own));
+            let parity = row.page_of(row.group.parity());
+            let parity = Some(parity).filter(|parity| *parity != own);
+            reads.extend(written.chain(parity).map(|page| (at, page)));
+        }
+        rows.sums = vec![PageMemory([0; PAGE_BYTES]); rows.rows.len()];
+        self.add_pages(rows, &reads, seals)
+    }
+
+    /// Finds the pages of a member that were not made right, since a blade returned something else
+    /// than it should: they are left out, to be read by their rows another time.
+    fn check_sums(&self, rows: &mut Rows, target: Strip, seals: &Seals) {
+        if target.strand.nth() > 0 {
+            return;
+        }
+        let pages = rows.rows.iter().map(|row| row.page_of(target).page).zip(&rows.sums);
+        let opens = |page: u32, sum: &PageMemory| {
+            let seal = seals.of_stored(page);
+            seal.is_some_and(|seal| seals.open(page, seal, &mut sum.0.clone()).is_ok())
+        };
+        let wrong = (0..).zip(pages).filter(|(_, (page, sum))| !opens(*page, sum));
+        rows.wrong.extend(wrong.map(|(at, _)| at));
+        if !rows.wrong.is_empty() {
+            let Strip { strand: copy, superpage } = target;
+            self.pool.shared.suspects.note(Suspect { copy, superpage });
+        }
+    }
+
+    /// Reads pages and adds them to the sums of their rows.
+    fn add_pages(
+        &mut self,
+        rows: &mut Rows,
+        reads: &[(usize, SegmentPage)],
+        seals: &Seals,
+    ) -> Result<(), PageError> {
+        rows.arrivals = reads.iter().map(|(at, _)| (*at, PageMemory([0; PAGE_BYTES]))).collect();
+        let shared = Arc::clone(&self.pool.shared);
+        let mut of_blades: Vec<(BladeIndex, Vec<LinkPage>)> = Vec::new();
+        for ((token, (_, page)), (_, memory)) in (0..).zip(reads).zip(&mut rows.arrivals) {
+            let into = memory.0.as_mut_ptr();
+            let (blade, link) = match shared.find(*page, Access::Read, into, token) {
+                Found::At(blade, link) => (blade, link),
+                Found::Not(error) => return Err(error),
+                Found::Soon => return Err(PageError::Deadline),
+            };
+            match of_blades.iter_mut().find(|(of, _)| *of == blade) {
+                Some((_, links)) => links.push(link),
+                None => of_blades.push((blade, vec![link])),
+            }
+        }
+        for (blade, links) in of_blades {
+            // SAFETY: the memory is the rows' own and stays where it is until its pages are done,
+            // below; what the places name is not closed while the `moving` lock is held.
+            unsafe { self.lane.submit_to(blade, links, Access::Read) };
+        }
+        self.await_pages(reads.len())?;
+        for ((_, page), (at, memory)) in reads.iter().zip(&rows.arrivals) {
+            if page.segment.nth() > 0 && seals.check_parity(page.page, &memory.0).is_err() {
+                rows.wrong.insert(*at);
+            }
+            add(&mut rows.sums[*at].0, &memory.0);
+        }
+        Ok(())
+    }
+
+    /// Writes the sums that are to be written, each where `to` says.
+    fn write_sums<'s>(
+        &mut self,
+        rows: &mut Rows,
+        to: impl Fn(Row) -> ((&'s Segment, Place), u32),
+        is_written: impl Fn(&PageMemory) -> bool,
+    ) -> Result<(), PageError> {
+        let mut links = Vec::with_capacity(rows.rows.len());
+        let mut blade = None;
+        for ((token, row), sum) in (0..).zip(&rows.rows).zip(&mut rows.sums) {
+            let ((segment, place), page) = to(*row);
+            let is_right = !rows.wrong.contains(&exactly(token));
+            if is_right && is_written(sum) {
+                let into = sum.0.as_mut_ptr();
+                links.push(segment.page_at(place, PageNumber(page), into, token));
+                blade = Some(place.blade);
+            }
+        }
+        let Some(blade) = blade else { return Ok(()) };
+        let count = links.len();
+        // SAFETY: likewise.
+        unsafe { self.lane.submit_to(blade, links, Access::Write) };
+        self.await_pages(count)
+    }
+
+    /// Waits for so many pages. Returns the first error, once all have ended.
+    fn await_pages(&mut self, count: usize) -> Result<(), PageError> {
+        let (mut left, mut failed) = (count, None);
+        let mut done = std::mem::take(&mut self.done);
+        while left > 0 {
+            self.lane.wait(&mut done);
+            for completion in done.drain(..) {
+                failed = failed.or(completion.result.err());
+                left -= 1;
+            }
+        }
+        self.done = done;
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Takes a superpage that was given back out of its group's parity, and frees its memory,
+    /// unless the program takes it again meanwhile.
+    pub(super) fn take_out(&mut self, member: Strip) {
+        let (pool, group) = (self.pool, Group::of(member));
+        let seals = pool.segment(member.strand).seals();
+        let seals = seals.expect("groups are of pages that are sealed");
+        let is_readable = pool.shared.is_whole(member) && pool.shared.is_whole(group.parity());
+        let taken = is_readable && self.take_rows_out(member, &seals).is_ok();
+        let mut ledger = pool.ledger();
+        let freed = pool.shared.place_of(member).filter(|place| place.is_freed);
+        let Some(place) = freed else { return };
+        let parity = group.parity();
+        if !taken && pool.shared.place_of(parity).is_some() {
+            // It is made anew of what is left.
+            pool.segment(parity.strand).map().set_doubtful(parity.superpage);
+            pool.shared.spare.set(false);
+        }
+        seals.begin(member.superpage);
+        pool.segment(member.strand).map().set(member.superpage, None);
+        ledger.wait_for_lanes();
+        pool.free_strip(&mut ledger, member, place);
+    }
+
+    fn take_rows_out(&mut self, member: Strip, seals: &Seals) -> Result<(), PageError> {
+        let pool = self.pool;
+        let (group, others, mut next) = (Group::of(member), self.other_clocks(), 0);
+        let parity = group.parity();
+        while next < SUPERPAGE_PAGES {
+            let limit = self.pace(&others);
+            let mut rows = Rows::default();
+            while next < SUPERPAGE_PAGES && rows.rows.len() < limit {
+                let row = group.row(next);
+                let Some(lock) = self.lock_row(row, rows.locks.is_empty()) else { break };
+                if pool.shared.place_of(member).is_none_or(|place| !place.is_freed) {
+                    return Ok(()); // the program has taken it again
+                }
+                if seals.is_written(row.page_of(member).page) {
+                    rows.rows.push(row);
+                    rows.locks.push(lock);
+                }
+                next += 1;
+            }
+            let reads = rows
+                .rows
+                .iter()
+                .enumerate()
+                .flat_map(|(at, row)| [member, parity].map(|strip| (at, row.page_of(strip))));
+            let reads: Vec<_> = reads.collect();
+            rows.sums = vec![PageMemory([0; PAGE_BYTES]); rows.rows.len()];
+            self.add_pages(&mut rows, &reads, seals)?;
+            let Some(place) = pool.shared.place_of(parity).filter(|it| !it.is_doubtful) else {
+                return Err(PageError::NotAllocated);
+            };
+            if !rows.wrong.is_empty() {
+                return Err(PageError::Forged);
+            }
+            let at = (pool.segment(parity.strand), place);
+            note_parity(&rows, parity, seals);
+            self.write_sums(&mut rows, |row| (at, row.page_of(parity).page), |_| true)?;
+            rows.rows.iter().for_each(|row| seals.forget(row.page_of(member).page));
+        }
+        Ok(())
+    }
+}
+
+/// Notes what is about to be written, if it is parity.
+fn note_parity(rows: &Rows, target: Strip, seals: &Seals) {
+    if target.strand.nth() > 0 {
+        let pages = rows.rows.iter().map(|row| row.page_of(target).page).zip(&rows.sums);
+        pages.for_each(|(page, sum)| seals.note_parity(page, &sum.0));
+    }
+}

@@ -1,0 +1,380 @@
+//! Groups of superpages with parity, on blades that stop.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+use common::{AMPLE, Blades, drive_until_idle};
+use farpool_pool::{
+    Alone, BladeIndex, CopyDesk, Errand, FrozenToken, Lane, Mover, PageError, Pool, PoolConfig,
+    PoolError, Redundancy, SUPERPAGE_PAGES, Seals, SegmentHandle, Step,
+};
+use farpool_units::SUPERPAGE_BYTES;
+
+/// Two groups, the second of which is not full.
+const SUPERPAGES: u32 = 6;
+/// A silent blade is waited for so long, if none can be spared: longer than a busy machine lets an
+/// answer wait.
+const DEADLINE: Duration = Duration::from_secs(8);
+
+fn config(blades: &Blades) -> PoolConfig {
+    let config = common::config(blades);
+    PoolConfig { seals_pages: true, redundancy: Redundancy::Parity, deadline: DEADLINE, ..config }
+}
+
+fn connect(blades: &Blades) -> Pool {
+    Pool::connect(config(blades)).expect("connect")
+}
+
+/// Blades of so many failure domains.
+fn start(blades: usize) -> Blades {
+    Blades::start(&["tcp", "unix"].repeat(4)[..blades])
+}
+
+fn add(blades: &mut Blades, pool: &Pool) -> BladeIndex {
+    blades.add("tcp", farpool_blade::BladeConfig { memory_bytes: 1 << 30, ..Default::default() });
+    let address = blades.addresses.last().expect("one was added").clone();
+    pool.add_blade(&address.into()).expect("added")
+}
+
+/// Waits until the running blades have lent so much: what is freed counts until it is cleared, and
+/// a blade frees memory a moment after the last write to it was answered.
+fn wait_for_used(blades: &Blades, pool: &Pool, superpages: u64) {
+    let until = Instant::now() + AMPLE;
+    loop {
+        complete(pool, &Alone);
+        let running = blades.serving.iter().flatten();
+        let used = running.map(|serving| {
+            serving.blade().run_scrubs();
+            serving.stat().totals.used_bytes.get()
+        });
+        let used: u64 = used.sum();
+        if used == superpages * SUPERPAGE_BYTES {
+            return;
+        }
+        assert!(Instant::now() < until, "{used} bytes are in use, not {superpages} superpages");
+        std::thread::yield_now();
+    }
+}
+
+/// Some pages of every superpage; in some rows of all members, in some of one.
+fn sample(superpages: u32) -> Vec<u32> {
+    let of = |superpage| [0, 1, 2, 777, 4095 - superpage].map(|p| superpage * SUPERPAGE_PAGES + p);
+    (0..superpages).flat_map(of).collect()
+}
+
+fn write(lane: &mut Lane, segment: SegmentHandle, seed: u64) {
+    common::write(lane, segment, &sample(SUPERPAGES), seed);
+}
+
+/// Reads them, until no blade owes an answer. True if all have the pattern of `seed + page`.
+fn reads(lane: &mut Lane, segment: SegmentHandle, seed: u64) -> Result<bool, PageError> {
+    let read = common::reads(lane, segment, &sample(SUPERPAGES), seed);
+    drive_until_idle(lane);
+    read
+}
+
+/// Makes what is missing. Returns the number of steps.
+fn complete(pool: &Pool, desk: &dyn CopyDesk) -> u64 {
+    let (mut mover, mut made) = (Mover::new(pool), 0);
+    loop {
+        match mover.complete_copies(desk).expect("made") {
+            Step::Moved => made += 1,
+            // A blade frees memory a moment after the last write to it was answered.
+            Step::Waiting => std::thread::yield_now(),
+            Step::Empty => return made,
+        }
+    }
+}
+
+#[test]
+fn any_one_blade_may_die_and_the_next_one_once_its_superpages_are_made_again() {
+    for first in 0..6 {
+        let mut blades = start(6);
+        let pool = connect(&blades);
+        let segment = common::allocate(&pool, SUPERPAGES);
+        wait_for_used(&blades, &pool, 8); // six, and the parity of two groups
+        assert_eq!(pool.degraded_superpages(), 0);
+        let mut lane = pool.lane().expect("lane");
+        write(&mut lane, segment, 7);
+        write(&mut lane, segment, 8);
+        for blade in (0..6).map(BladeIndex) {
+            assert_eq!(pool.superpages_only_on(blade), 0, "{blade:?}");
+        }
+        blades.stop(first);
+        assert_eq!(reads(&mut lane, segment, 8), Ok(true), "without blade {first}");
+        write(&mut lane, segment, 9);
+        assert_eq!(reads(&mut lane, segment, 9), Ok(true), "written without blade {first}");
+        assert!(!pool.has_all_copies() && pool.degraded_superpages() > 0);
+
+        let seventh = add(&mut blades, &pool);
+        assert!(complete(&pool, &Alone) > 0);
+        assert!(pool.has_all_copies() && pool.degraded_superpages() == 0);
+        assert!(pool.superpages_on(seventh) > 0);
+        let first = BladeIndex(u8::try_from(first).expect("few"));
+        assert_eq!(pool.superpages_on(first), 0);
+        pool.remove_blade(first).expect("nothing is missed there");
+        assert_eq!(reads(&mut lane, segment, 9), Ok(true));
+        let second = usize::from(first.0 == 0);
+        blades.stop(second);
+        assert_eq!(reads(&mut lane, segment, 9), Ok(true), "without blades {first:?}, {second}");
+        write(&mut lane, segment, 10);
+        assert_eq!(reads(&mut lane, segment, 10), Ok(true));
+    }
+}
+
+#[test]
+fn what_two_blades_lose_at_once_is_lost_and_said_to_be() {
+    let mut blades = start(5);
+    let pool = connect(&blades);
+    let segment = common::allocate(&pool, 4);
+    let mut lane = pool.lane().expect("lane");
+    common::write(&mut lane, segment, &sample(4), 7);
+    blades.stop(0);
+    blades.stop(1);
+    let read = common::read(&mut lane, segment, &sample(4), 7);
+    drive_until_idle(&mut lane);
+    let lost = read.iter().filter(|it| matches!(it, Err(PageError::BladeLost(_)))).count();
+    let right = read.iter().filter(|it| **it == Ok(true)).count();
+    assert_eq!(lost + right, read.len(), "{read:?}");
+    assert!((5..=10).contains(&lost), "one or two superpages: {read:?}");
+    let only = [0, 1].map(|blade| pool.superpages_only_on(BladeIndex(blade)));
+    assert_eq!(only.iter().sum::<u64>() * 5, u64::try_from(lost).expect("few"));
+}
+
+#[test]
+fn memory_that_is_given_back_is_taken_out_of_the_parity() {
+    let mut blades = start(6);
+    let pool = connect(&blades);
+    let segment = common::allocate(&pool, 4);
+    let mut lane = pool.lane().expect("lane");
+    common::write(&mut lane, segment, &sample(4), 7);
+    pool.free_superpage(segment, 2).expect("freed");
+    let page = 2 * SUPERPAGE_PAGES;
+    assert_eq!(common::read(&mut lane, segment, &[page], 7), [Err(PageError::NotAllocated)]);
+    assert!(!pool.has_all_copies(), "the mover has something to do");
+    let used: u64 = (0..6).map(|blade| blades.used_bytes(blade)).sum();
+    assert_eq!(used, 5 * SUPERPAGE_BYTES, "until it is taken out");
+    assert_eq!(complete(&pool, &Alone), 1);
+    wait_for_used(&blades, &pool, 4);
+    assert!(pool.has_all_copies());
+
+    // Taken again before the mover comes, and after it did.
+    pool.free_superpage(segment, 1).expect("freed");
+    for superpage in [1, 2] {
+        pool.allocate_superpage(segment, superpage).expect("allocated");
+        let written: Vec<u32> = (0..3).map(|it| superpage * SUPERPAGE_PAGES + it).collect();
+        common::write(&mut lane, segment, &written, 8);
+    }
+    assert_eq!(complete(&pool, &Alone), 0);
+    let old: Vec<u32> =
+        sample(4).into_iter().filter(|page| [0, 3].contains(&(page / SUPERPAGE_PAGES))).collect();
+    let new: Vec<u32> =
+        [1, 2].iter().flat_map(|it| (0..3).map(move |p| it * SUPERPAGE_PAGES + p)).collect();
+    for blade in 0..6 {
+        let at = BladeIndex(u8::try_from(blade).expect("few"));
+        let is_of_use = pool.superpages_on(at) > 0;
+        if is_of_use {
+            blades.stop(blade);
+            assert_eq!(common::reads(&mut lane, segment, &old, 7), Ok(true));
+            assert_eq!(common::reads(&mut lane, segment, &new, 8), Ok(true));
+            break;
+        }
+    }
+    for superpage in 0..4 {
+        pool.free_superpage(segment, superpage).expect("freed");
+    }
+    wait_for_used(&blades, &pool, 0); // the last one takes the parity with it
+}
+
+#[test]
+fn a_blade_is_left_under_a_program_that_writes() {
+    let mut blades = start(6);
+    let pool = connect(&blades);
+    let segment = common::allocate(&pool, SUPERPAGES);
+    let mut lane = pool.lane().expect("lane");
+    write(&mut lane, segment, 7);
+    let leaving = (0..6).map(BladeIndex).find(|at| pool.superpages_on(*at) > 0).expect("one");
+    add(&mut blades, &pool);
+    pool.set_leaving(leaving, true);
+    std::thread::scope(|scope| {
+        let mover = scope.spawn(|| {
+            let mut mover = Mover::new(&pool);
+            while mover.step(leaving, &Alone, || true).expect("moved") != Step::Empty {}
+        });
+        let mut seed = 8;
+        while !mover.is_finished() {
+            write(&mut lane, segment, seed);
+            assert_eq!(reads(&mut lane, segment, seed), Ok(true));
+            seed += 1;
+        }
+        write(&mut lane, segment, 1);
+    });
+    pool.remove_blade(leaving).expect("left");
+    assert_eq!(reads(&mut lane, segment, 1), Ok(true));
+    assert_eq!(pool.degraded_superpages(), 0);
+    let another = (0..6).find(|it| *it != usize::from(leaving.0)).expect("one");
+    blades.stop(another);
+    assert_eq!(reads(&mut lane, segment, 1), Ok(true));
+}
+
+#[test]
+fn superpages_are_made_again_under_a_program_that_writes() {
+    for lost in [0, 1, 4] {
+        let mut blades = start(6);
+        let pool = connect(&blades);
+        let segment = common::allocate(&pool, SUPERPAGES);
+        let mut lane = pool.lane().expect("lane");
+        write(&mut lane, segment, 7);
+        blades.stop(lost);
+        assert_eq!(reads(&mut lane, segment, 7), Ok(true));
+        add(&mut blades, &pool);
+        std::thread::scope(|scope| {
+            let mover = scope.spawn(|| complete(&pool, &Alone));
+            let mut seed = 8;
+            while !mover.is_finished() {
+                write(&mut lane, segment, seed);
+                assert_eq!(reads(&mut lane, segment, seed), Ok(true));
+                seed += 1;
+            }
+            write(&mut lane, segment, 1);
+        });
+        assert!(pool.has_all_copies());
+        for blade in (0..6).filter(|it| *it != lost) {
+            if pool.superpages_on(BladeIndex(u8::try_from(blade).expect("few"))) > 0 {
+                blades.stop(blade);
+                assert_eq!(reads(&mut lane, segment, 1), Ok(true), "without {lost}, {blade}");
+                break;
+            }
+        }
+    }
+}
+
+/// Lanes write pages of the same rows at once; each changes the parity of all of them.
+#[test]
+fn writers_of_one_row_do_not_undo_each_others_parity() {
+    let mut blades = start(5);
+    let pool = connect(&blades);
+    let segment = common::allocate(&pool, 4);
+    std::thread::scope(|scope| {
+        for member in 0..4 {
+            let mut lane = pool.lane().expect("lane");
+            scope.spawn(move || {
+                let pages: Vec<u32> = (0..32).map(|it| member * SUPERPAGE_PAGES + it).collect();
+                for seed in 0..40 {
+                    common::write(&mut lane, segment, &pages, seed);
+                    assert_eq!(common::reads(&mut lane, segment, &pages, seed), Ok(true));
+                }
+            });
+        }
+    });
+    let pages: Vec<u32> =
+        (0..4).flat_map(|member| (0..32).map(move |it| member * SUPERPAGE_PAGES + it)).collect();
+    blades.stop(2);
+    let mut lane = pool.lane().expect("lane");
+    assert_eq!(common::reads(&mut lane, segment, &pages, 39), Ok(true));
+}
+
+#[test]
+fn with_too_few_domains_the_rest_is_done_once_there_are_more() {
+    let mut blades = start(4);
+    let pool = connect(&blades);
+    let segment = common::allocate(&pool, 4);
+    assert_eq!(pool.degraded_superpages(), 4, "two of a group are on one blade");
+    let mut lane = pool.lane().expect("lane");
+    common::write(&mut lane, segment, &sample(4), 7);
+    complete(&pool, &Alone);
+    assert!(!pool.has_all_copies());
+    add(&mut blades, &pool);
+    assert!(complete(&pool, &Alone) > 0);
+    assert!(pool.has_all_copies() && pool.degraded_superpages() == 0);
+    blades.stop(3);
+    assert_eq!(common::reads(&mut lane, segment, &sample(4), 7), Ok(true));
+}
+
+/// What the processes of one tree agree on, for any part.
+#[derive(Default)]
+struct Together(Mutex<BTreeMap<u128, FrozenToken>>);
+
+impl CopyDesk for Together {
+    fn ask(&self, _from: BladeIndex, original: u128) -> Errand {
+        match self.0.lock().expect("lock").get(&original) {
+            Some(copy) => Errand::Attach(Box::new(*copy)),
+            None => Errand::Copy,
+        }
+    }
+
+    fn announce(&self, original: u128, copy: &FrozenToken) {
+        self.0.lock().expect("lock").insert(original, *copy);
+    }
+
+    fn forget(&self, original: u128) {
+        self.0.lock().expect("lock").remove(&original);
+    }
+}
+
+/// The seals of a segment as a child has them.
+fn shared(pool: &Pool, segment: SegmentHandle) -> Option<Seals> {
+    let pages = 0..SUPERPAGES * SUPERPAGE_PAGES;
+    pool.seals(segment).map(|it| Seals::import(&it.export(pages)).expect("seals"))
+}
+
+#[test]
+fn a_frozen_superpage_that_is_lost_is_made_once_for_all_who_share_it() {
+    for lost in 0..6_u8 {
+        let mut blades = start(6);
+        let (parent, child) = (connect(&blades), connect(&blades));
+        let segment = common::allocate(&parent, SUPERPAGES);
+        let mut lane = parent.lane().expect("lane");
+        write(&mut lane, segment, 3);
+        let token = parent.freeze(segment).expect("frozen");
+        let theirs = child.attach(&token, shared(&parent, segment)).expect("attached");
+        let mut child_lane = child.lane().expect("lane");
+        blades.stop(lost.into());
+        assert_eq!(reads(&mut lane, segment, 3), Ok(true));
+        assert_eq!(reads(&mut child_lane, theirs, 3), Ok(true));
+        // A child that is born now finds the blade dead.
+        let late = Pool::new(config(&blades));
+        for at in (0..6).filter(|at| *at != lost) {
+            let spec = blades.addresses[usize::from(at)].clone().into();
+            late.add_blade_at(BladeIndex(at), &spec).expect("added");
+        }
+        let token = parent.freeze(segment).expect("frozen already");
+        let own = late.attach(&token, shared(&parent, segment)).expect("attached");
+        assert_eq!(reads(&mut late.lane().expect("lane"), own, 3), Ok(true));
+        late.detach(own).expect("detached");
+
+        blades
+            .add("tcp", farpool_blade::BladeConfig { memory_bytes: 1 << 30, ..Default::default() });
+        let desk = Together::default();
+        for pool in [&parent, &child] {
+            pool.add_blade(&blades.addresses[6].clone().into()).expect("added");
+            complete(pool, &desk);
+            assert_eq!(pool.degraded_superpages(), 0, "without blade {lost}");
+            pool.remove_blade(BladeIndex(lost)).expect("nothing is missed there");
+        }
+        wait_for_used(&blades, &parent, 8); // made once
+        let second = u8::from(lost == 0);
+        blades.stop(second.into());
+        assert_eq!(reads(&mut lane, segment, 3), Ok(true));
+        assert_eq!(reads(&mut child_lane, theirs, 3), Ok(true));
+        child.detach(theirs).expect("detached");
+        assert!(parent.thaw(segment).expect("nobody else uses it"));
+        write(&mut lane, segment, 4);
+        assert_eq!(reads(&mut lane, segment, 4), Ok(true));
+    }
+}
+
+#[test]
+fn a_quota_counts_the_parity() {
+    let blades = start(5);
+    let quota_bytes = 5 * SUPERPAGE_BYTES;
+    let pool = Pool::connect(PoolConfig { quota_bytes, ..config(&blades) }).expect("connect");
+    let segment = common::allocate(&pool, 4);
+    let beyond = pool.allocate_superpage(segment, 4);
+    assert!(matches!(beyond, Err(PoolError::Quota { .. })), "{beyond:?}");
+    pool.detach(segment).expect("detached");
+    common::allocate(&pool, 4);
+}
