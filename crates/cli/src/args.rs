@@ -218,10 +218,11 @@ pub struct RunSettings {
     /// remote]
     #[arg(long, value_enum, env = "FARPOOL_RUN_SEAL", hide_env_values = true)]
     pub seal: Option<Seal>,
-    /// Copies of what is far, each on another failure domain (host): none, 2 or 3. With copies a
-    /// blade that dies costs a pause of at most a second, and pages are always sealed [default:
+    /// What is stored beside what is far, on other failure domains (hosts): none; 2 or 3 copies in
+    /// all; parity, a quarter more, on five. A blade that dies costs a pause of at most a second
+    /// then, and pages are always sealed [default:
     /// none]
-    #[arg(long, value_name = "COPIES", env = "FARPOOL_RUN_REDUNDANCY", hide_env_values = true)]
+    #[arg(long, value_name = "KIND", env = "FARPOOL_RUN_REDUNDANCY", hide_env_values = true)]
     pub redundancy: Option<Redundancy>,
     /// In which time to read all sealed far memory once, so that damage is found before the program
     /// needs it; a damaged copy is made anew from another one. never: do not [default: 24h]
@@ -394,9 +395,10 @@ pub struct AttachArgs {
     /// blade is reached by TCP, or with --pool; always: also on blades of this host
     #[arg(long, value_enum, default_value = "remote")]
     pub seal: Seal,
-    /// Copies of what is far, each on another failure domain (host): none, 2 or 3. With copies a
-    /// blade that dies costs a pause of at most a second, and pages are always sealed
-    #[arg(long, value_name = "COPIES", default_value = "none")]
+    /// What is stored beside what is far, on other failure domains (hosts): none; 2 or 3 copies in
+    /// all; parity, a quarter more, on five. A blade that dies costs a pause of at most a second
+    /// then, and pages are always sealed
+    #[arg(long, value_name = "KIND", default_value = "none")]
     pub redundancy: Redundancy,
     /// In which time to read all sealed far memory once, so that damage is found before the program
     /// needs it; a damaged copy is made anew from another one. never: do not

@@ -51,11 +51,16 @@ fn mistakes_exit_with_2_and_name_what_is_wrong() {
         (&["run", "--local", "1G", "--pager-threads", "0"], "0"),
         (&["run", "--local", "1G", "--policy", "oracle"], "oracle"),
         (&["run", "--local", "1G", "--prefetch", "oracle"], "oracle"),
-        (&["run", "--local", "1G", "--redundancy", "7"], "none of none, 2 and 3"),
+        (&["run", "--local", "1G", "--redundancy", "7"], "none of none, 2, 3 and parity"),
         (&["run", "--local", "1G", "--redundancy", "2"], "0 failure domains"),
+        (&["run", "--local", "1G", "--redundancy", "parity"], "needs blades on 5 hosts"),
+        (
+            &["run", "--local", "1G", "--redundancy", "parity", "--pool", "http://127.0.0.1:1"],
+            "--redundancy parity and --pool cannot both be",
+        ),
         (
             &["run", "--local", "1G", "--redundancy", "2", "--seal", "never"],
-            "told apart by their seals",
+            "seals tell what is right",
         ),
     ];
     for (words, expected) in mistakes {

@@ -1,9 +1,9 @@
-//! How many copies there are of what is far.
+//! What is stored beside what is far.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// How many copies there are of what is far, written as `none`, `2` or `3`.
+/// What is stored beside what is far, written as `none`, `2`, `3` or `parity`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Redundancy(pub farpool_run::Redundancy);
 

@@ -4,14 +4,13 @@ use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering::Rel
 
 use crate::blades::{self, BladeOffer, BladeTable};
 use crate::histogram::Histogram;
+use crate::redundancy::Redundancy;
 use crate::words::{BLADE_ENTRIES, load_text, store_text};
 
 /// Most processes of one run at a time; a further one is ended with a message.
 pub const MAX_SLOTS: usize = 1024;
 /// Kinds of memory that cannot be moved; the keeper defines them.
 pub const UNMOVABLE_KINDS: usize = 7;
-/// Most copies of a superpage.
-pub const COPIES_LIMIT: u8 = 3;
 /// Bytes of a name; longer ones are cut.
 const NAME_BYTES: usize = 64;
 
@@ -62,8 +61,8 @@ pub struct Settings {
     /// TCP is used only with the certificates of the run.
     pub secures_tcp: bool,
     pub sealing: Sealing,
-    /// Copies of each superpage, on as many failure domains; more than one of sealed pages only.
-    pub copies: u32,
+    /// What is stored beside each superpage; anything of sealed pages only.
+    pub redundancy: Redundancy,
     pub when_full: WhenFull,
     pub victim_policy: String,
     pub prefetch_policy: String,
@@ -92,7 +91,7 @@ pub struct Header {
     pub(crate) allow_remote_tcp: AtomicU32,
     pub(crate) secures_tcp: AtomicU32,
     pub(crate) sealing: AtomicU32,
-    pub(crate) copies: AtomicU32,
+    pub(crate) redundancy: AtomicU32,
     pub(crate) when_full: AtomicU32,
     pub(crate) pager_threads: AtomicU32,
     pub(crate) quota_bytes: AtomicU64,
@@ -354,7 +353,7 @@ impl Header {
         self.allow_remote_tcp.store(u32::from(settings.allow_remote_tcp), Relaxed);
         self.secures_tcp.store(u32::from(settings.secures_tcp), Relaxed);
         self.sealing.store(settings.sealing as u32, Relaxed);
-        self.copies.store(settings.copies, Relaxed);
+        self.redundancy.store(settings.redundancy.number(), Relaxed);
         self.when_full.store(u32::from(settings.when_full == WhenFull::Fail), Relaxed);
         self.pager_threads.store(settings.pager_threads, Relaxed);
         self.threshold_bytes.store(settings.threshold_bytes, Relaxed);
@@ -380,7 +379,8 @@ impl Header {
             secures_tcp: self.secures_tcp.load(Relaxed) != 0,
             // What nobody wrote must not be taken for leave to send pages as they are.
             sealing: Sealing::from_number(self.sealing.load(Relaxed)).unwrap_or(Sealing::Sealed),
-            copies: self.copies.load(Relaxed),
+            redundancy: Redundancy::of_number(self.redundancy.load(Relaxed))
+                .expect("the keeper has written what a run stores beside what is far"),
             when_full: if fail { WhenFull::Fail } else { WhenFull::Slow },
             victim_policy: load_text(&self.victim_policy),
             prefetch_policy: load_text(&self.prefetch_policy),

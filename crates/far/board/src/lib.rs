@@ -19,6 +19,7 @@ mod fault_log;
 mod histogram;
 mod layout;
 mod map;
+mod redundancy;
 mod words;
 
 pub use blades::{
@@ -28,10 +29,11 @@ pub use copies::{COPY_ENTRIES, COPY_PARTS, CopyTable, CopyToken, Errand};
 pub use fault_log::{FAULT_ENTRIES, Fault, FaultLog};
 pub use histogram::{BUCKET_COUNT, Histogram, bucket_of, bucket_upper_ns, quantile_ns, total_ns};
 pub use layout::{
-    COPIES_LIMIT, Counter, Header, MAX_SLOTS, ProcessState, Sealing, Settings, Slot,
-    UNMOVABLE_KINDS, VERSION, WhenFull,
+    Counter, Header, MAX_SLOTS, ProcessState, Sealing, Settings, Slot, UNMOVABLE_KINDS, VERSION,
+    WhenFull,
 };
 pub use map::{Board, BoardError};
+pub use redundancy::{COPIES_LIMIT, PARITY_DOMAINS, Redundancy};
 pub use words::BLADE_ENTRIES;
 
 /// Environment variable by which a program's processes find their board.

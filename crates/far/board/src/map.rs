@@ -357,7 +357,7 @@ mod tests {
             allow_remote_tcp: true,
             secures_tcp: true,
             sealing: crate::Sealing::PlainOnThisHost,
-            copies: 1,
+            redundancy: crate::Redundancy::NONE,
             when_full: WhenFull::Fail,
             victim_policy: "clock".into(),
             prefetch_policy: "none".into(),

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use farpool_blade::{BladeConfig, Server, Serving};
 use farpool_board::{
-    BOARD_VARIABLE, BladeOffer, Board, Counter, ProcessState, Sealing, Settings, Slot,
+    BOARD_VARIABLE, BladeOffer, Board, Counter, ProcessState, Redundancy, Sealing, Settings, Slot,
 };
 use farpool_kernel::raise_to_maximum;
 use farpool_seal::SealPolicy;
@@ -37,6 +37,7 @@ use crate::priority::{at_usual_priority, be_prompt};
 use crate::proc::{is_zombie, start_ticks};
 use crate::program;
 use crate::rack::RackRun;
+use crate::redundancy::check_domains;
 use crate::rights;
 use crate::say::say;
 use crate::sidecars;
@@ -444,7 +445,7 @@ pub(crate) fn settings(options: &RunOptions, blades: Vec<String>, path: &Path) -
     let (limit_bytes, local_percent) = limit_numbers(options.local);
     let is_remote = options.rack.is_some() || blades.iter().any(|it| may_pass_a_network(it));
     let sealing = match options.seal {
-        _ if options.redundancy.copies() > 1 => Sealing::Sealed,
+        _ if options.redundancy != Redundancy::NONE => Sealing::Sealed,
         policy if policy.seals(is_remote) => Sealing::Sealed,
         SealPolicy::Never => Sealing::Plain,
         _ => Sealing::PlainOnThisHost,
@@ -457,7 +458,7 @@ pub(crate) fn settings(options: &RunOptions, blades: Vec<String>, path: &Path) -
         allow_remote_tcp: options.allow_remote_tcp,
         secures_tcp: options.credentials.is_some(),
         sealing,
-        copies: options.redundancy.copies().into(),
+        redundancy: options.redundancy,
         when_full: options.when_full,
         victim_policy: options.victim_policy.clone(),
         prefetch_policy: options.prefetch_policy.clone(),
@@ -475,13 +476,14 @@ pub(crate) fn may_pass_a_network(address: &str) -> bool {
 }
 
 pub(crate) fn check_copies(options: &RunOptions) -> Result<(), RunError> {
-    if options.redundancy.copies() > 1 && options.seal == SealPolicy::Never {
+    if options.redundancy != Redundancy::NONE && options.seal == SealPolicy::Never {
         return Err(RunError::UnsealedCopies);
     }
-    match options.rack {
+    match (&options.rack, options.redundancy) {
+        (Some(_), Redundancy::Parity) => Err(RunError::ParityOfRack),
         // It is asked for memory on as many.
-        Some(_) => Ok(()),
-        None => options.redundancy.check(&options.blades),
+        (Some(_), Redundancy::Copies(_)) => Ok(()),
+        (None, redundancy) => check_domains(redundancy, &options.blades),
     }
 }
 

@@ -63,13 +63,13 @@ pub use attach::{AttachEnd, Entered, Reach, attach, detach, is_attached_to};
 pub use blades::{BladeChangeError, BladeUse, RunBlades, open_board};
 pub use directory::{make_base, runs};
 pub use door::{Door, DoorLack, sidecar_lack};
+pub use farpool_board::Redundancy;
 pub use faults::FaultTrace;
 pub use keeper::{capture_faults, run, set_limit};
 pub use needs::{PAGER_ADDRESS_BYTES, UserfaultfdLack, userfaultfd_features};
 pub use outside::{EXIT_OUTSIDE, WhenOutside};
 pub use program::ProgramError;
 pub use rack::{RackError, RackOptions};
-pub use redundancy::Redundancy;
 pub use rights::confine as confine_rights;
 pub use sidecar_error::SidecarError;
 pub use stats::{Peak, ProcessStatistics, RunStatistics, read_statistics};
@@ -113,7 +113,7 @@ pub struct RunOptions {
     pub credentials: Option<Arc<Credentials>>,
     /// When pages are sealed; they are with copies.
     pub seal: SealPolicy,
-    /// How many copies there are of what is far.
+    /// What is stored beside what is far.
     pub redundancy: Redundancy,
     /// In this time all that is far and sealed is read once and compared with its seals; None:
     /// never.
@@ -153,7 +153,7 @@ impl RunOptions {
             allow_remote_tcp: false,
             credentials: None,
             seal: SealPolicy::default(),
-            redundancy: Redundancy::default(),
+            redundancy: Redundancy::NONE,
             verify_every: Some(VERIFY_EVERY),
             stats_file: None,
             no_check: false,
@@ -186,11 +186,17 @@ pub enum RunError {
     )]
     QuotaTooSmall { asked: u64 },
     #[error(
-        "{copies} copies need blades on as many hosts, and the given ones are of {domains} failure \
-         domain{s}: give a further --blade", s = if *.domains == 1 { "" } else { "s" }
+        "--redundancy {redundancy} needs blades on {} hosts, and the given ones are of {domains} \
+         failure domain{s}: give a further --blade",
+        .redundancy.domains(), s = if *.domains == 1 { "" } else { "s" }
     )]
-    TooFewDomains { copies: u8, domains: usize },
-    #[error("--seal never and --redundancy cannot both be: copies are told apart by their seals")]
+    TooFewDomains { redundancy: Redundancy, domains: usize },
+    #[error(
+        "--redundancy parity and --pool cannot both be: parity needs the same five hosts or more \
+         for all far memory; list blades (--blade), or have copies (--redundancy 2)"
+    )]
+    ParityOfRack,
+    #[error("--seal never and --redundancy cannot both be: seals tell what is right")]
     UnsealedCopies,
     #[error("{0}. (--no-check starts the program all the same)")]
     BladeCheck(farpool_fabric::ConnectError),

@@ -1,66 +1,23 @@
-//! How many copies a run has of what is far.
+//! Whether the blades of a run are enough for what it stores beside what is far.
 
 use std::collections::HashSet;
-use std::fmt;
-use std::str::FromStr;
 
-use farpool_board::COPIES_LIMIT;
+use farpool_board::Redundancy;
 use farpool_wire::Address;
 
 use crate::RunError;
 
-/// How many copies there are of what is far.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Redundancy {
-    /// One: what a blade has is lost with it.
-    #[default]
-    None,
-    /// Several, each on another failure domain.
-    Copies(u8),
-}
-
-impl Redundancy {
-    /// The number of copies.
-    pub fn copies(self) -> u8 {
-        match self {
-            Redundancy::None => 1,
-            Redundancy::Copies(copies) => copies,
-        }
-    }
-
-    /// Checks that the blades can hold as many copies.
-    ///
-    /// # Errors
-    /// There are fewer failure domains than copies.
-    pub(crate) fn check(self, blades: &[String]) -> Result<(), RunError> {
-        let copies = self.copies();
-        let addresses = blades.iter().filter_map(|blade| blade.parse::<Address>().ok());
-        let domains: HashSet<_> = addresses.map(|address| address.failure_domain()).collect();
-        match domains.len() < usize::from(copies) && copies > 1 {
-            true => Err(RunError::TooFewDomains { copies, domains: domains.len() }),
-            false => Ok(()),
-        }
-    }
-}
-
-impl FromStr for Redundancy {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.parse::<u8>() {
-            _ if text == "none" => Ok(Redundancy::None),
-            Ok(copies) if (2..=COPIES_LIMIT).contains(&copies) => Ok(Redundancy::Copies(copies)),
-            _ => Err(format!("{text:?} is none of none, 2 and {COPIES_LIMIT}")),
-        }
-    }
-}
-
-impl fmt::Display for Redundancy {
-    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Redundancy::None => to.write_str("none"),
-            Redundancy::Copies(copies) => copies.fmt(to),
-        }
+/// Checks that the blades are on as many failure domains as there have to be.
+///
+/// # Errors
+/// They are on fewer.
+pub(crate) fn check_domains(redundancy: Redundancy, blades: &[String]) -> Result<(), RunError> {
+    let addresses = blades.iter().filter_map(|blade| blade.parse::<Address>().ok());
+    let domains: HashSet<_> = addresses.map(|address| address.failure_domain()).collect();
+    let is_enough = domains.len() >= usize::from(redundancy.domains());
+    match redundancy == Redundancy::NONE || is_enough {
+        true => Ok(()),
+        false => Err(RunError::TooFewDomains { redundancy, domains: domains.len() }),
     }
 }
 
@@ -69,27 +26,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_what_is_read() {
-        for text in ["none", "2", "3"] {
-            assert_eq!(text.parse::<Redundancy>().expect("known").to_string(), text);
-        }
-        for text in ["", "0", "1", "4", "parity", "-2"] {
-            assert!(text.parse::<Redundancy>().is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn copies_need_as_many_failure_domains() {
+    fn copies_need_as_many_failure_domains_and_parity_five() {
         let blades = |texts: &[&str]| texts.iter().map(ToString::to_string).collect::<Vec<_>>();
         let one_host = blades(&["tcp://192.0.2.1:1", "tcp://192.0.2.1:2"]);
         let two = blades(&["tcp://192.0.2.1:1", "tcp://192.0.2.2:1"]);
         let here = blades(&["unix:///a", "tcp://127.0.0.1:1"]);
-        assert!(Redundancy::None.check(&[]).is_ok());
-        assert!(Redundancy::None.check(&one_host).is_ok());
-        let error = Redundancy::Copies(2).check(&one_host).expect_err("one domain");
+        assert!(check_domains(Redundancy::NONE, &[]).is_ok());
+        assert!(check_domains(Redundancy::NONE, &one_host).is_ok());
+        let error = check_domains(Redundancy::Copies(2), &one_host).expect_err("one domain");
         assert!(error.to_string().contains("1 failure domain"), "{error}");
-        assert!(Redundancy::Copies(2).check(&two).is_ok());
-        assert!(Redundancy::Copies(2).check(&here).is_ok());
-        assert!(Redundancy::Copies(3).check(&two).is_err());
+        assert!(check_domains(Redundancy::Copies(2), &two).is_ok());
+        assert!(check_domains(Redundancy::Copies(2), &here).is_ok());
+        assert!(check_domains(Redundancy::Copies(3), &two).is_err());
+        let hosts = |count| (1..=count).map(|it| format!("tcp://192.0.2.{it}:1")).collect();
+        let (four, five): (Vec<_>, Vec<_>) = (hosts(4), hosts(5));
+        let error = check_domains(Redundancy::Parity, &four).expect_err("four domains");
+        assert!(error.to_string().contains("parity needs blades on 5 hosts"), "{error}");
+        assert!(check_domains(Redundancy::Parity, &five).is_ok());
     }
 }

@@ -4,6 +4,7 @@
 //!   stale;
 //! * [`run`]: `farpool run` of a program, with its output, its exit code and its statistics;
 //! * [`blade`]: a `farpool blade` of its own;
+//! * [`checker`]: a program that checks what it reads, on blades that die;
 //! * [`rack`]: a controller and nodes, and users' commands to them;
 //! * [`far`]: a rack client and its far memory, without a program;
 //! * [`jobs`]: real programs, compiled from source, compared with all-local and held to their
@@ -30,6 +31,7 @@
 
 pub mod binaries;
 pub mod blade;
+pub mod checker;
 pub mod compaction;
 pub mod far;
 pub mod hog;

@@ -107,10 +107,10 @@ impl Run {
         self.args(["--blade", address])
     }
 
-    /// Copies of what is far, as in `2`.
+    /// What is stored beside what is far, as in `2` or `parity`.
     #[must_use]
-    pub fn redundancy(self, copies: &str) -> Run {
-        self.args(["--redundancy", copies])
+    pub fn redundancy(self, kind: &str) -> Run {
+        self.args(["--redundancy", kind])
     }
 
     /// The program, after all options.

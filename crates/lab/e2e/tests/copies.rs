@@ -1,21 +1,15 @@
 //! Programs with copies of what is far: a blade that dies or stops costs a pause, and neither a
 //! page nor the program.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::time::Duration;
-
 use farpool_e2e::blade::{Blade, Transport};
+use farpool_e2e::checker::{COPYING, Checker, damage};
 use farpool_e2e::run::{Door, Run, Running};
 use farpool_e2e::{PATIENCE, turn, wait_until};
 use farpool_units::PAGE_BYTES;
 
-const THREADS: usize = 2;
 const MEMORY: &str = "1GiB";
 /// Pages that the program has, at most.
 const ALL_PAGES: u64 = (80 << 20) / PAGE_BYTES as u64;
-/// Copying is slow on purpose while the program uses its far memory.
-const COPYING: Duration = Duration::from_secs(120);
 
 fn blades(count: usize) -> Vec<Blade> {
     (0..count).map(|_| Blade::start(MEMORY)).collect()
@@ -24,66 +18,6 @@ fn blades(count: usize) -> Vec<Blade> {
 fn run_on(door: Door, blades: &[Blade]) -> Run {
     let run = Run::through(door, "16MiB").redundancy("2").patience(COPYING * 2);
     blades.iter().fold(run, |run, blade| run.blade(&blade.address(Transport::Tcp)))
-}
-
-/// A program that checks every page it reads, until it is told to end.
-struct Checker {
-    running: Running,
-    end: tempfile::TempDir,
-}
-
-impl Checker {
-    /// Starts one of 64 MiB, part of it far.
-    fn start(run: Run, seed: u32, operations: &str) -> Checker {
-        let end = tempfile::tempdir().expect("a directory");
-        let mut running = run
-            .own_program("farpool-stress")
-            .args(["--mib", "64", "--threads", &THREADS.to_string(), "--progress"])
-            .args(["--seconds", "600", "--seed", &seed.to_string()])
-            .args(["--ops", operations, "--until"])
-            .arg(end.path().join("end"))
-            .start();
-        running.wait_for_output("filled", THREADS);
-        running.wait_until_far();
-        Checker { running, end }
-    }
-
-    fn degraded(&self) -> Option<u64> {
-        self.total("degraded_superpages")
-    }
-
-    fn total(&self, name: &str) -> Option<u64> {
-        self.running.told()?["total"][name].as_u64()
-    }
-
-    fn wait_for_loss(&self) {
-        wait_until("the loss of a blade to be told", PATIENCE, || {
-            self.running.stderr().contains("read from their copies").then_some(())
-        });
-    }
-
-    fn wait_for_copies(&self) {
-        wait_until("all copies to be there again", COPYING, || {
-            (self.degraded()? == 0).then_some(())
-        });
-    }
-
-    fn wait_for_fetches(&self, count: u64) {
-        let before = self.running.fetched().unwrap_or(0);
-        wait_until("pages to be fetched", COPYING, || {
-            let has_failed = self.running.stderr().contains("far memory is lost");
-            assert!(!has_failed, "{}", self.running.stderr());
-            (self.running.fetched()? > before + count).then_some(())
-        });
-    }
-
-    /// All that it read was right, to the end.
-    fn require_success(self) {
-        std::fs::write(self.end.path().join("end"), "").expect("a file");
-        let outcome = self.running.finish();
-        outcome.require_success().require_far();
-        assert_eq!(outcome.counter("lost"), 0, "{}", outcome.stderr);
-    }
 }
 
 /// Through either door: one is killed, what it had is copied to others, a second one is killed.
@@ -159,21 +93,6 @@ fn forks_before_and_after_two_losses_read_what_their_parent_had() {
 /// Blades whose memory is a file that [`damage`] can reach.
 fn blades_in_files() -> Vec<Blade> {
     (0..2).map(|_| Blade::start_persistent(MEMORY)).collect()
-}
-
-/// Flips a bit of every page that the blade has.
-fn damage(blade: &Blade) {
-    let file = File::options().read(true).write(true).open(blade.memory_file()).expect("file");
-    let pages = file.metadata().expect("size").len() / PAGE_BYTES as u64;
-    let (mut page, mut damaged) = ([0; PAGE_BYTES], 0);
-    for offset in (0..pages).map(|page| page * PAGE_BYTES as u64) {
-        file.read_exact_at(&mut page, offset).expect("read");
-        if page != [0; PAGE_BYTES] {
-            file.write_all_at(&[page[9] ^ 1], offset + 9).expect("written");
-            damaged += 1;
-        }
-    }
-    assert!(damaged > 1000, "{damaged} pages");
 }
 
 /// The program reads what was damaged from the other copy, and all of it is made anew: then the

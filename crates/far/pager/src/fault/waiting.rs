@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use farpool_board::Redundancy;
 use farpool_uffd::Message;
 
 use crate::abort::fail_closed;
@@ -67,7 +68,8 @@ impl FaultThread {
 
     /// How long until a page is asked of another copy. The clock is not read if there is one copy.
     fn until_late(&self) -> Option<Duration> {
-        let has_copies = self.core.settings.copies > 1;
+        let redundancy = self.core.settings.redundancy;
+        let has_copies = matches!(redundancy, Redundancy::Copies(copies) if copies > 1);
         has_copies.then(|| self.lane.until_late(Instant::now())).flatten()
     }
 

@@ -137,7 +137,7 @@ impl RackRun {
             tenant,
             board: Arc::clone(board),
             folder: directory.to_owned(),
-            placements: Placements::new(options.redundancy.copies()),
+            placements: Placements::new(options.redundancy.domains()),
             quota_bytes: options.quota_bytes.unwrap_or(u64::MAX),
             rate_bytes_per_s: rack.rate_bytes_per_s,
             allow_remote_tcp: options.allow_remote_tcp || options.credentials.is_some(),

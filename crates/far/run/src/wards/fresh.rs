@@ -70,7 +70,7 @@ mod tests {
             allow_remote_tcp: false,
             secures_tcp: false,
             sealing: farpool_board::Sealing::Sealed,
-            copies: 1,
+            redundancy: farpool_board::Redundancy::NONE,
             when_full: WhenFull::Fail,
             victim_policy: "clock".into(),
             prefetch_policy: "none".into(),
