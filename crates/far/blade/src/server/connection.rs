@@ -15,6 +15,7 @@
 //! - A request that its grant's rate holds back stays in the input, and nothing is received behind
 //!   it.
 
+use super::arriving::{Arriving, Write};
 use super::input::{Input, Received};
 use super::output::Output;
 use super::pace::Pace;
@@ -22,7 +23,7 @@ use super::requests::{self, Greeting, Scratch, Session};
 use super::shared::{Arrival, Shared};
 use super::way::{self, Opened, Way};
 use crate::audit::Asker;
-use crate::gate::{Gate, Ticket, Writing};
+use crate::gate::{Gate, Ticket};
 use crate::memory::Keep;
 use crate::sources::{Presence, Source};
 use crate::sys::{Iovecs, Slice};
@@ -126,25 +127,6 @@ impl Turn {
     pub(super) fn is_quick(&self) -> bool {
         self.requests == 1 && self.pages <= QUICK_PAGES
     }
-}
-
-/// Pages of a write that are still arriving.
-#[derive(Debug, Default)]
-struct Arriving {
-    /// Where they go; if empty they are discarded (the write was refused).
-    slices: Vec<Slice>,
-    /// Number of slices that are complete; the next one covers only the part still missing.
-    done: usize,
-    missing_bytes: usize,
-    checksum: PagesChecksum,
-    write: Option<Write>,
-}
-
-#[derive(Debug)]
-struct Write {
-    header: Header,
-    _keeps: Vec<Keep>,
-    _writing: Writing,
 }
 
 impl Connection {
@@ -454,7 +436,7 @@ impl Talk {
             return Err(crate::blade::backing(&error));
         }
         let writing = self.gate.begin_writing(permit.guard);
-        self.arriving.write = Some(Write { header, _keeps: keeps, _writing: writing });
+        self.arriving.write = Some(Write::new(header, keeps, writing));
         Ok(())
     }
 
@@ -602,59 +584,6 @@ impl Talk {
         if self.output.push_head(encode).is_ok() {
             let _best_effort = self.flush(tools);
         }
-    }
-}
-
-impl Arriving {
-    /// Expects `bytes`, with no place for them yet.
-    fn begin(&mut self, bytes: usize) {
-        self.slices.clear();
-        self.done = 0;
-        self.missing_bytes = bytes;
-        self.checksum = PagesChecksum::new();
-    }
-
-    /// Where the missing bytes go; empty if there are none or they are discarded.
-    fn missing_slices(&self) -> &[Slice] {
-        &self.slices[self.done..]
-    }
-
-    /// Takes missing bytes off the front of `bytes`. Returns how many.
-    fn fill_from(&mut self, bytes: &[u8]) -> usize {
-        let count = bytes.len().min(self.missing_bytes);
-        let mut left = &bytes[..count];
-        if self.slices.is_empty() {
-            self.missing_bytes -= count; // a refused write
-            return count;
-        }
-        while !left.is_empty() {
-            let slice = self.slices[self.done];
-            let (now, later) = left.split_at(left.len().min(slice.bytes()));
-            slice.fill(now);
-            self.advance(now.len());
-            left = later;
-        }
-        count
-    }
-
-    /// Records that the next `count` bytes are in their places.
-    fn received(&mut self, mut count: usize) {
-        while count > 0 {
-            let step = count.min(self.slices[self.done].bytes());
-            self.advance(step);
-            count -= step;
-        }
-    }
-
-    /// Records that the next `count` bytes, all of one slice, are in their place.
-    fn advance(&mut self, count: usize) {
-        let slice = &mut self.slices[self.done];
-        slice.front(count).checksum(&mut self.checksum);
-        *slice = slice.skip(count);
-        if slice.bytes() == 0 {
-            self.done += 1;
-        }
-        self.missing_bytes -= count;
     }
 }
 

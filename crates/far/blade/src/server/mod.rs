@@ -1,5 +1,6 @@
 //! A blade on sockets: as many threads as processors, each with its own connections.
 
+mod arriving;
 mod certified;
 mod connection;
 mod descriptors;
