@@ -8,6 +8,7 @@
 //! Invariants:
 //! - Over any span of time no more passes than the burst, or the largest single request if that is
 //!   larger, plus what the rate allows in that time. Times are rounded against the taker.
+//!   What is given back ([`Bucket::give_back`]) may pass in addition.
 //! - A request that the bucket covers is never refused, except for rounding: each request costs up
 //!   to 1 ns more than its bytes take.
 //! - Memory full of zeros is a full [`Bucket`] and a [`Meter`] without limit, so both may be in
@@ -148,6 +149,18 @@ impl Bucket {
         let before = self.passed_at_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
         let (Ok(before) | Err(before)) = before; // the closure always takes
         WaitNs(wait_ns(before, now_ns, cost_ns, depth_ns))
+    }
+
+    /// Gives back what [`Bucket::charge`] took, with the same limit, for a request that will not
+    /// pass after all. Who waits goes on waiting as long as before; who comes next waits less.
+    pub fn give_back(&self, bytes: u64, limit: &RateLimit) {
+        if limit.verdict().is_some() {
+            return;
+        }
+        let cost_ns = limit.cost_ns(bytes);
+        let less = |passed_at_ns: u64| Some(passed_at_ns.saturating_sub(cost_ns));
+        let _always_changes =
+            self.passed_at_ns.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
     /// Returns the bytes available.

@@ -111,6 +111,23 @@ proptest! {
     }
 
     #[test]
+    fn what_is_given_back_is_as_if_never_charged(limit in any_limit(), steps in any_steps()) {
+        let (bucket, without) = (Bucket::new(), Bucket::new());
+        let mut now_ns = 0;
+        for (at, (pause_ns, bytes)) in steps.into_iter().enumerate() {
+            now_ns += pause_ns;
+            let wait = bucket.charge(bytes, now_ns, &limit);
+            if at % 2 == 0 {
+                bucket.give_back(bytes, &limit);
+            } else {
+                prop_assert_eq!(wait, without.charge(bytes, now_ns, &limit));
+            }
+            let there = |bucket: &Bucket| bucket.available_bytes(now_ns, &limit);
+            prop_assert_eq!(there(&bucket), there(&without));
+        }
+    }
+
+    #[test]
     fn a_clock_that_goes_back_lets_no_more_through(
         limit in any_limit(), steps in any_steps(), jumps in prop::collection::vec(0..90_000_000u64, 60)
     ) {
@@ -170,6 +187,8 @@ fn the_ends_of_the_scale_mean_what_they_say() {
         assert_eq!(bucket.take(u64::MAX, 0, &RateLimit::UNLIMITED), Ok(()));
         assert_eq!(bucket.charge(u64::MAX, 0, &RateLimit::UNLIMITED), WaitNs(0));
     }
+    bucket.give_back(u64::MAX, &RateLimit::UNLIMITED);
+    bucket.give_back(1, &never);
     assert_eq!(bucket.available_bytes(0, &RateLimit::UNLIMITED), u64::MAX);
     let slow = RateLimit { bytes_per_s: 1, burst_bytes: 10 };
     assert_eq!(bucket.available_bytes(0, &slow), 10, "none of that was taken");
