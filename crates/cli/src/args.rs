@@ -33,8 +33,8 @@ use clap::{Args, Parser, Subcommand};
 use serde::{Deserialize, Serialize};
 
 use crate::values::{
-    Backing, BladeAddress, Door, LocalLimit, PeakMemory, Persist, Prefetch, Redundancy, Seal, Size,
-    Span, VerifyEvery, Victim, WhenFull, WhenOutside, process_number,
+    Backing, BladeAddress, ControlRate, Door, LocalLimit, PeakMemory, Persist, Prefetch,
+    Redundancy, Seal, Size, Span, VerifyEvery, Victim, WhenFull, WhenOutside, process_number,
 };
 
 /// Run unmodified Linux programs with part of their memory on other machines.
@@ -306,6 +306,10 @@ pub struct BladeSettings {
     #[arg(long, value_name = "N", env = "FARPOOL_BLADE_THREADS", hide_env_values = true)]
     #[arg(value_parser = clap::value_parser!(u16).range(1..=256))]
     pub threads: Option<u16>,
+    /// Limit on control requests (all but reads and writes) in a second of all programs under one
+    /// grant, or without a grant of one host or user, or `unlimited` [default: 20000]
+    #[arg(long, value_name = "N", env = "FARPOOL_BLADE_CONTROL_RATE", hide_env_values = true)]
+    pub control_rate: Option<ControlRate>,
     /// Serve TCP over TLS only, to certificates of the rack, with the node's certificate in this
     /// folder (farpool pki issue --role node)
     #[arg(long, value_name = "DIR", env = "FARPOOL_BLADE_PKI", hide_env_values = true)]

@@ -65,7 +65,8 @@ fill_from!(RunSettings:
         when_outside, quiet;
     lists blade);
 fill_from!(BladeSettings:
-    options memory, backing, persist, quota, lease, threads, pki, audit, allow_remote_tcp;
+    options memory, backing, persist, quota, lease, threads, control_rate, pki, audit,
+        allow_remote_tcp;
     lists listen);
 fill_from!(StatSettings: options pki; lists blade);
 fill_from!(ControlSettings:
@@ -73,7 +74,7 @@ fill_from!(ControlSettings:
     lists listen, switch);
 fill_from!(NodeSettings:
     options control, donate, name, compute_brick, memory_brick, pki, token_file, insecure, persist,
-        audit, bandwidth, allow_remote_tcp, drain_timeout, busy_rate;
+        audit, bandwidth, allow_remote_tcp, drain_timeout, busy_rate, control_rate;
     lists listen, advertise);
 
 impl Config {

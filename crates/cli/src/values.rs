@@ -126,6 +126,37 @@ impl fmt::Display for BusyRate {
     }
 }
 
+/// Control requests a second, or `unlimited`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ControlRate(pub u64);
+
+/// With less, a hello that waits for others of its host could exceed a client's patience.
+const CONTROL_RATE_LEAST: u64 = 1_000;
+
+impl FromStr for ControlRate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == UNLIMITED {
+            return Ok(ControlRate(u64::MAX));
+        }
+        let rate: u64 = text.parse().map_err(|_| format!("{text:?} is no number of requests"))?;
+        if rate < CONTROL_RATE_LEAST {
+            return Err(format!("{rate} is too few: at least {CONTROL_RATE_LEAST}"));
+        }
+        Ok(ControlRate(rate))
+    }
+}
+
+impl fmt::Display for ControlRate {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            u64::MAX => to.write_str(UNLIMITED),
+            rate => rate.fmt(to),
+        }
+    }
+}
+
 /// How much local memory a program may have: a size, or a share of what it asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LocalLimit {
@@ -445,7 +476,7 @@ written_as_text!(
     Victim,
     Prefetch
 );
-written_as_text!(BusyRate, Patience, StoreAt, SwitchAt);
+written_as_text!(BusyRate, ControlRate, Patience, StoreAt, SwitchAt);
 
 #[cfg(test)]
 mod tests {
@@ -509,6 +540,12 @@ mod tests {
             assert_eq!(text.parse::<BusyRate>().expect(text).to_string(), text);
         }
         assert!("fast".parse::<BusyRate>().is_err_and(|text| text.contains("unlimited")));
+        for text in ["1000", "20000", "unlimited"] {
+            assert_eq!(text.parse::<ControlRate>().expect(text).to_string(), text);
+        }
+        for text in ["0", "999", "-1", "1MiB", "fast"] {
+            assert!(text.parse::<ControlRate>().is_err_and(|error| error.contains(text)));
+        }
         assert!("10".parse::<Span>().is_err());
         assert!("0s".parse::<Span>().is_err());
         assert!("file:".parse::<Backing>().is_err());

@@ -9,7 +9,9 @@ use farpool_acms::{Arbitration, BORROWER_PERCENT, Band};
 use farpool_api::{Policy, SegmentId, TaskId};
 use serde::{Deserialize, Serialize};
 
-use crate::values::{BladeAddress, BusyRate, Patience, Size, Span, StoreAt, SwitchAt, policy};
+use crate::values::{
+    BladeAddress, BusyRate, ControlRate, Patience, Size, Span, StoreAt, SwitchAt, policy,
+};
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
@@ -203,6 +205,10 @@ pub struct NodeSettings {
     /// processors, or `unlimited` [default: 5MiB, which slows them by less than 2 %]
     #[arg(long, value_name = "RATE", env = "FARPOOL_NODE_BUSY_RATE", hide_env_values = true)]
     pub busy_rate: Option<BusyRate>,
+    /// Limit on control requests (all but reads and writes) in a second of all programs under one
+    /// grant, or without a grant of one host or user, or `unlimited` [default: 20000]
+    #[arg(long, value_name = "N", env = "FARPOOL_NODE_CONTROL_RATE", hide_env_values = true)]
+    pub control_rate: Option<ControlRate>,
 }
 
 /// Arguments of a node with a controller only. Every argument of [`CollaborateArgs`] names them:

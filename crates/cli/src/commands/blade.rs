@@ -14,7 +14,7 @@ use crate::commands::outliving::{add_past, take_over, tell_past};
 use crate::commands::{refuse_remote, service};
 use crate::config::UsageError;
 use crate::logging;
-use crate::values::{Backing, Persist, Size, Span};
+use crate::values::{Backing, ControlRate, Persist, Size, Span};
 
 /// Serves until SIGINT or SIGTERM, then removes its socket files.
 pub fn main(args: &BladeArgs) -> anyhow::Result<u8> {
@@ -77,6 +77,9 @@ fn config(settings: &BladeSettings) -> Result<BladeConfig, UsageError> {
     }
     if let Some(threads) = settings.threads {
         config.threads = threads.into();
+    }
+    if let Some(ControlRate(rate)) = settings.control_rate {
+        config.control_requests_per_s = rate;
     }
     Ok(config)
 }

@@ -17,7 +17,9 @@ use signal_hook::iterator::Signals;
 
 use crate::args::NodeArgs;
 use crate::commands::donor_protection;
-use crate::commands::lending::{busy_rate, drain_timeout, listen, own_name};
+use crate::commands::lending::{
+    busy_rate, control_requests_per_s, drain_timeout, listen, own_name,
+};
 use crate::commands::service::{open_audit, read_pki, read_token, say_ready, tell_systemd};
 use crate::config::UsageError;
 use crate::logging;
@@ -84,6 +86,7 @@ fn options(args: &NodeArgs) -> anyhow::Result<CollaborateOptions> {
             audit: open_audit(settings.audit.as_deref())?,
         },
         allow_remote_tcp: settings.allow_remote_tcp == Some(true),
+        control_requests_per_s: control_requests_per_s(settings),
         rack_key_file: how.rack_key_file.clone(),
         insecure: settings.insecure == Some(true),
         borrower_percent: how.borrower_share,

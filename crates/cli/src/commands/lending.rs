@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
+use farpool_blade::BladeConfig;
 use farpool_identity::{Credentials, Role};
 use farpool_policy::donor_protection::BUSY_BYTES_PER_S_PER_PROCESSOR;
 use farpool_wire::Address;
 
 use crate::args::NodeSettings;
 use crate::commands::refuse_remote;
-use crate::values::{BusyRate, Patience};
+use crate::values::{BusyRate, ControlRate, Patience};
 
 /// Default address of its blade: this machine only.
 const LISTEN_DEFAULT: &str = "tcp://127.0.0.1:7070";
@@ -31,6 +32,12 @@ pub(super) fn listen(settings: &NodeSettings) -> anyhow::Result<Vec<Address>> {
 /// Bytes per second and processor to serve while this host's own programs use all processors.
 pub(super) fn busy_rate(settings: &NodeSettings) -> u64 {
     settings.busy_rate.map_or(BUSY_BYTES_PER_S_PER_PROCESSOR, |BusyRate(bytes_per_s)| bytes_per_s)
+}
+
+/// Control requests a second that its blade carries out for those under one grant.
+pub(super) fn control_requests_per_s(settings: &NodeSettings) -> u64 {
+    let default = BladeConfig::default().control_requests_per_s;
+    settings.control_rate.map_or(default, |ControlRate(rate)| rate)
 }
 
 pub(super) fn drain_timeout(settings: &NodeSettings) -> Duration {

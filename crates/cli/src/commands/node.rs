@@ -17,7 +17,9 @@ use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::args::{NodeArgs, NodeSettings};
-use crate::commands::lending::{busy_rate, drain_timeout, listen, own_name};
+use crate::commands::lending::{
+    busy_rate, control_requests_per_s, drain_timeout, listen, own_name,
+};
 use crate::commands::outliving::{add_past, take_over, tell_past};
 use crate::commands::service::{access, open_audit, say_ready, tell_systemd};
 use crate::commands::{collaborate, donor_protection};
@@ -101,6 +103,7 @@ fn options(settings: NodeSettings) -> anyhow::Result<NodeOptions> {
     let access = access(control, pki, token_file, settings.insecure == Some(true))?;
     let client = Client::with(control, &access)?;
     let listen = listen(&settings)?;
+    let control_requests_per_s = control_requests_per_s(&settings);
     let zero = || UsageError("--bandwidth 0 lends nothing; give what the link carries".into());
     let bandwidth = settings.bandwidth.map(|Size(rate)| NonZeroU64::new(rate).ok_or_else(zero));
     let bandwidth = bandwidth.transpose()?;
@@ -113,6 +116,7 @@ fn options(settings: NodeSettings) -> anyhow::Result<NodeOptions> {
     let blade = BladeConfig {
         allow_remote_tcp: settings.allow_remote_tcp == Some(true),
         credentials: access.credentials.clone(),
+        control_requests_per_s,
         backing: settings.persist.map_or(BackingKind::Automatic, BackingKind::File),
         persist,
         ..BladeConfig::default()

@@ -116,6 +116,7 @@ fn blade_json((address, answer): &(Address, BladeAnswer)) -> Value {
             "bad_frames": totals.bad_frames.get(),
             "leases_expired": totals.leases_expired.get(),
             "superpages_scrubbed": totals.superpages_scrubbed.get(),
+            "control_throttled_ns": totals.control_throttled_ns.get(),
             "connections": totals.connections.get(),
             "segments": totals.segments.get(),
             "clients": clients.iter().map(client_json).collect::<Vec<_>>(),

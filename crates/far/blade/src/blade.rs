@@ -76,6 +76,8 @@ pub(crate) struct Counters {
     pub(crate) requests: AtomicU64,
     pub(crate) requests_refused: AtomicU64,
     pub(crate) bad_frames: AtomicU64,
+    /// Time that control requests were held back for their rate, summed over connections.
+    pub(crate) control_throttled_ns: AtomicU64,
     superpages_scrubbed: AtomicU64,
     grants_revoked: AtomicU64,
 }
@@ -509,6 +511,7 @@ impl Blade {
             bad_frames: count(&self.counters.bad_frames),
             leases_expired: sizes.leases_expired.into(),
             superpages_scrubbed: count(&self.counters.superpages_scrubbed),
+            control_throttled_ns: count(&self.counters.control_throttled_ns),
             clients: at_most::<u32, _>(sizes.clients).into(),
             connections: at_most::<u32, _>(self.sources.count()).into(),
             segments: at_most::<u32, _>(sizes.segments).into(),

@@ -115,6 +115,11 @@ pub struct BladeConfig {
     pub clients_limit: usize,
     /// Most segments of all clients (each takes a descriptor); further ones are refused.
     pub segments_limit: usize,
+    /// Control requests, all but reads and writes, that the clients of one grant may make in a
+    /// second together, and those without a grant of one host or user; `u64::MAX` for no limit. One
+    /// client may make half of that. A large request counts as several: `server/toll.rs`. What
+    /// comes faster waits.
+    pub control_requests_per_s: u64,
     /// How long a connection may be there without a hello; it is closed then.
     pub hello_limit: Duration,
     /// Most connections, half of them of one host or user; further ones are closed at once.
@@ -134,6 +139,9 @@ const HELLO_LIMIT_DEFAULT: Duration = Duration::from_secs(10);
 const PAGES_PER_REQUEST_DEFAULT: u16 = 256;
 /// Covers bandwidth x delay of 100 Gbit/s x 300 us with 32 KiB requests (115), twice.
 const CREDITS_DEFAULT: u16 = 256;
+/// At most a tenth of a processor for whoever floods a blade. It is a hundred times what a program
+/// asks for that forks 50 times a second, or fills 10 GiB in one.
+const CONTROL_REQUESTS_PER_S_DEFAULT: u64 = 20_000;
 
 impl Default for BladeConfig {
     fn default() -> Self {
@@ -155,6 +163,7 @@ impl Default for BladeConfig {
             require_grants: false,
             clients_limit: 4096,
             segments_limit: 65536,
+            control_requests_per_s: CONTROL_REQUESTS_PER_S_DEFAULT,
             hello_limit: HELLO_LIMIT_DEFAULT,
             connections_limit: 16384,
             time: Time::KERNEL,

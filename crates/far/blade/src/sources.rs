@@ -1,11 +1,14 @@
 //! Who connects, and how many connections each may have: one host or user must not keep the others
 //! out, and who does not say who it is must not wait here by the thousands.
 //!
-//! Invariant: a source is counted as long as a [`Presence`] of it lives, and not longer.
+//! Invariant: a source is counted as long as a [`Presence`] of it lives. What it may ask for
+//! ([`Presence::control`]) is remembered longer: else whoever leaves and comes back could begin
+//! with a full bucket each time.
 
 use crate::table::Origin;
 use farpool_kernel::lock;
-use std::collections::HashMap;
+use farpool_policy::Bucket;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex};
@@ -14,6 +17,9 @@ use thiserror::Error;
 /// Most connections of one source that have not sent a hello. A client sends it at once, so that
 /// even a thousand programs which all come back at the same moment pass.
 const SILENT_LIMIT: usize = 1024;
+/// Sources without a connection that are remembered, some 100 bytes each; beyond that, the one that
+/// left first is forgotten, and would begin with a full bucket.
+const GONE_LIMIT: usize = 1024;
 /// The prefix of an IPv6 address that one host has for itself, in bits.
 const HOST_PREFIX_BITS: u32 = 64;
 
@@ -48,12 +54,15 @@ pub(crate) struct Sources {
 struct Counts {
     all: usize,
     of: HashMap<Source, Count>,
+    /// Those in `of` without a connection, in the order in which they left.
+    gone: VecDeque<Source>,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug, Default)]
 struct Count {
     all: usize,
     silent: usize,
+    control: Arc<Bucket>,
 }
 
 /// A connection, as long as it is there.
@@ -61,6 +70,7 @@ struct Count {
 pub(crate) struct Presence {
     sources: Arc<Sources>,
     source: Source,
+    control: Arc<Bucket>,
     is_silent: bool,
 }
 
@@ -114,17 +124,20 @@ impl Sources {
         if counts.all >= limit {
             return Err(TurnedAway::Full { limit });
         }
-        let count = counts.of.get(&source).copied().unwrap_or_default();
         let (limit, source_of) = (limit.div_ceil(2), source);
-        if count.all >= limit {
+        let (all, silent) = counts.of.get(&source).map_or((0, 0), |it| (it.all, it.silent));
+        if all >= limit {
             return Err(TurnedAway::TooMany { source_of, limit });
         }
-        if count.silent >= SILENT_LIMIT {
+        if silent >= SILENT_LIMIT {
             return Err(TurnedAway::TooManySilent { source_of, limit: SILENT_LIMIT });
         }
-        counts.all += 1;
-        counts.of.insert(source, Count { all: count.all + 1, silent: count.silent + 1 });
-        Ok(Presence { sources: Arc::clone(self), source, is_silent: true })
+        Ok(Presence {
+            control: counts.arrive(source),
+            sources: Arc::clone(self),
+            source,
+            is_silent: true,
+        })
     }
 
     /// The connections that there are.
@@ -133,7 +146,41 @@ impl Sources {
     }
 }
 
+impl Counts {
+    fn arrive(&mut self, source: Source) -> Arc<Bucket> {
+        self.all += 1;
+        let count = self.of.entry(source).or_default();
+        if count.all == 0 {
+            self.gone.retain(|gone| *gone != source);
+        }
+        count.all += 1;
+        count.silent += 1;
+        Arc::clone(&count.control)
+    }
+
+    fn leave(&mut self, source: Source) {
+        self.all = self.all.checked_sub(1).expect("a present connection is counted");
+        let count = self.of.get_mut(&source).expect("a present source is counted");
+        count.all = count.all.checked_sub(1).expect("a present connection is counted");
+        if count.all > 0 {
+            return;
+        }
+        self.gone.push_back(source);
+        if self.gone.len() > GONE_LIMIT
+            && let Some(forgotten) = self.gone.pop_front()
+        {
+            self.of.remove(&forgotten);
+        }
+    }
+}
+
 impl Presence {
+    /// What all of its source may ask for together in control requests, as far as no grant says
+    /// whose they are.
+    pub(crate) fn control(&self) -> &Bucket {
+        &self.control
+    }
+
     pub(crate) fn source(&self) -> Source {
         self.source
     }
@@ -156,19 +203,15 @@ impl Presence {
 impl Drop for Presence {
     fn drop(&mut self) {
         self.greeted();
-        let mut counts = lock(&self.sources.counts);
-        counts.all = counts.all.checked_sub(1).expect("a present connection is counted");
-        let count = counts.of.get_mut(&self.source).expect("a present source is counted");
-        count.all = count.all.checked_sub(1).expect("a present connection is counted");
-        if count.all == 0 {
-            counts.of.remove(&self.source);
-        }
+        lock(&self.sources.counts).leave(self.source);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use farpool_policy::RateLimit;
+    use farpool_units::exactly;
 
     fn host(text: &str) -> Source {
         Source::host(text.parse().expect("an address"))
@@ -190,7 +233,27 @@ mod tests {
         sources.arrive(greedy).expect("one of it has left");
         drop(there);
         assert_eq!(sources.count(), 0);
-        assert!(lock(&sources.counts).of.is_empty(), "who is gone is not remembered");
+    }
+
+    #[test]
+    fn who_leaves_and_comes_back_finds_what_it_left_of_its_bucket() {
+        let limit = RateLimit { bytes_per_s: 1, burst_bytes: 10 };
+        let sources = Arc::new(Sources::new(usize::MAX));
+        let left = |presence: &Presence| presence.control().available_bytes(0, &limit);
+        for times in 0..2 * GONE_LIMIT {
+            let presence = sources.arrive(Source::User(0)).expect("one at a time");
+            assert_eq!(left(&presence), if times == 0 { 10 } else { 3 });
+            if times == 0 {
+                presence.control().take(7, 0, &limit).expect("there are ten");
+            }
+        }
+        for user in 1..=exactly(GONE_LIMIT) {
+            drop(sources.arrive(Source::User(user)).expect("one at a time"));
+        }
+        let presence = sources.arrive(Source::User(0)).expect("one at a time");
+        assert_eq!(left(&presence), 10, "it was forgotten");
+        let counts = lock(&sources.counts);
+        assert_eq!((counts.of.len(), counts.gone.len()), (GONE_LIMIT + 1, GONE_LIMIT));
     }
 
     #[test]

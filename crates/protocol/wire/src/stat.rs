@@ -42,6 +42,8 @@ pub struct BladeTotals {
     pub leases_expired: U64,
     /// Superpages zeroed after use.
     pub superpages_scrubbed: U64,
+    /// Time that control requests were held back for their rate, summed over connections.
+    pub control_throttled_ns: U64,
     /// Current clients, whether or not all are listed.
     pub clients: U32,
     /// Current connections.
@@ -53,7 +55,7 @@ pub struct BladeTotals {
     pub superpages_held: U32,
 }
 
-const _: () = assert!(size_of::<BladeTotals>() == 104);
+const _: () = assert!(size_of::<BladeTotals>() == 112);
 
 /// One client of a blade.
 #[derive(

@@ -277,6 +277,7 @@ fn serve(
         allow_remote_tcp: options.allow_remote_tcp,
         credentials: options.protection.credentials.clone(),
         audit: options.protection.audit.clone(),
+        control_requests_per_s: options.control_requests_per_s,
         ..BladeConfig::default()
     };
     let addresses = [Address::Unix(options.socket.clone()), Address::Tcp(blade)];

@@ -46,6 +46,9 @@ pub struct CollaborateOptions {
     pub protection: Protection,
     /// Permits datagrams and pages beyond loopback, which are not encrypted.
     pub allow_remote_tcp: bool,
+    /// Control requests that the blade carries out in a second for the programs under one grant;
+    /// [`farpool_blade::BladeConfig::control_requests_per_s`].
+    pub control_requests_per_s: u64,
     /// File with the rack key, which all nodes of the cluster share.
     pub rack_key_file: Option<PathBuf>,
     /// Permits datagrams beyond loopback without a rack key: anyone there can borrow memory and

@@ -21,6 +21,7 @@ use super::output::Output;
 use super::pace::Pace;
 use super::requests::{self, Greeting, Scratch, Session};
 use super::shared::{Arrival, Shared};
+use super::toll::{self, Payers};
 use super::way::{self, Opened, Way};
 use crate::audit::Asker;
 use crate::gate::{Gate, Ticket};
@@ -290,6 +291,8 @@ impl Connection {
     /// To be called once, before it is dropped.
     pub(super) fn close(&mut self, shared: &Shared) {
         self.talk.arriving = Arriving::default();
+        let payers = payers(&self.talk.session, &self.talk.presence, shared);
+        self.talk.pace.give_back(&payers, &shared.control_rates);
         if let Some(ticket) = self.talk.ticket.take() {
             shared.blade.leave_grant(ticket);
         }
@@ -307,9 +310,13 @@ impl Talk {
         self.presence.source().is_unix()
     }
 
-    /// True if the rates of the connection's grant, if any, and of the blade let the request pass
-    /// now.
+    /// True if the rates of the connection's grant, if any, of control requests and of the blade
+    /// let the request pass now.
     fn may_pass(&mut self, request: &Request<'_>, shared: &Shared) -> bool {
+        if let Some(units) = toll::units_of(request) {
+            let payers = payers(&self.session, &self.presence, shared);
+            return self.pace.may_ask(units, &payers, &shared.control_rates, || shared.now_ns());
+        }
         let donor_protection = (!self.is_unix()).then_some(&shared.blade.donor_protection);
         let traffic = self.session.traffic();
         self.pace.may_pass(request, traffic, donor_protection, || shared.now_ns())
@@ -584,6 +591,20 @@ impl Talk {
         if self.output.push_head(encode).is_ok() {
             let _best_effort = self.flush(tools);
         }
+    }
+}
+
+/// Who pays for control requests. Until a hello is carried out, it is those that come from the same
+/// place: what it says of a grant may not be true.
+fn payers<'a>(session: &'a Session, presence: &'a Presence, shared: &'a Shared) -> Payers<'a> {
+    let traffic = session.traffic();
+    Payers {
+        client: session.counters().map(|counters| &counters.control),
+        group: traffic.map_or(presence.control(), |traffic| &traffic.control),
+        throttled_ns: [
+            traffic.map(|traffic| &traffic.control_throttled_ns),
+            Some(&shared.blade.counters.control_throttled_ns),
+        ],
     }
 }
 

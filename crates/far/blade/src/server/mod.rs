@@ -12,6 +12,7 @@ mod pace;
 mod requests;
 mod shared;
 mod stepped;
+mod toll;
 mod way;
 mod worker;
 

@@ -1,11 +1,12 @@
-//! Holds a connection to its grant's rate, and to what the blade serves to all together: which
-//! request must wait, and until when.
+//! Holds a connection to its grant's rate, to what the blade serves to all together, and to the
+//! rates of control requests ([`super::toll`]): which request must wait, and until when.
 //!
 //! A request that may not pass yet stays in the input, where it is found again when its time has
 //! come; meanwhile the connection is not read, so its client's socket fills up and other clients do
 //! not wait. Its cost was charged when it arrived, so requests of all connections under the grant
 //! pass in order of arrival, and small ones cannot overtake a large one for ever.
 
+use super::toll::{Payers, Rates};
 use crate::donor_protection::DonorProtection;
 use crate::table::{Access, GrantTraffic};
 use farpool_policy::WaitNs;
@@ -17,6 +18,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// raised still waits by the old one. A paused connection costs four wake-ups a second.
 const ASK_AGAIN_NS: u64 = 250_000_000;
 
+/// Most units of a control request that are charged at once. A larger one pays this much, waits for
+/// it with all others, and is then charged the next: so whoever asks for little waits for one
+/// instalment of each connection that asks for much, and not for all of it. With as many
+/// connections as one host may have that is 3 s at the default rate, within a client's deadline.
+const INSTALMENT_UNITS: u64 = 8;
+
 /// What holds a connection back now.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
@@ -24,12 +31,25 @@ pub(super) struct Pace {
     until_ns: u64,
     /// The next request was charged, by rates of this version, and may pass at this time.
     charged: Option<Charged>,
+    /// The next request is a control request, and has not been paid for.
+    asked: Option<Asked>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Charged {
     passes_ns: u64,
     rates_version: u64,
+}
+
+/// A control request that pays in instalments.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    /// When what it was charged has passed.
+    passes_ns: u64,
+    /// Its last instalment, in units.
+    instalment: u64,
+    /// Units that it has not been charged yet.
+    left: u64,
 }
 
 impl Pace {
@@ -50,7 +70,43 @@ impl Pace {
         false
     }
 
-    /// True if the request may pass now; if not, the connection pauses.
+    /// True if a control request of this many units may pass now; if not, the connection pauses.
+    pub(super) fn may_ask(
+        &mut self,
+        units: u64,
+        payers: &Payers<'_>,
+        rates: &Rates,
+        now_ns: impl FnOnce() -> u64,
+    ) -> bool {
+        if rates.are_unlimited() {
+            return true;
+        }
+        let now_ns = now_ns();
+        let begun = Asked { passes_ns: 0, instalment: 0, left: units };
+        let mut asked = self.asked.take().unwrap_or(begun);
+        while asked.passes_ns <= now_ns {
+            if asked.left == 0 {
+                return true;
+            }
+            asked.instalment = asked.left.min(INSTALMENT_UNITS);
+            asked.left -= asked.instalment;
+            let wait_ns = payers.charge(asked.instalment, rates, now_ns);
+            asked.passes_ns = now_ns.saturating_add(wait_ns);
+        }
+        self.asked = Some(asked);
+        self.pause(asked.passes_ns, now_ns, payers.throttled_ns.into_iter().flatten());
+        false
+    }
+
+    /// To be called when the connection closes: gives back what a control request was charged that
+    /// has not passed.
+    pub(super) fn give_back(&mut self, payers: &Payers<'_>, rates: &Rates) {
+        if let Some(asked) = self.asked.take() {
+            payers.give_back(asked.instalment, rates);
+        }
+    }
+
+    /// True if the page request may pass now; if not, the connection pauses.
     pub(super) fn may_pass(
         &mut self,
         request: &Request<'_>,
@@ -97,20 +153,31 @@ impl Pace {
             return true;
         }
         self.charged = Some(charged);
-        let wait_ns = (charged.passes_ns - now_ns).min(ASK_AGAIN_NS);
-        if let Some((_, throttled_ns)) = of_grant {
-            throttled_ns.fetch_add(wait_ns, Ordering::Relaxed);
+        self.pause(charged.passes_ns, now_ns, of_grant.map(|(_, throttled_ns)| throttled_ns));
+        false
+    }
+
+    /// Pauses until `passes_ns`, or until it is time to check again.
+    fn pause<'a>(
+        &mut self,
+        passes_ns: u64,
+        now_ns: u64,
+        throttled_ns: impl IntoIterator<Item = &'a AtomicU64>,
+    ) {
+        let wait_ns = passes_ns.saturating_sub(now_ns).min(ASK_AGAIN_NS);
+        for counter in throttled_ns {
+            counter.fetch_add(wait_ns, Ordering::Relaxed);
         }
         self.until_ns = now_ns.saturating_add(wait_ns);
-        false
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use farpool_policy::RateLimit;
+    use farpool_policy::{Bucket, RateLimit};
     use farpool_wire::{Extent, PageNumber, SegmentId};
+    use proptest::prelude::*;
 
     const PAGES: u32 = 256;
 
@@ -178,5 +245,161 @@ mod tests {
             one.may_pass(&request, Some(&traffic), Some(&donor_protection), || second_ns),
             "lifted"
         );
+    }
+
+    /// Connections of two groups: all of three clients in the first, and one in the second.
+    const CLIENT_OF: [usize; 7] = [0, 0, 0, 1, 1, 2, 3];
+
+    struct Group {
+        clients: [Bucket; 4],
+        groups: [Bucket; 2],
+        paces: [Pace; 7],
+        rates: Rates,
+        /// When a connection's request passed, whose, and its units.
+        passed: Vec<(u64, usize, u64)>,
+    }
+
+    impl Group {
+        fn of(client: usize) -> usize {
+            usize::from(client == 3)
+        }
+
+        fn new(units_per_s: u64) -> Group {
+            Group {
+                clients: Default::default(),
+                groups: Default::default(),
+                paces: Default::default(),
+                rates: Rates::new(units_per_s),
+                passed: Vec::new(),
+            }
+        }
+
+        fn with<T>(
+            &mut self,
+            at: usize,
+            what: impl FnOnce(&mut Pace, &Payers<'_>, &Rates) -> T,
+        ) -> T {
+            let client = CLIENT_OF[at];
+            let group = &self.groups[Self::of(client)];
+            let client = Some(&self.clients[client]);
+            let payers = Payers { client, group, throttled_ns: [None; 2] };
+            what(&mut self.paces[at], &payers, &self.rates)
+        }
+
+        fn ask(&mut self, at: usize, units: u64, now_ns: u64) -> bool {
+            let passes = self.with(at, |pace, payers, rates| {
+                !pace.is_pausing(|| now_ns) && pace.may_ask(units, payers, rates, || now_ns)
+            });
+            if passes {
+                self.passed.push((now_ns, at, units));
+            }
+            passes
+        }
+
+        /// Checks that in any span those for whom `is_of` holds had no more than the burst and what
+        /// the rate allows, and what a request of each connection had paid before.
+        fn check(
+            &self,
+            is_of: impl Fn(usize) -> bool,
+            units_per_s: u64,
+        ) -> Result<(), TestCaseError> {
+            let passed = || self.passed.iter().filter(|(_, at, _)| is_of(*at));
+            let largest = passed().map(|(.., units)| *units).max().unwrap_or(0);
+            let slack = largest * CLIENT_OF.len() as u64 + units_per_s / 20;
+            for (from, (start_ns, ..)) in passed().enumerate() {
+                let mut units = 0;
+                for (at_ns, _, more) in passed().skip(from) {
+                    units += more;
+                    let earned = (at_ns - start_ns) * units_per_s / 1_000_000_000;
+                    prop_assert!(units <= slack + earned, "{units} in {} ns", at_ns - start_ns);
+                }
+            }
+            Ok(())
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn neither_connections_nor_clients_nor_large_requests_get_more(
+            units_per_s in 1_000..40_000u64,
+            steps in prop::collection::vec((0..7usize, 0..300u64, 0..20_000_000u64, 0..20u8), 1..200),
+        ) {
+            let (mut group, mut now_ns) = (Group::new(units_per_s), 0);
+            let mut waiting = [None; 7];
+            for (at, units, pause_ns, dice) in steps {
+                now_ns += pause_ns;
+                // Some leave while they wait, and others come in their place.
+                if dice == 0 && waiting[at].take().is_some() {
+                    group.with(at, |pace, payers, rates| pace.give_back(payers, rates));
+                    group.paces[at] = Pace::default();
+                }
+                let units = waiting[at].unwrap_or(units);
+                waiting[at] = (!group.ask(at, units, now_ns)).then_some(units);
+            }
+            group.check(|at| Group::of(CLIENT_OF[at]) == 0, units_per_s)?;
+            for client in 0..4 {
+                group.check(|at| CLIENT_OF[at] == client, units_per_s / 2)?;
+            }
+            // Whatever they asked for, all pass in the end, and then the buckets fill up.
+            for (at, units) in waiting.iter().enumerate().filter_map(|(at, it)| Some((at, (*it)?))) {
+                for _ in 0.. {
+                    if group.ask(at, units, now_ns) {
+                        break;
+                    }
+                    now_ns = group.paces[at].wakes_ns().expect("it waits");
+                }
+            }
+            now_ns += 1_000_000_000;
+            for at in 0..CLIENT_OF.len() {
+                prop_assert!(group.ask(at, 1, now_ns), "nobody left a debt");
+            }
+        }
+    }
+
+    #[test]
+    fn who_asks_for_little_does_not_wait_for_all_that_others_ask_for() {
+        let (mut group, mut longest_ns, mut asked_ns) = (Group::new(2_000), 0, 0);
+        for now_ns in (0..3_000_000_000).step_by(1_000_000) {
+            for at in 0..5 {
+                group.ask(at, 251, now_ns);
+            }
+            if group.ask(5, 1, now_ns) {
+                longest_ns = longest_ns.max(now_ns - asked_ns);
+                asked_ns = now_ns;
+            }
+        }
+        let of_others = group.passed.iter().filter(|(_, at, _)| *at < 5).count();
+        assert!(of_others >= 3_000 / 251, "they take what there is: {of_others}");
+        // Eight units of each, and a timer's two milliseconds; all together had asked for 0.6 s.
+        let most_ns = 5 * 8 * 1_000_000_000 / 2_000 + 2_000_000;
+        assert!((1_000_000..=most_ns).contains(&longest_ns), "{longest_ns} ns");
+    }
+
+    #[test]
+    fn who_leaves_while_it_waits_leaves_no_debt_to_others() {
+        let mut group = Group::new(1_000);
+        while group.ask(0, 1, 0) {}
+        while group.ask(5, 1, 0) {}
+        for _ in 0..100_000 {
+            group.with(0, |pace, payers, rates| pace.give_back(payers, rates));
+            group.paces[0] = Pace::default();
+            assert!(!group.ask(0, 8, 0));
+        }
+        let wait_ns = group.paces[5].wakes_ns().expect("it waits");
+        assert!(group.ask(5, 1, wait_ns), "as if nobody else were there");
+        assert!(!group.ask(3, 1, wait_ns));
+        assert!(group.ask(3, 1, wait_ns + 10_000_000), "eight units and one are owed");
+    }
+
+    #[test]
+    fn no_time_is_too_late_to_wait_from() {
+        let mut group = Group::new(1);
+        for now_ns in [0, u64::MAX - 1, u64::MAX] {
+            for at in 0..CLIENT_OF.len() {
+                assert!(group.ask(at, 251, now_ns) || group.paces[at].wakes_ns().is_some());
+            }
+        }
+        let mut group = Group::new(u64::MAX);
+        assert!(group.ask(0, u64::MAX, 0) && group.ask(0, u64::MAX, u64::MAX), "without a limit");
     }
 }

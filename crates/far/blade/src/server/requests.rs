@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Most superpages in one attach or list answer: META_LIMIT_BYTES less the fixed fields.
 const LIST_LIMIT: usize = (META_LIMIT_BYTES - 20) / 8;
 /// Most clients in one stat answer.
-const STAT_CLIENTS_LIMIT: usize = (META_LIMIT_BYTES - 104) / 88;
+const STAT_CLIENTS_LIMIT: usize = (META_LIMIT_BYTES - 112) / 88;
 
 /// What a connection belongs to.
 #[derive(Debug)]
@@ -63,6 +63,14 @@ impl Session {
     pub(super) fn number(&self) -> Option<ClientNumber> {
         match self {
             Session::Client { number, .. } => Some(*number),
+            _ => None,
+        }
+    }
+
+    /// The client's counters and bucket, also of a keeper.
+    pub(super) fn counters(&self) -> Option<&ClientCounters> {
+        match self {
+            Session::Client { counters, .. } => Some(counters),
             _ => None,
         }
     }

@@ -1,6 +1,7 @@
 //! What a server's threads have in common.
 
 use super::certified::Certified;
+use super::toll::Rates;
 use crate::audit::Asker;
 use crate::blade::Blade;
 use crate::gate::Gate;
@@ -22,6 +23,7 @@ pub(super) struct Shared {
     pub(super) blade: Arc<Blade>,
     /// The certificates that TCP is served with, if there are any.
     pub(super) certified: Option<Arc<Certified>>,
+    pub(super) control_rates: Rates,
     stop: AtomicBool,
     mailboxes: Vec<Mailbox>,
     slots: Mutex<HashMap<(ClientNumber, u32), SlotHolder>>,
@@ -61,6 +63,7 @@ impl Shared {
     ) -> io::Result<Shared> {
         let mailboxes = (0..threads).map(|_| Mailbox::new()).collect::<io::Result<_>>()?;
         Ok(Shared {
+            control_rates: Rates::new(blade.config().control_requests_per_s),
             blade,
             certified,
             stop: AtomicBool::new(false),

@@ -1,6 +1,7 @@
 //! Clients, their connections and leases.
 
 use super::{ClientRow, GrantId, GrantPass, Limits, Refused, Row, Scrub, Table, count_u32};
+use farpool_policy::Bucket;
 use farpool_units::SUPERPAGE_BYTES;
 use farpool_wire::{ClientId, ErrorCode, Hello, Purpose, SegmentId};
 use std::collections::BTreeSet;
@@ -12,13 +13,16 @@ use std::time::Duration;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct ClientNumber(pub u64);
 
-/// Counters of a client's connections; shared with them, so that counting takes no lock.
+/// Counters of a client's connections, and what they may ask for; shared with them, so that
+/// counting takes no lock.
 #[derive(Debug, Default)]
 pub struct ClientCounters {
     /// Pages read by requests, and through shared memory as reported.
     pub pages_read: AtomicU64,
     /// Pages written, likewise.
     pub pages_written: AtomicU64,
+    /// What it may ask for in control requests.
+    pub control: Bucket,
     reported_read: AtomicU64,
     reported_written: AtomicU64,
 }

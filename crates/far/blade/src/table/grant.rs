@@ -17,7 +17,7 @@
 use super::{
     ClientNumber, GrantRow, ImageError, Refused, Row, Scrub, Table, count_u32, superpages_of,
 };
-use farpool_policy::{Meter, RateLimit};
+use farpool_policy::{Bucket, Meter, RateLimit};
 use farpool_units::{SUPERPAGE_BYTES, at_most};
 use farpool_wire::{ErrorCode, Grant, GrantKey};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -89,7 +89,9 @@ pub struct GrantTraffic {
     pub read: Meter,
     /// How fast they may write.
     pub write: Meter,
-    /// Changes with the rates, so that a connection waiting by the old ones checks again.
+    /// What they may ask for in control requests.
+    pub control: Bucket,
+    /// Changes with the rates of pages, so that a connection waiting by the old ones checks again.
     pub rates_version: AtomicU64,
     /// Pages read.
     pub pages_read: AtomicU64,
@@ -99,6 +101,8 @@ pub struct GrantTraffic {
     pub read_throttled_ns: AtomicU64,
     /// Time that writes were held back, likewise.
     pub write_throttled_ns: AtomicU64,
+    /// Time that control requests were held back, likewise.
+    pub control_throttled_ns: AtomicU64,
 }
 
 /// What a connection got when it was admitted under a grant.
@@ -135,6 +139,8 @@ pub struct GrantStat {
     pub read_throttled_ns: u64,
     /// Time that writes were held back, likewise.
     pub write_throttled_ns: u64,
+    /// Time that control requests were held back, likewise.
+    pub control_throttled_ns: u64,
 }
 
 #[derive(Debug)]
@@ -399,6 +405,7 @@ impl Grants {
             pages_written: count(&given.traffic.pages_written),
             read_throttled_ns: count(&given.traffic.read_throttled_ns),
             write_throttled_ns: count(&given.traffic.write_throttled_ns),
+            control_throttled_ns: count(&given.traffic.control_throttled_ns),
         }
     }
 }

@@ -97,6 +97,7 @@ fn responses(visit: &mut impl FnMut(&str, &Sample<'_>, &[u8])) {
         bad_frames: 5.into(),
         leases_expired: 6.into(),
         superpages_scrubbed: 7.into(),
+        control_throttled_ns: 9_000_000_001.into(),
         clients: 1.into(),
         connections: 2.into(),
         segments: 1.into(),

@@ -54,6 +54,7 @@ pub(crate) fn options(name: &str, folder: &std::path::Path) -> CollaborateOption
         rest: "127.0.0.1:0".parse().unwrap(),
         protection: Protection::default(),
         allow_remote_tcp: false,
+        control_requests_per_s: 20_000,
         rack_key_file: None,
         insecure: false,
         borrower_percent: farpool_acms::BORROWER_PERCENT,
