@@ -62,6 +62,8 @@ pub(crate) struct Flight {
     waiting_writes: VecDeque<Slot>,
     pub(crate) flying: VecDeque<Slot>,
     limits: Option<Arc<ClientLimits>>,
+    /// Nobody waits for the answers.
+    pub(crate) is_background: bool,
     time: Time,
     /// When reads, and when writes, were last held back by the limits.
     held: [Option<Instant>; 2],
@@ -87,6 +89,7 @@ impl Flight {
             waiting_writes: VecDeque::new(),
             flying: VecDeque::new(),
             limits,
+            is_background: false,
             time,
             held: [None; 2],
             resumes_ns: 0,
@@ -150,7 +153,7 @@ impl Flight {
             };
             slot.id = RequestId(self.next_id);
             self.next_id += 1;
-            if slot.encode(&mut self.extents).is_err() {
+            if slot.encode(&mut self.extents, self.is_background).is_err() {
                 // Our own limits keep requests within the protocol's, so this is not caused by a
                 // blade.
                 self.finish(slot, Err(PageFault::Refused(ErrorCode::BadFrame)));
@@ -311,7 +314,7 @@ impl Slot {
         if self.opcode == Opcode::Read { self.pages.len() } else { 0 }
     }
 
-    fn encode(&mut self, extents: &mut Vec<Extent>) -> Result<(), WireError> {
+    fn encode(&mut self, extents: &mut Vec<Extent>, is_background: bool) -> Result<(), WireError> {
         extents.clear();
         for run in self.pages.chunk_by(|a, b| a.page.0.checked_add(1) == Some(b.page.0)) {
             extents.push(Extent::new(run[0].page, exactly(run.len())));
@@ -322,7 +325,10 @@ impl Slot {
             Opcode::Read => (Request::Read { segment, extents }, 0),
             _ => (Request::Write { segment, extents }, checksum_of(&self.pages)),
         };
-        request.encode(self.id, checksum, &mut self.head)
+        match is_background {
+            true => request.encode_in_background(self.id, checksum, &mut self.head),
+            false => request.encode(self.id, checksum, &mut self.head),
+        }
     }
 
     /// The checksum over the answer's pages, received in place.

@@ -131,6 +131,11 @@ impl StreamLink {
         })
     }
 
+    /// From now on nobody waits for its pages: the blade may serve others first.
+    pub fn set_background(&mut self) {
+        self.flight.is_background = true;
+    }
+
     /// Times the connection broke and was made again.
     pub fn reconnects(&self) -> u64 {
         self.reconnects

@@ -10,7 +10,7 @@ use common::{Buffers, FakeBlade, Fault, SlowTime, finish, fresh_page, lock};
 use farpool_fabric::{
     Address, ConnectError, Control, Link, PageDone, PageFault, Session, Spare, StreamLink,
 };
-use farpool_wire::{ErrorCode, Request};
+use farpool_wire::{ErrorCode, Priority, Request};
 use proptest::prelude::*;
 
 /// Long enough for every test that must not reach it.
@@ -549,4 +549,25 @@ fn remote_tcp_is_refused_unless_allowed() {
     session.address = "tcp://192.0.2.1:7070".parse().expect("address");
     let refused = StreamLink::connect(session.into(), 1);
     assert!(matches!(refused, Err(ConnectError::RemoteTcp { .. })));
+}
+
+#[test]
+fn what_nobody_waits_for_says_so() {
+    for blade in blades() {
+        let mut link = link(&blade, AMPLE);
+        let mut buffers = Buffers::new(2);
+        let (one, two) = (buffers.page(1, 0), buffers.page(2, 1));
+        for _ in 0..2 {
+            // SAFETY: the buffers live until all completions have arrived.
+            unsafe { link.read(&[one]) };
+            assert_eq!(finish(&mut link)[0].result, Ok(()));
+            // SAFETY: as above.
+            unsafe { link.write(&[two]) };
+            assert_eq!(finish(&mut link)[0].result, Ok(()));
+            link.set_background();
+        }
+        let usual = [Priority::Demand, Priority::Eviction];
+        let priorities = [usual, [Priority::Background; 2]].concat();
+        assert_eq!(lock(&blade.inner).priorities, priorities);
+    }
 }

@@ -63,6 +63,8 @@ pub struct Lane {
     choice: Choice,
     /// Pages whose parity matters.
     parity: ParityFlights,
+    /// Nobody waits for its pages.
+    is_background: bool,
     /// The phase being waited for, once seen; see [`Shared::phase`].
     phase: u64,
 }
@@ -114,8 +116,14 @@ impl Lane {
             sealer: (sealing == Sealing::ByLane).then(Sealer::default),
             choice: Choice::default(),
             parity: ParityFlights::default(),
+            is_background: false,
             phase: 0,
         }
+    }
+
+    /// Has blades serve others first; to be called before it connects.
+    pub(crate) fn set_background(&mut self) {
+        self.is_background = true;
     }
 
     /// Connects to the blade now, and waits for it.
@@ -379,8 +387,11 @@ impl Lane {
             match known.session.address {
                 Address::Shm(_) => Some(Box::new(ShmLink::default())),
                 _ => {
-                    let link = StreamLink::later(Arc::clone(&known.session), self.slot);
-                    link.ok().map(|link| -> Box<dyn Link> { Box::new(link) })
+                    let mut link = StreamLink::later(Arc::clone(&known.session), self.slot).ok()?;
+                    if self.is_background {
+                        link.set_background();
+                    }
+                    Some(Box::new(link))
                 }
             }
         });

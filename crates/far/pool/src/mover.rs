@@ -110,7 +110,8 @@ impl<'a> Mover<'a> {
     /// A mover, which connects to blades and takes its memory (3 MiB to move superpages, less to
     /// verify them) when it needs to.
     pub fn new(pool: &'a Pool) -> Self {
-        let (lane, clock) = pool.unconnected_lane(Sealing::AsStored);
+        let (mut lane, clock) = pool.unconnected_lane(Sealing::AsStored);
+        lane.set_background();
         Mover {
             pool,
             lane,

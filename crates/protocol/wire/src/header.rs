@@ -23,6 +23,7 @@ use crate::{
 const MAGIC: u32 = u32::from_le_bytes(*b"FPLW");
 const FLAG_RESPONSE: u16 = 1;
 const FLAG_ERROR: u16 = 2;
+const FLAG_BACKGROUND: u16 = 4;
 /// Where the header's checksum begins; it covers all bytes before it.
 const CHECKSUM_OFFSET: usize = 28;
 
@@ -98,6 +99,24 @@ pub enum Kind {
     Error,
 }
 
+/// How urgent a request is, the most urgent first: what a blade serves first when it has a choice.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[repr(usize)]
+pub enum Priority {
+    /// A thread waits for the answer: reads, and control requests.
+    Demand,
+    /// Memory waits to be free again: writes.
+    Eviction,
+    /// Nobody waits: what moves and verifies memory.
+    Background,
+}
+
+impl Priority {
+    /// Every priority, the most urgent first.
+    pub const ALL: &'static [Priority] =
+        &[Priority::Demand, Priority::Eviction, Priority::Background];
+}
+
 /// A frame's header, decoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Header {
@@ -105,6 +124,8 @@ pub struct Header {
     pub opcode: Opcode,
     /// Direction and outcome.
     pub kind: Kind,
+    /// In requests: nobody waits for the answer. In responses: false.
+    pub is_background: bool,
     /// Number of the request; the response has the same.
     pub request_id: RequestId,
     /// Bytes between header and pages, without their checksum.
@@ -139,6 +160,15 @@ impl Header {
         HEADER_BYTES + usize::from(self.meta_bytes) + checksum_bytes
     }
 
+    /// Returns how urgent the request is.
+    pub fn priority(&self) -> Priority {
+        match self.opcode {
+            _ if self.is_background => Priority::Background,
+            Opcode::Write => Priority::Eviction,
+            _ => Priority::Demand,
+        }
+    }
+
     /// Decodes and validates a header.
     ///
     /// # Errors
@@ -154,11 +184,12 @@ impl Header {
             return Err(WireError::HeadChecksum);
         }
         let opcode = Opcode::from_number(bytes[5]).ok_or(WireError::Opcode { found: bytes[5] })?;
-        let kind = kind_of(u16_at(6))?;
+        let (kind, is_background) = kind_of(u16_at(6))?;
         let request_id = RequestId(u64::from(u32_at(8)) | u64::from(u32_at(12)) << 32);
         let header = Header {
             opcode,
             kind,
+            is_background,
             request_id,
             meta_bytes: u16_at(16),
             page_count: u16_at(18),
@@ -196,6 +227,7 @@ impl Header {
         out.put_u32(MAGIC);
         out.extend_from_slice(&[PROTOCOL_VERSION, self.opcode.number()]);
         out.put_u16(match self.kind {
+            Kind::Request if self.is_background => FLAG_BACKGROUND,
             Kind::Request => 0,
             Kind::Response => FLAG_RESPONSE,
             Kind::Error => FLAG_RESPONSE | FLAG_ERROR,
@@ -225,11 +257,13 @@ fn check_prefix(bytes: &[u8]) -> Result<(), WireError> {
     }
 }
 
-fn kind_of(flags: u16) -> Result<Kind, WireError> {
+/// Returns the kind, and whether it is in the background.
+fn kind_of(flags: u16) -> Result<(Kind, bool), WireError> {
     match flags {
-        0 => Ok(Kind::Request),
-        FLAG_RESPONSE => Ok(Kind::Response),
-        f if f == FLAG_RESPONSE | FLAG_ERROR => Ok(Kind::Error),
+        0 => Ok((Kind::Request, false)),
+        FLAG_BACKGROUND => Ok((Kind::Request, true)),
+        FLAG_RESPONSE => Ok((Kind::Response, false)),
+        f if f == FLAG_RESPONSE | FLAG_ERROR => Ok((Kind::Error, false)),
         found => Err(WireError::Flags { found }),
     }
 }

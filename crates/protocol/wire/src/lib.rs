@@ -37,7 +37,7 @@ mod stat;
 pub use address::{Address, AddressError, FailureDomain, SOCKET_PATH_LIMIT_BYTES};
 pub use checksum::PagesChecksum;
 pub use error::{ErrorCode, WireError};
-pub use header::{Head, Header, Kind, Opcode, split_head};
+pub use header::{Head, Header, Kind, Opcode, Priority, split_head};
 pub use ids::{
     ClientId, Grant, GrantKey, PageNumber, RequestId, SegmentId, SegmentToken, SuperpageNumber,
 };

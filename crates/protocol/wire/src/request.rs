@@ -202,6 +202,20 @@ impl<'a> Request<'a> {
         }
     }
 
+    /// As [`Request::encode`], for a request whose answer nobody waits for
+    /// ([`crate::Priority::Background`]).
+    ///
+    /// # Errors
+    /// As for that.
+    pub fn encode_in_background(
+        &self,
+        request_id: RequestId,
+        pages_checksum: u32,
+        out: &mut Vec<u8>,
+    ) -> Result<(), WireError> {
+        self.encode_as(request_id, pages_checksum, true, out)
+    }
+
     /// Appends the request's head to `out`. For a write, the pages must follow on the stream, in
     /// the extents' order, and `pages_checksum` is their [`crate::PagesChecksum`]; for every other
     /// request it is 0.
@@ -214,6 +228,16 @@ impl<'a> Request<'a> {
         pages_checksum: u32,
         out: &mut Vec<u8>,
     ) -> Result<(), WireError> {
+        self.encode_as(request_id, pages_checksum, false, out)
+    }
+
+    fn encode_as(
+        &self,
+        request_id: RequestId,
+        pages_checksum: u32,
+        is_background: bool,
+        out: &mut Vec<u8>,
+    ) -> Result<(), WireError> {
         self.validate()?;
         let page_count = match self {
             Request::Write { extents, .. } => exactly(pages_in(extents)),
@@ -222,6 +246,7 @@ impl<'a> Request<'a> {
         let header = Header {
             opcode: self.opcode(),
             kind: Kind::Request,
+            is_background,
             request_id,
             meta_bytes: 0,
             page_count,

@@ -132,8 +132,16 @@ impl<'a> Response<'a> {
         let kind =
             if matches!(self, Response::Error { .. }) { Kind::Error } else { Kind::Response };
         let page_count = if let Response::Pages { page_count } = self { *page_count } else { 0 };
-        let header =
-            Header { opcode, kind, request_id, meta_bytes: 0, page_count, credits, pages_checksum };
+        let header = Header {
+            opcode,
+            kind,
+            is_background: false,
+            request_id,
+            meta_bytes: 0,
+            page_count,
+            credits,
+            pages_checksum,
+        };
         append_head(out, header, |out| self.append_meta(out))
     }
 

@@ -249,6 +249,33 @@ impl Random {
 }
 
 #[test]
+fn priorities_follow_from_operation_and_flag() {
+    let one = [Extent::page(PageNumber(7))];
+    let segment = SegmentId(1);
+    let read = Request::Read { segment, extents: &one };
+    let write = Request::Write { segment, extents: &one };
+    for (request, usual) in
+        [(read, Priority::Demand), (Request::Ping, Priority::Demand), (write, Priority::Eviction)]
+    {
+        let (mut plain, mut background) = (Vec::new(), Vec::new());
+        request.encode(RequestId(1), 0, &mut plain).unwrap();
+        request.encode_in_background(RequestId(1), 0, &mut background).unwrap();
+        let priority = |frame: &[u8]| split_head(frame).unwrap().unwrap().header.priority();
+        assert_eq!((priority(&plain), priority(&background)), (usual, Priority::Background));
+    }
+    assert!(Priority::ALL.is_sorted());
+    // A response has none.
+    for flags in [5u16, 7, 6, 8, 0x8000] {
+        let mut frame = Vec::new();
+        Request::Ping.encode(RequestId(1), 0, &mut frame).unwrap();
+        frame[6..8].copy_from_slice(&flags.to_le_bytes());
+        let checksum = PagesChecksum::of(&frame[..28]);
+        frame[28..32].copy_from_slice(&checksum.to_le_bytes());
+        assert_eq!(split_head(&frame), Err(WireError::Flags { found: flags }));
+    }
+}
+
+#[test]
 fn mutated_frames_never_panic_and_have_one_encoding() {
     let mut seeds = Vec::new();
     samples::visit(|_, sample, _| seeds.push(samples::encode(sample, &[])));

@@ -36,7 +36,11 @@ fn check_decodes(name: &str, sample: &Sample<'_>, frame: &[u8], pages: &[u8]) {
     assert_eq!(&frame[head.header.head_bytes()..], pages, "{name}");
     assert_eq!(head.header.pages_checksum, PagesChecksum::of(pages), "{name}");
     match sample {
-        Sample::Request(request) => assert_eq!(Request::decode(&head).as_ref(), Ok(request)),
+        Sample::Request(request) | Sample::InBackground(request) => {
+            assert_eq!(Request::decode(&head).as_ref(), Ok(request));
+            let is_background = matches!(sample, Sample::InBackground(_));
+            assert_eq!(head.header.is_background, is_background, "{name}");
+        }
         Sample::Response(opcode, response) => {
             assert_eq!(head.header.opcode, *opcode);
             assert_eq!(Response::decode(&head).as_ref(), Ok(response));

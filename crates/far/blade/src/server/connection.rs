@@ -9,11 +9,14 @@
 //!
 //! Invariants:
 //! - All complete requests in the input are carried out before the connection waits for more,
-//!   unless the output is full; then it goes on when the output has drained.
+//!   unless the output is full; then it goes on when the output has drained. (Or see the last.)
 //! - Over TCP with certificates nothing is read as a frame before the peer is known ([`Way`]).
 //! - A fenced connection carries nothing out: [`Gate`] is held while a connection works.
 //! - A request that its grant's rate holds back stays in the input, and nothing is received behind
 //!   it.
+//! - Its requests are carried out in the order in which they came. It stops before one that is less
+//!   urgent than what the worker wants done now, and when it has had its share of a turn; then
+//!   [`Connection::work`] says so, since no event would report again what is in the input.
 
 use super::arriving::{Arriving, Write};
 use super::input::{Input, Received};
@@ -22,6 +25,7 @@ use super::pace::Pace;
 use super::requests::{self, Greeting, Scratch, Session};
 use super::shared::{Arrival, Shared};
 use super::toll::{self, Payers};
+use super::turns::Turn;
 use super::way::{self, Opened, Way};
 use crate::audit::Asker;
 use crate::gate::{Gate, Ticket};
@@ -32,8 +36,8 @@ use crate::table::{Access, Origin, Refused};
 use farpool_kernel::lock;
 use farpool_units::{PAGE_BYTES, exactly};
 use farpool_wire::{
-    ErrorCode, Extent, Header, Hello, Opcode, PagesChecksum, Purpose, Request, RequestId, Response,
-    SegmentId, WireError, split_head,
+    ErrorCode, Extent, Header, Hello, Opcode, PagesChecksum, Priority, Purpose, Request, RequestId,
+    Response, SegmentId, WireError, split_head,
 };
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -74,10 +78,6 @@ impl Close {
     }
 }
 
-/// Most pages of a small request: with more, client and worker run better side by side than on one
-/// CPU.
-const QUICK_PAGES: u32 = 4;
-
 /// What each thread has once, for all its connections.
 #[derive(Debug, Default)]
 pub(super) struct Tools {
@@ -113,21 +113,10 @@ struct Talk {
     /// Close once everything has been sent.
     is_ending: bool,
     turn: Turn,
-}
-
-/// What a connection requested in one turn of work.
-#[derive(Debug, Default)]
-pub(super) struct Turn {
-    requests: u32,
-    pages: u32,
-}
-
-impl Turn {
-    /// True for one small request: its client waits for the answer, and does nothing else
-    /// meanwhile.
-    pub(super) fn is_quick(&self) -> bool {
-        self.requests == 1 && self.pages <= QUICK_PAGES
-    }
+    /// How urgent its last request was.
+    last: Priority,
+    /// How urgent the next one is, which is in the input and was left there.
+    next: Option<Priority>,
 }
 
 impl Connection {
@@ -147,6 +136,8 @@ impl Connection {
             arriving: Arriving::default(),
             is_ending: false,
             turn: Turn::default(),
+            last: Priority::Demand,
+            next: None,
         };
         Connection { input: Input::new(), talk }
     }
@@ -157,7 +148,14 @@ impl Connection {
         usize::try_from(cpu).ok().filter(|cpu| *cpu < rustix::thread::CpuSet::MAX_CPU)
     }
 
-    /// What was requested since the last call.
+    /// How urgent what it has to do is, as far as that is known.
+    pub(super) fn priority(&self) -> Priority {
+        let is_amid = self.talk.arriving.missing_bytes > 0 || !self.talk.output.is_empty();
+        let known = self.talk.next.or(is_amid.then_some(self.talk.last));
+        known.unwrap_or(Priority::Demand)
+    }
+
+    /// What was requested in its last turn.
     pub(super) fn take_turn(&mut self) -> Turn {
         std::mem::take(&mut self.talk.turn)
     }
@@ -191,27 +189,40 @@ impl Connection {
         self.talk.pace.wakes_ns()
     }
 
-    /// Does what can be done without waiting. To be called on any readiness of the socket.
-    pub(super) fn work(&mut self, shared: &Shared, tools: &mut Tools) -> Result<(), Close> {
+    /// Does what can be done in one turn without waiting, up to the first request that is less
+    /// urgent than `least`. To be called on any readiness of the socket. True if it has more to do.
+    pub(super) fn work(
+        &mut self,
+        shared: &Shared,
+        tools: &mut Tools,
+        least: Priority,
+    ) -> Result<bool, Close> {
         let gate = Arc::clone(&self.talk.gate);
         let is_fenced = lock(&gate.is_fenced);
         if *is_fenced {
             return Err(Close::Ended);
         }
         if !self.talk.open_way(shared, tools)? {
-            return Ok(());
+            return Ok(false);
         }
-        let result = self.work_inside(shared, tools);
+        self.talk.turn = Turn::default();
+        self.talk.next = None;
+        let result = self.work_inside(shared, tools, least);
         if let Err(Close::Bad(error)) = &result {
             self.talk.answer_bad(*error, tools);
         }
-        result
+        result.map(|()| self.talk.next.is_some())
     }
 
-    fn work_inside(&mut self, shared: &Shared, tools: &mut Tools) -> Result<(), Close> {
-        self.drain(shared, tools)?;
+    fn work_inside(
+        &mut self,
+        shared: &Shared,
+        tools: &mut Tools,
+        least: Priority,
+    ) -> Result<(), Close> {
+        self.drain(shared, tools, least)?;
         for round in 0.. {
-            if !self.wants_to_receive() {
+            if !self.wants_to_receive() || self.talk.next.is_some() {
                 break;
             }
             let may_read_socket = round < ROUNDS;
@@ -219,7 +230,7 @@ impl Connection {
                 break;
             };
             self.talk.arriving.received(received.direct_bytes);
-            self.drain(shared, tools)?;
+            self.drain(shared, tools, least)?;
             if !received.was_full {
                 break;
             }
@@ -248,9 +259,9 @@ impl Connection {
     }
 
     /// Carries out all input and sends what the socket takes, unless that leaves the output full.
-    fn drain(&mut self, shared: &Shared, tools: &mut Tools) -> Result<(), Close> {
+    fn drain(&mut self, shared: &Shared, tools: &mut Tools, least: Priority) -> Result<(), Close> {
         loop {
-            let is_understood = self.understand(shared, tools)?;
+            let is_understood = self.understand(shared, tools, least)?;
             self.talk.flush(tools)?;
             if is_understood || self.talk.output.is_full() {
                 return Ok(());
@@ -258,8 +269,14 @@ impl Connection {
         }
     }
 
-    /// Carries out requests. True if more input is needed, false if the output is full.
-    fn understand(&mut self, shared: &Shared, tools: &mut Tools) -> Result<bool, Close> {
+    /// Carries out requests. True if more input is needed or the next one is left for another turn,
+    /// false if the output is full.
+    fn understand(
+        &mut self,
+        shared: &Shared,
+        tools: &mut Tools,
+        least: Priority,
+    ) -> Result<bool, Close> {
         loop {
             let taken = self.talk.arriving.fill_from(self.input.bytes());
             self.input.take(taken);
@@ -277,11 +294,16 @@ impl Connection {
                 return Ok(true);
             };
             let header = head.header;
+            if header.priority() > least || self.talk.turn.is_over() {
+                self.talk.next = Some(header.priority());
+                return Ok(true);
+            }
             let request = Request::decode(&head)?;
             if !self.talk.may_pass(&request, shared) {
                 return Ok(true);
             }
             self.talk.turn.requests += 1;
+            self.talk.last = header.priority();
             self.talk.carry_out(header, &request, shared, tools);
             self.input.expect_pages(self.talk.arriving.write.is_some());
             self.input.take(header.head_bytes());

@@ -13,6 +13,7 @@ mod requests;
 mod shared;
 mod stepped;
 mod toll;
+mod turns;
 mod way;
 mod worker;
 

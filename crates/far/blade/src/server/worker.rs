@@ -1,6 +1,11 @@
 //! One serving thread: an epoll loop over its own connections. The first thread also accepts,
 //! distributes new connections, and drives the blade's clock.
 //!
+//! Who is ready waits for a turn ([`Turns`]), the urgent before the others; after a turn of one
+//! that is not urgent the worker looks who has become ready meanwhile. What a connection is up to
+//! is known from what it is in the middle of, or left in its input; else it is taken for urgent
+//! until its next request has been seen.
+//!
 //! epoll is level-triggered: a connection that has had its turn and holds more is simply reported
 //! again. Measured and left out, with figures in docs/contributors/decisions.md: io_uring (one-page
 //! reads over TCP 20.4 us against 18.3, 32 KiB reads +9 %; `throughput -- 8 32 1`, `lane_latency`),
@@ -10,8 +15,10 @@ use super::connection::{Close, Connection, Tools};
 use super::follow::{Follow, Move};
 use super::listener::Listener;
 use super::shared::{Arrival, Shared};
+use super::turns::Turns;
 use crate::sources::Source;
 use farpool_units::exactly;
+use farpool_wire::Priority;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::thread::CpuSet;
@@ -44,6 +51,8 @@ pub(super) struct Worker {
     free: Vec<usize>,
     tools: Tools,
     follow: Follow,
+    /// Connections that have something to do.
+    turns: Turns,
     /// Connections that are held to their rate: when each is to work again, earliest first.
     paused: BinaryHeap<Reverse<(u64, usize)>>,
     /// Where the worker may run.
@@ -62,6 +71,8 @@ struct Watched {
     interest: epoll::EventFlags,
     /// When it is to wake, as in `paused`; 0 if it is not paused.
     wakes_ns: u64,
+    /// It is among those that wait for a turn.
+    waits: bool,
 }
 
 impl Worker {
@@ -87,6 +98,7 @@ impl Worker {
             free: Vec::new(),
             tools: Tools::default(),
             follow: Follow::default(),
+            turns: Turns::default(),
             paused: BinaryHeap::new(),
             cpus: rustix::thread::sched_getaffinity(None).ok(),
             next_thread: 0,
@@ -118,14 +130,14 @@ impl Worker {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(EVENTS_LIMIT);
         loop {
             self.turn(&mut events, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }))?;
-            if events.is_empty() {
+            if events.is_empty() && self.turns.is_empty() {
                 return Ok(());
             }
         }
     }
 
     /// Waits for events, but no longer than `timeout`, and does what they and the time demand.
-    fn turn(
+    pub(super) fn turn(
         &mut self,
         events: &mut Vec<epoll::Event>,
         timeout: Option<&Timespec>,
@@ -135,12 +147,46 @@ impl Worker {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        for event in &*events {
-            self.handle(event.data.u64());
+        match &**events {
+            // Nobody to choose from, as usual.
+            [only] if self.turns.is_empty() && only.data.u64() < TOKEN_LISTENER => {
+                self.work(exactly(only.data.u64()), Priority::Background);
+                self.wake_paused();
+            }
+            several => {
+                for event in several {
+                    self.handle(event.data.u64());
+                }
+                self.wake_paused();
+                self.give_turns();
+            }
         }
-        self.wake_paused();
         self.tick();
         Ok(())
+    }
+
+    /// Gives turns to those that wait, until one has had a turn that was not urgent; then it is
+    /// time to see who has become ready.
+    fn give_turns(&mut self) {
+        for _ in 0..self.turns.count() {
+            let Some((index, priority)) = self.turns.pop(self.shared.now_ns()) else {
+                return;
+            };
+            let least = if self.turns.is_empty() { Priority::Background } else { priority };
+            self.work(index, least);
+            if least > Priority::Demand {
+                return;
+            }
+        }
+    }
+
+    /// Has a connection wait for a turn.
+    fn wait_for_turn(&mut self, index: usize) {
+        if let Some(Some(watched)) = self.connections.get_mut(index)
+            && !std::mem::replace(&mut watched.waits, true)
+        {
+            self.turns.push(index, watched.connection.priority(), self.shared.now_ns());
+        }
     }
 
     /// Closes every connection.
@@ -153,6 +199,9 @@ impl Worker {
     /// Time until the next tick or until a paused connection may go on. The kernel rounds up to
     /// whole milliseconds; a bucket's burst covers that.
     fn timeout(&self) -> Option<Timespec> {
+        if !self.turns.is_empty() {
+            return Some(Timespec { tv_sec: 0, tv_nsec: 0 });
+        }
         let tick_ns =
             (self.thread == 0 || self.has_silent).then_some(u64::from(TICK.subsec_nanos()));
         let paused_ns = self.paused.peek().map(|Reverse((wakes_ns, _))| {
@@ -180,7 +229,7 @@ impl Worker {
             // Another connection may have this index by now; extra work does no harm.
             if let Some(Some(watched)) = self.connections.get_mut(index) {
                 watched.wakes_ns = 0;
-                self.work(index);
+                self.wait_for_turn(index);
             }
         }
     }
@@ -188,7 +237,7 @@ impl Worker {
     fn find_place(&mut self, events: &[epoll::Event]) {
         let place = match events {
             [] => return,
-            [only] => {
+            [only] if self.turns.is_empty() => {
                 let Ok(index) = usize::try_from(only.data.u64()) else { return };
                 let Some(Some(watched)) = self.connections.get_mut(index) else { return };
                 if watched.connection.take_turn().is_quick() {
@@ -220,7 +269,7 @@ impl Worker {
                 }
             }
             TOKEN_LISTENER.. => self.accept(exactly(token - TOKEN_LISTENER)),
-            index => self.work(exactly(index)),
+            index => self.wait_for_turn(exactly(index)),
         }
     }
 
@@ -320,26 +369,32 @@ impl Worker {
         let interest = epoll::EventFlags::IN;
         let data = epoll::EventData::new_u64(index as u64);
         let watched = epoll::add(&self.epoll, connection.socket(), data, interest);
-        self.connections[index] = Some(Watched { connection, interest, wakes_ns: 0 });
+        self.connections[index] = Some(Watched { connection, interest, wakes_ns: 0, waits: false });
         if let Err(error) = watched {
             self.close(index, Some(Close::Gone(error.into())));
         }
     }
 
-    fn work(&mut self, index: usize) {
+    fn work(&mut self, index: usize, least: Priority) {
         let Some(Some(watched)) = self.connections.get_mut(index) else {
-            return; // closed by an earlier event of the same batch
+            return; // closed since it was ready
         };
-        let worked = watched.connection.work(&self.shared, &mut self.tools);
-        let watching = worked.and_then(|()| watched.update(&self.epoll, index));
+        watched.waits = false;
+        let worked = watched.connection.work(&self.shared, &mut self.tools, least);
+        let watching = worked.and_then(|has_more| {
+            watched.update(&self.epoll, index)?;
+            Ok(has_more)
+        });
         if let Some(wakes_ns) = watched.connection.wakes_ns()
             && watched.wakes_ns != wakes_ns
         {
             watched.wakes_ns = wakes_ns;
             self.paused.push(Reverse((wakes_ns, index)));
         }
-        if let Err(reason) = watching {
-            self.close(index, Some(reason));
+        match watching {
+            Ok(true) => self.wait_for_turn(index),
+            Ok(false) => {}
+            Err(reason) => self.close(index, Some(reason)),
         }
     }
 

@@ -21,8 +21,8 @@ use farpool_fabric::{
 };
 use farpool_units::PAGE_BYTES;
 use farpool_wire::{
-    ErrorCode, Extent, Header, HelloOk, Opcode, PageNumber, PagesChecksum, Purpose, Request,
-    RequestId, Response, SegmentId, split_head,
+    ErrorCode, Extent, Header, HelloOk, Opcode, PageNumber, PagesChecksum, Priority, Purpose,
+    Request, RequestId, Response, SegmentId, split_head,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +45,8 @@ pub(crate) struct Inner {
     pub script: VecDeque<Fault>,
     pub connections: usize,
     pub requests: usize,
+    /// How urgent reads and writes were.
+    pub priorities: Vec<Priority>,
     pub credits: u16,
     pub piece_bytes: usize,
     pub blade_id: u64,
@@ -321,6 +323,9 @@ fn next_request(
     let mut guard = lock(state);
     if guard.connections != own {
         return None;
+    }
+    if matches!(head.header.opcode, Opcode::Read | Opcode::Write) {
+        guard.priorities.push(head.header.priority());
     }
     let mut answer = Vec::new();
     match Request::decode(&head).expect("a request") {

@@ -15,7 +15,13 @@ pub(crate) fn decode_any(bytes: &[u8]) {
     let header = head.header;
     let encoded = match header.kind {
         Kind::Request => match Request::decode(&head) {
-            Ok(request) => request.encode(header.request_id, header.pages_checksum, &mut again),
+            Ok(request) => {
+                let (id, checksum) = (header.request_id, header.pages_checksum);
+                match header.is_background {
+                    true => request.encode_in_background(id, checksum, &mut again),
+                    false => request.encode(id, checksum, &mut again),
+                }
+            }
             Err(_) => return,
         },
         Kind::Response | Kind::Error => match Response::decode(&head) {

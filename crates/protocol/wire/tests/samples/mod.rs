@@ -6,6 +6,7 @@ use farpool_wire::*;
 /// A frame to encode.
 pub(crate) enum Sample<'a> {
     Request(Request<'a>),
+    InBackground(Request<'a>),
     Response(Opcode, Response<'a>),
 }
 
@@ -68,6 +69,10 @@ fn requests(visit: &mut impl FnMut(&str, &Sample<'_>, &[u8])) {
         let pages = page().repeat(pages);
         visit(&format!("request-{name}"), &Sample::Request(request), &pages);
     }
+    let read = Request::Read { segment, extents: &many };
+    visit("request-read-in-background", &Sample::InBackground(read), &[]);
+    let write = Request::Write { segment, extents: &one };
+    visit("request-write-in-background", &Sample::InBackground(write), &page());
 }
 
 fn responses(visit: &mut impl FnMut(&str, &Sample<'_>, &[u8])) {
@@ -139,6 +144,7 @@ pub(crate) fn encode(sample: &Sample<'_>, pages: &[u8]) -> Vec<u8> {
     let (id, checksum) = (RequestId(0x4142_4344_4546_4748), PagesChecksum::of(pages));
     match sample {
         Sample::Request(request) => request.encode(id, checksum, &mut frame),
+        Sample::InBackground(request) => request.encode_in_background(id, checksum, &mut frame),
         Sample::Response(opcode, response) => {
             response.encode(*opcode, id, 256, checksum, &mut frame)
         }
