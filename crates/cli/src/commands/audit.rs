@@ -25,21 +25,29 @@ fn verify_files(args: &VerifyArgs) -> anyhow::Result<()> {
             File::open(path).with_context(|| format!("{} cannot be read", path.display()))?;
         lines = Box::new(lines.chain(BufReader::new(file)));
     }
-    let Verified { first, end, contains } =
+    let Verified { first, end, contains, open } =
         verify(lines, args.contains).with_context(|| format!("{names} is not what was written"))?;
     if let Some(hash) = args.contains.filter(|_| !contains) {
         bail!(
             "{names} has no line with the hash {hash}: lines were cut off, or all were made anew"
         );
     }
-    let answer = json!({ "first": first, "last": end.number, "hash": end.hash });
+    let listed = |(number, what): (&u64, &String)| json!({ "number": number, "what": what });
+    let listed: Vec<_> = open.iter().map(listed).collect();
+    let answer =
+        json!({ "first": first, "last": end.number, "hash": end.hash, "without_outcome": listed });
+    let open = open.iter().map(|(number, what)| {
+        format!("line {number} announces {what:?}, and no line says what became of it\n")
+    });
     Ok(terminal::print(&match args.json {
         true => format!("{answer}\n"),
         false if first == 0 => "the log is empty\n".to_owned(),
         false => format!(
-            "lines {first} to {} are what was written\n\
+            "lines {first} to {} are what was written\n{}\
              the last has the hash {}; note it elsewhere, and --contains finds it later\n",
-            end.number, end.hash
+            end.number,
+            open.collect::<String>(),
+            end.hash
         ),
     })?)
 }

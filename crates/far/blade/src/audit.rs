@@ -6,6 +6,9 @@
 //! its log notices afterwards: it then takes no further clients until it can. Those that it has go
 //! on, for their programs would lose their memory.
 //!
+//! What the node orders is announced by a line before it is done: that is rare, and no client waits
+//! for it.
+//!
 //! Everybody who reaches a port can be refused, so refusals are noted up to [`REFUSALS_PER_S`], and
 //! beyond that counted.
 
@@ -14,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use farpool_audit::{AuditLog, Entry};
+use farpool_audit::{AuditLog, Entry, Stage};
 use farpool_kernel::{lock, unix_ms};
 use farpool_wire::ErrorCode;
 
@@ -42,7 +45,7 @@ pub(crate) struct Audit {
 
 #[derive(Debug, Default)]
 struct Waiting {
-    entries: Vec<Entry>,
+    entries: Vec<(Entry, Stage)>,
     refusals: usize,
     left_out: u64,
     is_over: bool,
@@ -82,19 +85,52 @@ impl Audit {
     /// Notes what was done, or what was refused with which code. `say` makes the line's text, if
     /// there will be a line.
     pub(crate) fn note(&self, refused: Option<ErrorCode>, say: impl FnOnce() -> (Asker, String)) {
+        self.note_at(Stage::Done, refused, say);
+    }
+
+    /// Writes to the disk that something is going to be done. Returns the number of the line;
+    /// `None` without a log, or if it cannot be written: what is ordered is done all the same,
+    /// since memory that is to be taken back cannot wait for a disk.
+    pub(crate) fn intend(&self, say: impl FnOnce() -> (Asker, String)) -> Option<u64> {
+        let log = self.log.as_ref()?;
+        let (Asker { who, from }, what) = say();
+        let entry = Entry { unix_ms: unix_ms(), who, from, what, outcome: DONE };
+        let intended = log.intend(entry);
+        self.tell(intended.as_ref().map(drop));
+        intended.ok()
+    }
+
+    /// Notes what became of an intent, or, without one, what was done.
+    pub(crate) fn note_outcome(
+        &self,
+        intent: Option<u64>,
+        refused: Option<ErrorCode>,
+        say: impl FnOnce() -> (Asker, String),
+    ) {
+        self.note_at(intent.map_or(Stage::Done, Stage::OutcomeOf), refused, say);
+    }
+
+    fn note_at(
+        &self,
+        stage: Stage,
+        refused: Option<ErrorCode>,
+        say: impl FnOnce() -> (Asker, String),
+    ) {
         if self.log.is_none() {
             return;
         }
         let mut waiting = lock(&self.waiting);
-        let is_one_too_many = refused.is_some() && waiting.refusals >= REFUSALS_PER_S;
+        // An intent has an outcome, whatever that is; only the node causes them.
+        let is_strange = refused.is_some() && stage == Stage::Done;
+        let is_one_too_many = is_strange && waiting.refusals >= REFUSALS_PER_S;
         if is_one_too_many || waiting.entries.len() >= WAITING_LIMIT {
             waiting.left_out += 1;
             return;
         }
         let (Asker { who, from }, what) = say();
         let outcome = refused.map_or(DONE, ErrorCode::number);
-        waiting.entries.push(Entry { unix_ms: unix_ms(), who, from, what, outcome });
-        waiting.refusals += usize::from(refused.is_some());
+        waiting.entries.push((Entry { unix_ms: unix_ms(), who, from, what, outcome }, stage));
+        waiting.refusals += usize::from(is_strange);
         self.changed.notify_all();
     }
 
@@ -163,9 +199,15 @@ impl Audit {
         if left_out > 0 {
             let what = format!("{left_out} more are not listed, refusals above all");
             let who = "farpool".to_owned();
-            entries.push(Entry { unix_ms: unix_ms(), who, from: None, what, outcome: DONE });
+            let entry = Entry { unix_ms: unix_ms(), who, from: None, what, outcome: DONE };
+            entries.push((entry, Stage::Done));
         }
-        match log.record_all(entries) {
+        self.tell(log.record_all(entries).as_ref().copied());
+    }
+
+    /// Remembers, and says, whether the log can be written.
+    fn tell(&self, written: Result<(), &io::Error>) {
+        match written {
             Ok(()) => {
                 if self.is_failing.swap(false, Ordering::Relaxed) {
                     tracing::info!("the audit log is written again; clients are taken again");

@@ -2,6 +2,7 @@
 //! `,"hash":`, which include the hash of the line before.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::BufRead;
 use std::str::FromStr;
@@ -95,11 +96,28 @@ pub struct Entry {
     pub outcome: u16,
 }
 
+/// What a line tells of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Stage {
+    /// Something that was done, or refused.
+    #[default]
+    Done,
+    /// Something that is going to be done now.
+    Intent,
+    /// What became of the intent in the line of this number.
+    OutcomeOf(u64),
+}
+
 /// A line without its hash. Its fields stand in this order.
 #[derive(Serialize)]
 struct Body<'a> {
     number: u64,
     time: String,
+    /// True or left out.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    intent: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outcome_of: Option<u64>,
     who: Cow<'a, str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     from: Option<Cow<'a, str>>,
@@ -110,8 +128,13 @@ struct Body<'a> {
 
 /// What is read of a line.
 #[derive(Deserialize)]
-struct Read {
+struct Read<'a> {
     number: u64,
+    #[serde(default)]
+    intent: bool,
+    outcome_of: Option<u64>,
+    #[serde(borrow, default)]
+    what: Cow<'a, str>,
     previous: Hash,
     hash: Hash,
 }
@@ -137,12 +160,17 @@ impl Chain {
     /// # Panics
     /// 2^64 lines were written.
     #[must_use]
-    pub fn line(self, entry: &Entry) -> (String, Chain) {
+    pub fn line(self, entry: &Entry, stage: Stage) -> (String, Chain) {
         let Entry { unix_ms, who, from, what, outcome } = entry;
         let number = self.number.checked_add(1).expect("fewer lines than 2^64");
         let body = Body {
             number,
             time: utc_text(*unix_ms),
+            intent: stage == Stage::Intent,
+            outcome_of: match stage {
+                Stage::OutcomeOf(number) => Some(number),
+                Stage::Done | Stage::Intent => None,
+            },
             who: cut(who),
             from: from.as_deref().map(cut),
             what: cut(what),
@@ -157,11 +185,12 @@ impl Chain {
         (line, Chain { number, hash })
     }
 
-    /// Checks a line, without its end, that comes next. Returns where the log ends with it. A first
-    /// line may continue a log that is not there: what it is to continue is then unknown.
-    fn check(self, line: &str, is_first: bool) -> Result<Chain, &'static str> {
-        let Read { number, previous, hash } =
-            serde_json::from_str(line).map_err(|_| "it is no entry")?;
+    /// Checks a line, without its end, that comes next. Returns where the log ends with it, and
+    /// what it says. A first line may continue a log that is not there: what it is to continue is
+    /// then unknown.
+    fn check(self, line: &str, is_first: bool) -> Result<(Chain, Read<'_>), &'static str> {
+        let read: Read<'_> = serde_json::from_str(line).map_err(|_| "it is no entry")?;
+        let Read { number, previous, hash, .. } = read;
         let (body, end) = line.rsplit_once(HASH_KEY).ok_or("it is no entry")?;
         if end.len() != 2 * HASH_BYTES + "\"}".len() {
             return Err("it goes on after its hash");
@@ -176,7 +205,7 @@ impl Chain {
         if !begins && previous != self.hash {
             return Err("it does not continue the line before it, which was changed");
         }
-        Ok(Chain { number, hash })
+        Ok((Chain { number, hash }, read))
     }
 }
 
@@ -190,7 +219,7 @@ fn cut(text: &str) -> Cow<'_, str> {
 }
 
 /// A log that is what was written, as far as hashes tell.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verified {
     /// The number of its first line; more than 1 if lines before it are elsewhere. 0: it is empty.
     pub first: u64,
@@ -198,6 +227,28 @@ pub struct Verified {
     pub end: Chain,
     /// Whether one of its lines has the hash that was looked for.
     pub contains: bool,
+    /// Intents of which no line tells what became: their numbers and what they say. The process
+    /// ended, or was ended, in between; or the outcome could not be written.
+    pub open: BTreeMap<u64, String>,
+}
+
+impl Verified {
+    /// Takes in a line.
+    fn take(&mut self, read: Read<'_>) -> Result<(), &'static str> {
+        let Read { number, intent, outcome_of, what, .. } = read;
+        match (intent, outcome_of) {
+            (true, Some(_)) => return Err("it is an intent and an outcome"),
+            (true, None) => {
+                self.open.insert(number, what.into_owned());
+            }
+            // The intent may be in a file before these.
+            (false, Some(of)) if of >= self.first && self.open.remove(&of).is_none() => {
+                return Err("it is the outcome of what was no intent, or has one already");
+            }
+            (false, _) => {}
+        }
+        Ok(())
+    }
 }
 
 /// Where a log is not what was written.
@@ -229,7 +280,8 @@ pub enum Broken {
 /// # Errors
 /// A line is not what was written, or they cannot be read.
 pub fn verify(mut lines: impl BufRead, wanted: Option<Hash>) -> Result<Verified, Broken> {
-    let mut verified = Verified { first: 0, end: Chain::default(), contains: false };
+    let (end, open) = (Chain::default(), BTreeMap::new());
+    let mut verified = Verified { first: 0, end, contains: false, open };
     let (mut line, mut count) = (Vec::new(), 0);
     loop {
         line.clear();
@@ -248,10 +300,12 @@ pub fn verify(mut lines: impl BufRead, wanted: Option<Hash>) -> Result<Verified,
             });
         }
         let text = std::str::from_utf8(&line).map_err(|_| broken("it is no text"))?;
-        verified.end = verified.end.check(text, count == 1).map_err(broken)?;
+        let (end, read) = verified.end.check(text, count == 1).map_err(broken)?;
+        verified.end = end;
         if count == 1 {
             verified.first = verified.end.number;
         }
+        verified.take(read).map_err(broken)?;
         verified.contains |= wanted == Some(verified.end.hash);
     }
 }
@@ -271,7 +325,7 @@ mod tests {
     fn log_of(count: u64) -> Vec<String> {
         let mut chain = Chain::default();
         let lines = (1..=count).map(|number| {
-            let (line, next) = chain.line(&entry(number));
+            let (line, next) = chain.line(&entry(number), Stage::Done);
             chain = next;
             line
         });
@@ -292,7 +346,7 @@ mod tests {
 
     #[test]
     fn a_line_is_what_its_readers_expect() {
-        let (line, chain) = Chain::default().line(&entry(2));
+        let (line, chain) = Chain::default().line(&entry(2), Stage::Done);
         let value: serde_json::Value = serde_json::from_str(&line).expect("JSON");
         assert_eq!(value["number"], 1);
         assert_eq!(value["time"], "1970-01-01T00:00:02.000Z");
@@ -328,7 +382,7 @@ mod tests {
         twice.insert(3, lines[2].clone());
         assert_eq!(broken_at(&twice), Some(4));
         let mut forged = lines.clone();
-        forged[2] = Chain { number: 2, hash: Hash::NONE }.line(&entry(3)).0;
+        forged[2] = Chain { number: 2, hash: Hash::NONE }.line(&entry(3), Stage::Done).0;
         assert_eq!(broken_at(&forged), Some(3));
         let mut torn = lines;
         torn[4].truncate(50);
@@ -337,7 +391,8 @@ mod tests {
 
     #[test]
     fn a_log_that_begins_at_one_begins_with_nothing_before_it() {
-        let begins = Chain { number: 0, hash: Hash([7; HASH_BYTES]) }.line(&entry(1)).0;
+        let begins =
+            Chain { number: 0, hash: Hash([7; HASH_BYTES]) }.line(&entry(1), Stage::Done).0;
         assert_eq!(broken_at(&[begins]), Some(1));
     }
 
@@ -352,7 +407,7 @@ mod tests {
             what: long,
             outcome: u16::MAX,
         };
-        let (line, chain) = Chain::default().line(&entry);
+        let (line, chain) = Chain::default().line(&entry, Stage::Done);
         assert!(line.contains("... (67952 bytes more)"), "what was cut is told");
         assert_eq!(verified(&[line]).expect("it is read").end, chain);
     }
@@ -392,5 +447,43 @@ mod tests {
         fn hashes_read_as_they_are_written(bytes: [u8; HASH_BYTES]) {
             prop_assert_eq!(Hash(bytes).to_string().parse(), Ok(Hash(bytes)));
         }
+    }
+
+    fn staged(stages: &[Stage]) -> Result<Verified, Broken> {
+        let mut chain = Chain::default();
+        let lines = (1..).zip(stages).map(|(number, stage)| {
+            let (line, next) = chain.line(&entry(number), *stage);
+            chain = next;
+            line
+        });
+        verified(&lines.collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn an_intent_without_an_outcome_is_named() {
+        let (done, intent) = (Stage::Done, Stage::Intent);
+        let open = |stages: &[Stage]| -> Vec<u64> {
+            staged(stages).expect("as written").open.into_keys().collect()
+        };
+        assert_eq!(open(&[done, intent, done]), [2]);
+        assert_eq!(open(&[intent, intent, Stage::OutcomeOf(1), done]), [2]);
+        assert_eq!(open(&[intent, Stage::OutcomeOf(1), intent, Stage::OutcomeOf(3)]), [0; 0]);
+        let what = staged(&[intent]).expect("as written").open.remove(&1);
+        assert_eq!(what, Some(entry(1).what));
+        for wrong in [1, 2, 3, u64::MAX] {
+            let stages = [done, Stage::OutcomeOf(wrong)];
+            assert!(matches!(staged(&stages), Err(Broken::Line { line: 2, .. })), "{wrong}");
+        }
+        let twice = [intent, Stage::OutcomeOf(1), Stage::OutcomeOf(1)];
+        assert!(matches!(staged(&twice), Err(Broken::Line { line: 3, .. })));
+    }
+
+    #[test]
+    fn the_intent_of_an_outcome_may_be_in_an_earlier_file() {
+        let (first, chain) = Chain::default().line(&entry(1), Stage::Intent);
+        let (second, chain) = chain.line(&entry(2), Stage::Done);
+        let (third, _) = chain.line(&entry(3), Stage::OutcomeOf(1));
+        assert!(verified(&[second.clone(), third.clone()]).expect("as written").open.is_empty());
+        assert!(verified(&[first, second, third]).expect("as written").open.is_empty());
     }
 }

@@ -14,7 +14,7 @@ use std::sync::Mutex;
 use farpool_kernel::{lock, sync_folder, unix_ms};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 
-use crate::chain::{Broken, Chain, Entry, Hash, verify};
+use crate::chain::{Broken, Chain, Entry, Hash, Stage, verify};
 
 /// A file of more bytes is renamed, with the number of its last line at its end, and a new one
 /// goes on with the chain: some 200,000 lines.
@@ -73,7 +73,7 @@ struct Writing {
     /// There may be a part of a line after these bytes.
     is_torn: bool,
     /// Entries that could not be written, oldest first.
-    kept: Vec<Entry>,
+    kept: Vec<(Entry, Stage)>,
     /// Entries that were not even kept.
     lost: u64,
 }
@@ -142,12 +142,30 @@ impl AuditLog {
         AuditError::System { path: self.path.display().to_string(), what, source }
     }
 
+    /// Writes to the disk what is going to be done. Returns the number of its line, to which the
+    /// outcome refers.
+    ///
+    /// # Errors
+    /// The system's. No line says then that it is going to be done.
+    pub fn intend(&self, entry: Entry) -> Result<u64, std::io::Error> {
+        let mut writing = lock(&self.writing);
+        self.write_kept(&mut writing)?;
+        writing.kept.push((entry, Stage::Intent));
+        match self.write_kept(&mut writing) {
+            Ok(()) => Ok(writing.chain.number),
+            Err(error) => {
+                writing.kept.clear(); // it was all there was
+                Err(error)
+            }
+        }
+    }
+
     /// Writes an entry to the disk. One that cannot be written is kept for later.
     ///
     /// # Errors
     /// The system's.
     pub fn record(&self, entry: Entry) -> Result<(), std::io::Error> {
-        self.record_all([entry])
+        self.record_all([(entry, Stage::Done)])
     }
 
     /// Writes entries to the disk, at once. Those that cannot be written are kept for later.
@@ -156,7 +174,7 @@ impl AuditLog {
     /// The system's.
     pub fn record_all(
         &self,
-        entries: impl IntoIterator<Item = Entry>,
+        entries: impl IntoIterator<Item = (Entry, Stage)>,
     ) -> Result<(), std::io::Error> {
         let mut writing = lock(&self.writing);
         for entry in entries {
@@ -191,10 +209,11 @@ impl AuditLog {
         }
         let (mut text, mut chain) = (String::new(), writing.chain);
         let lost = (writing.lost > 0).then(|| {
-            own_entry(format!("{} entries could not be written and are lost", writing.lost))
+            let what = format!("{} entries could not be written and are lost", writing.lost);
+            (own_entry(what), Stage::Done)
         });
-        for entry in writing.kept.iter().chain(&lost) {
-            let (line, next) = chain.line(entry);
+        for (entry, stage) in writing.kept.iter().chain(&lost) {
+            let (line, next) = chain.line(entry, *stage);
             text.push_str(&line);
             chain = next;
         }
@@ -265,6 +284,39 @@ mod tests {
     fn entry(number: u64) -> Entry {
         let what = format!("PUT /v1/nodes/{number}");
         Entry { unix_ms: number, who: "operator ann".into(), from: None, what, outcome: 201 }
+    }
+
+    #[test]
+    fn what_is_intended_is_on_the_disk_before_it_is_done() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("audit.log");
+        let log = AuditLog::open(&path).expect("a new log");
+        let (one, two) = (log.intend(entry(1)), log.intend(entry(2)));
+        assert_eq!((one.expect("written"), two.expect("written")), (2, 3));
+        assert_eq!(verified(&path).open.into_keys().collect::<Vec<_>>(), [2, 3]);
+        log.record_all([(entry(2), Stage::OutcomeOf(3))]).expect("written");
+        drop(log);
+        // The process has ended in between.
+        let log = AuditLog::open(&path).expect("the same log");
+        let open = verified(&path).open;
+        assert_eq!(open.into_iter().collect::<Vec<_>>(), [(2, entry(1).what)]);
+        log.record_all([(entry(1), Stage::OutcomeOf(2))]).expect("written");
+        assert!(verified(&path).open.is_empty());
+    }
+
+    /// The file's folder is gone, and the file has reached its limit: there is no next one.
+    #[test]
+    fn what_could_not_be_announced_is_not_said_later_to_have_been() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("audit.log");
+        let log = AuditLog::open_with_limit(&path, 1).expect("a new log");
+        std::fs::remove_dir_all(folder.path()).expect("removed");
+        log.intend(entry(1)).expect_err("there is no place for it");
+        std::fs::create_dir(folder.path()).expect("there again");
+        log.record(entry(2)).expect("written");
+        let text = std::fs::read_to_string(&path).expect("text");
+        assert!(text.contains(&entry(2).what) && !text.contains(&entry(1).what), "{text}");
+        assert!(verified(&path).open.is_empty());
     }
 
     fn verified(path: &Path) -> crate::Verified {

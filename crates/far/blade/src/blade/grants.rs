@@ -82,8 +82,10 @@ impl Blade {
     /// The order is out of date or invalid; see [`GrantError`].
     pub fn set_grant(&self, spec: &GrantSpec) -> Result<(), GrantError> {
         let _one_at_a_time = self.order();
+        let what = || format!("set grant {} of epoch {}", spec.id.0, spec.epoch);
+        let intent = self.audit.intend(|| (Asker::node(), what()));
         let set = self.change(|table| table.set_grant(spec, self.now()));
-        self.note_order(&set, || format!("set grant {} of epoch {}", spec.id.0, spec.epoch));
+        self.note_order(intent, &set, what);
         set?;
         // One that could not be kept is logged; after the process's end it is set anew.
         let _ = self.keep_changes();
@@ -91,9 +93,14 @@ impl Blade {
         Ok(())
     }
 
-    fn note_order(&self, done: &Result<(), GrantError>, what: impl FnOnce() -> String) {
+    fn note_order(
+        &self,
+        intent: Option<u64>,
+        done: &Result<(), GrantError>,
+        what: impl FnOnce() -> String,
+    ) {
         let refused = done.is_err().then_some(ErrorCode::NotPermitted);
-        self.audit.note(refused, || match done {
+        self.audit.note_outcome(intent, refused, || match done {
             Ok(()) => (Asker::node(), what()),
             Err(error) => (Asker::node(), format!("{}: {error}", what())),
         });
@@ -109,10 +116,12 @@ impl Blade {
     /// The blade knows of a later epoch.
     pub fn revoke_grant(&self, id: GrantId, epoch: u64) -> Result<Revoked, GrantError> {
         let _one_at_a_time = self.order();
+        let what = || format!("revoke grant {} up to epoch {epoch}", id.0);
+        let intent = self.audit.intend(|| (Asker::node(), what()));
         let mut table = self.write();
-        let ended = table.check_end_grant(id, epoch);
-        self.note_order(&ended, || format!("revoke grant {} up to epoch {epoch}", id.0));
-        ended?;
+        table.check_end_grant(id, epoch).inspect_err(|error| {
+            self.note_order(intent, &Err(*error), what);
+        })?;
         table.close_grant(id);
         drop(table);
         let connections = self.gates.fence_all(id);
@@ -120,6 +129,7 @@ impl Blade {
         let superpages: u64 = scrubs.iter().map(|scrub| u64::from(scrub.part.superpages())).sum();
         self.queue_scrubs(scrubs);
         self.run_scrubs();
+        self.note_order(intent, &Ok(()), what);
         self.counters.grants_revoked.fetch_add(1, Ordering::Relaxed);
         Ok(Revoked { clients, connections, freed_bytes: superpages * SUPERPAGE_BYTES })
     }
