@@ -99,17 +99,22 @@ fn who_changed_what_and_who_was_refused_is_in_the_log_and_what_was_changed_in_it
     let told: Vec<_> = lines.iter().map(told).collect();
     let expected = [
         ("farpool", "the log is opened", 0),
+        ("bearer of the token", "PUT /v1/tenants/t", 0),
         ("bearer of the token", "PUT /v1/tenants/t", 201),
         ("nobody known", "DELETE /v1/tenants/t", 401),
         ("nobody known", "PUT /v1/tenants/x", 403),
     ];
     let expected = expected.map(|(who, what, code)| (who.to_owned(), what.to_owned(), Some(code)));
     assert_eq!(told, expected);
+    // It was announced, and of what is refused nothing is.
+    let intents: Vec<_> = lines.iter().map(|line| line["intent"] == true).collect();
+    assert_eq!(intents, [false, true, false, false, false]);
+    assert_eq!(lines[2]["outcome_of"], lines[1]["number"]);
     assert!(lines[1]["from"].as_str().is_some_and(|from| from.starts_with("127.0.0.1:")));
 
     let (code, said, error) = place.verify(&[file]);
     assert_eq!((code, error.as_str()), (0, ""));
-    assert!(said.starts_with("lines 1 to 4 are what was written"), "{said}");
+    assert!(said.starts_with("lines 1 to 5 are what was written\nthe last"), "{said}");
     let (_, said, _) = place.verify(&[file, "--json"]);
     let noted: Value = serde_json::from_str(&said).expect("JSON");
     let noted = noted["hash"].as_str().expect("a hash").to_owned();
@@ -117,6 +122,17 @@ fn who_changed_what_and_who_was_refused_is_in_the_log_and_what_was_changed_in_it
     let again = place.start(farpool(place.path()), &log);
     assert!(again.end(), "it stops");
     assert_eq!(place.verify(&[file, "--contains", &noted]).0, 0, "it goes on");
+    // As a controller leaves it that is killed between the two.
+    let until_intent: String = text.split_inclusive('\n').take(2).collect();
+    fs::write(&log, until_intent).expect("written");
+    let (code, said, _) = place.verify(&[file]);
+    let named = "line 2 announces \"PUT /v1/tenants/t\", and no line says what became of it";
+    assert!(code == 0 && said.contains(named), "{said}");
+    let (_, said, _) = place.verify(&[file, "--json"]);
+    assert!(
+        said.contains(r#""without_outcome":[{"number":2,"what":"PUT /v1/tenants/t"}]"#),
+        "{said}"
+    );
     let first_line = text.split_inclusive('\n').next().expect("a line");
     fs::write(&log, first_line).expect("written");
     let (code, _, error) = place.verify(&[file, "--contains", &noted]);

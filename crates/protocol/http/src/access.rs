@@ -112,6 +112,7 @@ impl Protection {
         S: Clone + Send + Sync + 'static,
     {
         let needs_identity = self.credentials.is_some();
+        let router = audit::announce(router, self.audit.as_ref());
         let router = router.layer(from_fn_with_state(needs_identity, check));
         let router = bearer::guard(router, self.token.as_deref(), owner);
         let proof = match (&self.credentials, &self.token) {

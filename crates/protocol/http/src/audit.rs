@@ -1,23 +1,24 @@
 //! Records in the audit log who asked for changes, and who was refused.
 //!
 //! Invariants:
-//! - A change is answered once its entry is on the disk. While the log cannot be written, changes
-//!   are refused, and what only reads goes on.
+//! - A change begins once a line is on the disk that announces it, and is answered once its outcome
+//!   is there. While the log cannot be written, changes are refused, and what only reads goes on.
+//! - Nothing is announced of who may not ask for it: a stranger must not make the log grow.
 //! - A change is recorded also if its sender has gone before the answer.
 //! - Refusals are recorded a few at a time, and then as a number: a stranger can cause as many as
 //!   it likes.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use axum::Router;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
-use axum::middleware::{Next, from_fn_with_state};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use farpool_api::ProblemKind;
-use farpool_audit::{AuditLog, Entry};
+use farpool_audit::{AuditLog, Entry, Stage};
 use farpool_identity::Identity;
 use farpool_kernel::{LogRate, unix_ms};
 
@@ -35,6 +36,41 @@ struct Recorder {
     has_token: bool,
     refusals: Arc<LogRate>,
     began: Instant,
+}
+
+/// What may have been announced of a change, among its request's extensions.
+#[derive(Clone)]
+struct Announced {
+    log: Arc<AuditLog>,
+    entry: Entry,
+    /// The line's number; `None` if it could not be written, and nothing was done.
+    line: Arc<OnceLock<Option<u64>>>,
+}
+
+/// Announces the changes that the router is asked for. To be added before all that refuses
+/// requests: who comes as far as this may ask.
+pub(crate) fn announce<S>(router: Router<S>, log: Option<&Arc<AuditLog>>) -> Router<S>
+where
+    S: Clone + Send + Sync + 'static,
+{
+    if log.is_none() { router } else { router.layer(from_fn(begin)) }
+}
+
+async fn begin(request: Request, next: Next) -> Response {
+    let Some(Announced { log, entry, line }) = request.extensions().get::<Announced>().cloned()
+    else {
+        return next.run(request).await;
+    };
+    let intended = on_disk(move || log.intend(entry)).await;
+    // Once: a request passes here once.
+    let _ = line.set(intended.as_ref().ok().copied());
+    match intended {
+        Ok(_) => next.run(request).await,
+        Err(error) => {
+            let detail = format!("the audit log cannot be written ({error}): nothing was changed");
+            Refusal::new(ProblemKind::StoreFailed, detail).into_response()
+        }
+    }
 }
 
 /// Records what the router is asked. Routes added afterwards are not recorded.
@@ -56,7 +92,7 @@ where
     router.layer(from_fn_with_state(recorder, pass))
 }
 
-async fn pass(State(recorder): State<Recorder>, request: Request, next: Next) -> Response {
+async fn pass(State(recorder): State<Recorder>, mut request: Request, next: Next) -> Response {
     let is_change = is_change(request.method(), request.uri().path());
     let entry = recorder.entry(&request);
     if !is_change {
@@ -64,18 +100,20 @@ async fn pass(State(recorder): State<Recorder>, request: Request, next: Next) ->
         recorder.refused(entry, response.status()).await;
         return response;
     }
-    let log = Arc::clone(&recorder.log);
-    if let Err(error) = on_disk(move || log.is_ready()).await {
-        let detail = format!("the audit log cannot be written ({error}): nothing was changed");
-        return Refusal::new(ProblemKind::StoreFailed, detail).into_response();
-    }
+    let (log, line) = (Arc::clone(&recorder.log), Arc::default());
+    let announced = Announced { log, entry: entry.clone(), line };
+    let line = Arc::clone(&announced.line);
+    request.extensions_mut().insert(announced);
     // Not dropped with the connection.
     let answered = tokio::spawn(async move {
         let response = next.run(request).await;
         let status = response.status();
-        match is_refusal(status) {
-            true => recorder.refused(entry, status).await,
-            false => recorder.write(Entry { outcome: status.as_u16(), ..entry }).await,
+        let told = Entry { outcome: status.as_u16(), ..entry.clone() };
+        match line.get() {
+            Some(Some(number)) => recorder.write(told, Stage::OutcomeOf(*number)).await,
+            Some(None) => {}
+            None if is_refusal(status) => recorder.refused(entry, status).await,
+            None => recorder.write(told, Stage::Done).await,
         }
         response
     });
@@ -113,25 +151,25 @@ impl Recorder {
         if let Some((more, seconds)) = self.refusals.more(now) {
             let what = format!("{more} more requests were refused in the last {seconds} s");
             let (who, from) = ("farpool".to_owned(), None);
-            self.write(Entry { unix_ms, who, from, what, outcome: 0 }).await;
+            self.write(Entry { unix_ms, who, from, what, outcome: 0 }, Stage::Done).await;
         }
         if self.refusals.may_write(now) {
-            self.write(Entry { who, outcome: status.as_u16(), ..entry }).await;
+            self.write(Entry { who, outcome: status.as_u16(), ..entry }, Stage::Done).await;
         }
     }
 
-    async fn write(&self, entry: Entry) {
+    async fn write(&self, entry: Entry, stage: Stage) {
         let log = Arc::clone(&self.log);
-        if let Err(error) = on_disk(move || log.record(entry)).await {
+        if let Err(error) = on_disk(move || log.record_all([(entry, stage)])).await {
             tracing::error!(%error, "the audit log cannot be written: changes are refused until it \
                 can");
         }
     }
 }
 
-async fn on_disk(
-    what: impl FnOnce() -> std::io::Result<()> + Send + 'static,
-) -> std::io::Result<()> {
+async fn on_disk<T: Send + 'static>(
+    what: impl FnOnce() -> std::io::Result<T> + Send + 'static,
+) -> std::io::Result<T> {
     tokio::task::spawn_blocking(what)
         .await
         .unwrap_or_else(|error| Err(std::io::Error::other(error)))
