@@ -9,7 +9,8 @@
 //!     cargo bench -p farpool-bench --bench network_faults -- [TRIALS] [FAULT...] [--json]
 //!
 //! FAULT is dead-flows, flipped-length, refused-port, restarted-blade, taken-over-blade,
-//! killed-blade or stopped-blade; all of them by default.
+//! killed-blade, stopped-blade, killed-blade-of-group or stopped-blade-of-group; all of them by
+//! default.
 //!
 //! The bar of the project: at most 1 s at p99.
 

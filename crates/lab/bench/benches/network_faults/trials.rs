@@ -12,6 +12,8 @@ use farpool_kernel::monotonic_ns;
 use farpool_policy::Rng;
 use farpool_units::exactly;
 
+use copies::Death;
+
 use crate::PROGRAM;
 use crate::program::{THREADS, Touch};
 
@@ -45,6 +47,10 @@ pub(crate) enum NetworkFault {
     KilledBlade,
     /// Such a blade is stopped, and says nothing any more.
     StoppedBlade,
+    /// One of six blades is killed; the program has parity.
+    KilledBladeOfGroup,
+    /// Such a blade is stopped.
+    StoppedBladeOfGroup,
 }
 
 /// The pauses of one program.
@@ -58,7 +64,7 @@ pub(crate) struct Pauses {
 }
 
 impl NetworkFault {
-    pub(crate) const ALL: [NetworkFault; 7] = [
+    pub(crate) const ALL: [NetworkFault; 9] = [
         NetworkFault::DeadFlows,
         NetworkFault::FlippedLength,
         NetworkFault::RefusedPort,
@@ -66,6 +72,8 @@ impl NetworkFault {
         NetworkFault::TakenOverBlade,
         NetworkFault::KilledBlade,
         NetworkFault::StoppedBlade,
+        NetworkFault::KilledBladeOfGroup,
+        NetworkFault::StoppedBladeOfGroup,
     ];
 
     pub(crate) fn name(self) -> &'static str {
@@ -77,6 +85,8 @@ impl NetworkFault {
             NetworkFault::TakenOverBlade => "the blade is taken over by another process",
             NetworkFault::KilledBlade => "one of 3 blades is killed, 2 copies",
             NetworkFault::StoppedBlade => "one of 3 blades is stopped, 2 copies",
+            NetworkFault::KilledBladeOfGroup => "one of 6 blades is killed, parity",
+            NetworkFault::StoppedBladeOfGroup => "one of 6 blades is stopped, parity",
         }
     }
 
@@ -90,6 +100,8 @@ impl NetworkFault {
             NetworkFault::TakenOverBlade => "taken-over-blade",
             NetworkFault::KilledBlade => "killed-blade",
             NetworkFault::StoppedBlade => "stopped-blade",
+            NetworkFault::KilledBladeOfGroup => "killed-blade-of-group",
+            NetworkFault::StoppedBladeOfGroup => "stopped-blade-of-group",
         }
     }
 
@@ -109,12 +121,7 @@ impl NetworkFault {
                 proxy.serve_again();
                 return monotonic_ns();
             }
-            NetworkFault::RestartedBlade
-            | NetworkFault::TakenOverBlade
-            | NetworkFault::KilledBlade
-            | NetworkFault::StoppedBlade => {
-                unreachable!("it is no fault of the network")
-            }
+            _ => unreachable!("it is no fault of the network"),
         }
         begun_ns
     }
@@ -130,8 +137,16 @@ impl NetworkFault {
 
 /// Measures one program under so many faults of a kind.
 pub(crate) fn measure(fault: NetworkFault, trials: usize) -> anyhow::Result<Pauses> {
-    if let NetworkFault::KilledBlade | NetworkFault::StoppedBlade = fault {
-        return copies::measure(fault, trials);
+    match fault {
+        NetworkFault::KilledBlade => return copies::measure(Death::Killed, "2", trials),
+        NetworkFault::StoppedBlade => return copies::measure(Death::Stopped, "2", trials),
+        NetworkFault::KilledBladeOfGroup => {
+            return copies::measure(Death::Killed, "parity", trials);
+        }
+        NetworkFault::StoppedBladeOfGroup => {
+            return copies::measure(Death::Stopped, "parity", trials);
+        }
+        _ => {}
     }
     if matches!(fault, NetworkFault::RestartedBlade | NetworkFault::TakenOverBlade) {
         return restarts(fault, trials);

@@ -1,4 +1,5 @@
-//! Blades that die one after the other, under a program that has two copies of what is far.
+//! Blades that die one after the other, under a program that has two copies of what is far, or
+//! parity.
 
 use std::time::{Duration, Instant};
 
@@ -9,18 +10,27 @@ use farpool_kernel::monotonic_ns;
 use farpool_policy::Rng;
 use farpool_units::exactly;
 
-use super::{LOCAL, NetworkFault, Pauses, SPREAD_MS, STEP};
+use super::{LOCAL, Pauses, SPREAD_MS, STEP};
 use super::{longest_ms, observe, pauses, start, touches};
 
-const BLADES: u32 = 3;
 const MEMORY: &str = "512MiB";
 /// How long the copies may take to be made again.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Measures one program under so many deaths of blades.
-pub(super) fn measure(fault: NetworkFault, trials: usize) -> anyhow::Result<Pauses> {
-    let mut blades: Vec<Blade> = (0..BLADES).map(|_| Blade::start(MEMORY)).collect();
-    let mut run = Run::far(LOCAL).redundancy("2");
+/// How a blade ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Death {
+    Killed,
+    /// It says nothing any more.
+    Stopped,
+}
+
+/// Measures one program under so many deaths of blades, one at a time.
+pub(super) fn measure(death: Death, redundancy: &str, trials: usize) -> anyhow::Result<Pauses> {
+    // One more than is needed.
+    let count = if redundancy == "parity" { 6 } else { 3 };
+    let mut blades: Vec<Blade> = (0..count).map(|_| Blade::start(MEMORY)).collect();
+    let mut run = Run::far(LOCAL).redundancy(redundancy);
     for blade in &blades {
         run = run.blade(&blade.address(Transport::Tcp));
     }
@@ -37,9 +47,9 @@ pub(super) fn measure(fault: NetworkFault, trials: usize) -> anyhow::Result<Paus
         let number_of_used: u32 = exactly(used.len());
         let victim = &mut *used[random.below(number_of_used) as usize];
         let begun_ns = monotonic_ns();
-        match fault {
-            NetworkFault::StoppedBlade => victim.pause(true),
-            _ => victim.kill(),
+        match death {
+            Death::Stopped => victim.pause(true),
+            Death::Killed => victim.kill(),
         }
         observe(&mut running, begun_ns)?;
         victim.start_again(MEMORY);
@@ -47,8 +57,7 @@ pub(super) fn measure(fault: NetworkFault, trials: usize) -> anyhow::Result<Paus
         let healed = wait_for_copies(&running)?;
         let longest_ms = longest_ms(&touches(&running), begun_ns);
         eprintln!(
-            "{}: {} of {trials}: {longest_ms:.0} ms; all copies after {:.1} s",
-            fault.name(),
+            "{redundancy}, {death:?}: {} of {trials}: {longest_ms:.0} ms; all there after {:.1} s",
             number + 1,
             healed.as_secs_f64()
         );
