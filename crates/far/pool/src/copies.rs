@@ -222,10 +222,7 @@ impl Pool {
             if let Some(record) = place.record {
                 self.shared.records()[usize::from(record)].end();
             }
-            // What is attached, or was copied while it was frozen, never was charged.
-            if ledger.charged_superpages[copy.index()] > 0 {
-                ledger.uncharge(copy);
-            }
+            ledger.uncharge_if_charged(copy);
         }
     }
 

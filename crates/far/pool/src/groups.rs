@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use farpool_wire::FailureDomain;
 
-use crate::account::PartKey;
+use crate::account::{Account, PartKey};
 use crate::copies::is_apart;
 use crate::map::Place;
 use crate::parity::{Group, Strip};
@@ -61,11 +61,9 @@ impl Pool {
             (vec![self.domains_of_peers(strip), of_members, vec![]], None);
         apart.dedup();
         for domains in apart {
-            let is_for = |domains: &[FailureDomain], account: &_| is_apart(account, domains);
             let Strip { strand, superpage } = strip;
-            match self.allocate_somewhere(ledger, strand, superpage, |account| {
-                is_for(&domains, account).then_some(0)
-            }) {
+            let part_on = |account: &Account| is_apart(account, &domains).then_some(0);
+            match self.allocate_somewhere(ledger, strand, superpage, part_on) {
                 Ok(place) => return Ok(place),
                 Err(error) => failed = Some(error),
             }
@@ -155,11 +153,10 @@ impl Pool {
             if place.blade != lost || place.record.is_some() {
                 continue;
             }
-            let is_parity = Group::of(strip).parity() == strip;
-            if is_parity || self.shared.is_recoverable(strip) {
+            if strip.is_parity() || self.shared.is_recoverable(strip) {
                 let is_freed = place.is_freed;
                 let nowhere = Some(Place { is_freed, ..Place::nowhere() });
-                let at = if is_parity { None } else { nowhere };
+                let at = if strip.is_parity() { None } else { nowhere };
                 self.segment(strip.strand).map().set(strip.superpage, at);
                 forgotten.push(strip);
             }

@@ -311,8 +311,7 @@ impl<'a> Mover<'a> {
         self.settle();
         // Of what is frozen others may know pages that this process does not.
         let seals = pool.segment(handle.first()).seals().filter(|_| !is_frozen);
-        let is_parity = pool.shared.is_parity(handle);
-        let job = Job { handle, segment, superpage, old, source, new, record, seals, is_parity };
+        let job = Job { handle, segment, superpage, old, source, new, record, seals };
         let copied = match job.source {
             Source::Place(..) => self.copy(&job),
             Source::Group(group) => self.rebuild(&job, group),
@@ -345,9 +344,8 @@ impl<'a> Mover<'a> {
             return Err(self.not_moved(job, failed));
         }
         // If the source is lost, the record stays: pages written meanwhile are on the new blade.
-        let strip = Strip { strand: job.handle, superpage: job.superpage };
         let is_copy = job.source.is_other_than(job.old);
-        if is_copy && job.source.is_alive(self.pool, strip) {
+        if is_copy && job.source.is_alive(self.pool, job.strip()) {
             // The source has everything.
             job.segment.map().set(job.superpage, job.old);
             self.settle();
@@ -379,20 +377,19 @@ impl<'a> Mover<'a> {
     /// The same where a superpage can be had from the rest of its group: what was written meanwhile
     /// is in the parity, too.
     fn give_up_strip(&self, job: &Job<'_>, is_frozen: bool) {
-        let strip = Strip { strand: job.handle, superpage: job.superpage };
-        let pool = self.pool;
+        let (pool, strip) = (self.pool, job.strip());
         job.record.turn_back();
         self.settle();
         let is_old_whole = job.old.is_some_and(|old| !pool.is_lost(old.blade))
             && !job.record.is_making()
             && job.record.restore();
-        let is_had = job.is_parity || pool.shared.is_recoverable(strip);
+        let is_had = strip.is_parity() || pool.shared.is_recoverable(strip);
         if !is_old_whole && !is_had {
             return; // half here and half there
         }
         let ended = match job.old {
             old if is_old_whole => old,
-            _ if job.is_parity => None,
+            _ if strip.is_parity() => None,
             old => Some(Place { is_freed: old.is_some_and(|it| it.is_freed), ..Place::nowhere() }),
         };
         job.segment.map().set(job.superpage, ended);
@@ -471,7 +468,8 @@ impl<'a> Mover<'a> {
     fn start(&mut self, number: usize, job: &Job<'_>, from: u32, limit: usize) -> u32 {
         let batch = &mut self.batches[number];
         assert!(batch.pages.is_empty() && batch.in_flight == 0, "a batch is of one piece");
-        let is_written = |page| job.is_written(page);
+        let pool = self.pool;
+        let is_written = |page| job.is_written(pool, page);
         let next = job.record.claim(from, limit, is_written, |page| batch.pages.push(page));
         batch.is_written = false;
         batch.failed = None;

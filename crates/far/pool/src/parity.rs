@@ -12,7 +12,7 @@
 //! Pages of the same number in all superpages of a group are a *row*. Invariants:
 //! - What a page adds to its row is what was last sealed there, or nothing while its seal says that
 //!   nothing was written. Who changes a row, or reads a page by the others, holds its lock.
-//! - Parity that may not fit its row is marked as doubtful, and never read.
+//! - Parity that may not fit its row is marked as doubtful, and neither read nor changed any more.
 //! - A superpage that the program gave back counts until its pages are taken out of the parity.
 
 use std::sync::Arc;
@@ -40,6 +40,13 @@ pub(crate) struct Strip {
     pub(crate) superpage: u32,
 }
 
+impl Strip {
+    /// True if it is the parity of a group.
+    pub(crate) fn is_parity(self) -> bool {
+        self.strand != self.strand.first()
+    }
+}
+
 /// A group of superpages of one segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Group {
@@ -50,12 +57,11 @@ pub(crate) struct Group {
 impl Group {
     /// The group that a superpage is a member of, or the parity of.
     pub(crate) fn of(strip: Strip) -> Group {
-        let segment = strip.strand.first();
-        let number = match strip.strand == segment.parity() {
+        let number = match strip.is_parity() {
             true => strip.superpage,
             false => strip.superpage / GROUP_SUPERPAGES,
         };
-        Group { segment, number }
+        Group { segment: strip.strand.first(), number }
     }
 
     /// Its members, whether or not they have memory.
@@ -110,8 +116,12 @@ impl Row {
         pages.filter(move |at| Some(*at) != without && seals.is_written(at.page))
     }
 
-    pub(crate) fn is_any_written(self, seals: &Seals) -> bool {
-        self.written_without(seals, None).next().is_some()
+    /// True if the row's page in a superpage may be other than zero.
+    pub(crate) fn is_written(self, strip: Strip, seals: &Seals) -> bool {
+        match strip.is_parity() {
+            true => self.written_without(seals, None).next().is_some(),
+            false => seals.is_written(self.page_of(strip).page),
+        }
     }
 
     fn lock_number(self) -> usize {
@@ -217,10 +227,16 @@ impl Shared {
         is_there && !place.is_doubtful && !self.is_lost(place.blade)
     }
 
+    /// True if all members of a group that have memory are whole, but for one.
+    pub(crate) fn are_members_whole(&self, group: Group, but: Strip) -> bool {
+        let mut members = group.members().filter(|member| *member != but);
+        members.all(|member| self.place_of(member).is_none() || self.is_whole(member))
+    }
+
     /// True if what a superpage has can be had from the rest of its group.
     pub(crate) fn is_recoverable(&self, strip: Strip) -> bool {
         let is_had = |peer: &Strip| match self.place_of(*peer) {
-            None => Group::of(*peer).parity() != *peer,
+            None => !peer.is_parity(),
             Some(_) => self.is_whole(*peer),
         };
         Group::of(strip).strips().filter(|peer| *peer != strip).all(|peer| is_had(&peer))

@@ -87,9 +87,10 @@ impl Mover<'_> {
             let is_freed =
                 |member: &Strip| place(member).is_some_and(|it| it.is_freed && it.record.is_none());
             if let Some(member) = group.members().find(is_freed) {
-                self.take_out(member);
                 pool.shared.has_freed.store(true, Ordering::Release); // there may be more
-                return true;
+                if self.take_out(member) {
+                    return true;
+                }
             }
             let parity = group.parity();
             let doubtful = place(&parity).filter(|it| it.is_doubtful && it.record.is_none());

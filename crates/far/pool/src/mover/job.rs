@@ -22,18 +22,20 @@ pub(super) struct Job<'a> {
     pub(super) record: &'a Record,
     /// Which pages were ever written; None if all may have been.
     pub(super) seals: Option<Arc<Seals>>,
-    /// It is the parity of a group.
-    pub(super) is_parity: bool,
 }
 
 impl Job<'_> {
+    /// The superpage, where it is of a group.
+    pub(super) fn strip(&self) -> Strip {
+        Strip { strand: self.handle, superpage: self.superpage }
+    }
+
     /// True if a page may be other than zero.
-    pub(super) fn is_written(&self, page: u32) -> bool {
+    pub(super) fn is_written(&self, pool: &Pool, page: u32) -> bool {
         let Some(seals) = &self.seals else { return true };
-        let strip = Strip { strand: self.handle, superpage: self.superpage };
-        match self.is_parity {
-            true => Group::of(strip).row(page).is_any_written(seals),
-            false => seals.is_written(self.superpage * SUPERPAGE_PAGES + page),
+        match pool.shared.config.redundancy {
+            Redundancy::Parity => Group::of(self.strip()).row(page).is_written(self.strip(), seals),
+            Redundancy::Copies(_) => seals.is_written(self.superpage * SUPERPAGE_PAGES + page),
         }
     }
 }

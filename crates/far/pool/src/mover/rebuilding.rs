@@ -16,9 +16,13 @@ use crate::damage::Suspect;
 use crate::map::Place;
 use crate::parity::{Group, Row, RowLock, Strip, add};
 use crate::seals::Seals;
-use crate::shared::{Found, LaneClock, Segment};
+use crate::shared::{Found, LaneClock};
 use crate::types::Access;
 use crate::{BladeIndex, PageError, SUPERPAGE_PAGES, SegmentPage};
+
+/// How often a page is read that is not what was stored, before it is taken for damaged: a blade
+/// may answer with something else each time.
+const READ_TRIES: usize = 4;
 
 /// Pages of some rows of one group, and what they add up to.
 #[derive(Debug, Default)]
@@ -29,8 +33,8 @@ struct Rows {
     sums: Vec<PageMemory>,
     /// Rows whose sum is not what it should be.
     wrong: BTreeSet<usize>,
-    /// What arrives, and of which row.
-    arrivals: Vec<(usize, PageMemory)>,
+    /// What arrives.
+    arrivals: Vec<PageMemory>,
 }
 
 impl Mover<'_> {
@@ -38,12 +42,11 @@ impl Mover<'_> {
     pub(super) fn rebuild(&mut self, job: &Job<'_>, group: Group) -> Result<(), CopyError> {
         let seals = self.pool.segment(job.handle.first()).seals();
         let seals = seals.expect("groups are of pages that are sealed");
-        let target = Strip { strand: job.handle, superpage: job.superpage };
         let (others, mut next) = (self.other_clocks(), 0);
         while next < SUPERPAGE_PAGES {
             let limit = self.pace(&others);
             let rows = self.claim_rows(job, group, &seals, &mut next, limit);
-            self.make_rows(job, target, &seals, rows)?;
+            self.make_rows(job, &seals, rows)?;
         }
         Ok(())
     }
@@ -65,16 +68,11 @@ impl Mover<'_> {
         next: &mut u32,
         limit: usize,
     ) -> Rows {
-        let target = Strip { strand: job.handle, superpage: job.superpage };
         let mut rows = Rows::default();
         while *next < SUPERPAGE_PAGES && rows.rows.len() < limit {
             let row = group.row(*next);
             let Some(lock) = self.lock_row(row, rows.locks.is_empty()) else { break };
-            let is_written = |_| match target == group.parity() {
-                true => row.is_any_written(seals),
-                false => seals.is_written(row.page_of(target).page),
-            };
-            if job.record.claim_one(*next, is_written) {
+            if job.record.claim_one(*next, |_| row.is_written(job.strip(), seals)) {
                 rows.rows.push(row);
                 rows.locks.push(lock);
             }
@@ -97,22 +95,19 @@ impl Mover<'_> {
         }
     }
 
-    fn make_rows(
-        &mut self,
-        job: &Job<'_>,
-        target: Strip,
-        seals: &Seals,
-        mut rows: Rows,
-    ) -> Result<(), CopyError> {
+    fn make_rows(&mut self, job: &Job<'_>, seals: &Seals, mut rows: Rows) -> Result<(), CopyError> {
+        let target = job.strip();
         let made = self.sum(&mut rows, target, seals).map_err(|error| (false, error));
         let made = made.and_then(|()| {
             self.check_sums(&mut rows, target, seals);
-            let at = (job.segment, job.new);
+            if !rows.wrong.is_empty() {
+                let Strip { strand: copy, superpage } = target;
+                self.pool.shared.suspects.note(Suspect { copy, superpage });
+            }
             // The new memory is zero.
             let is_other = |sum: &PageMemory| sum.0 != [0; PAGE_BYTES];
-            let to = |row: Row| (at, row.page_of(target).page);
             note_parity(&rows, target, seals);
-            self.write_sums(&mut rows, to, is_other).map_err(|error| (true, error))
+            self.write_sums(&mut rows, target, job.new, is_other).map_err(|error| (true, error))
         });
         for row in &rows.rows {
             let page = row.page_of(target).page % SUPERPAGE_PAGES;
@@ -130,8 +125,7 @@ impl Mover<'_> {
         for (at, row) in rows.rows.iter().enumerate() {
             let own = row.page_of(target);
             let written = row.written_without(seals, Some(own));
-            let parity = row.page_of(row.group.parity());
-            let parity = Some(parity).filter(|parity| *parity != own);
+            let parity = (!target.is_parity()).then(|| row.page_of(row.group.parity()));
             reads.extend(written.chain(parity).map(|page| (at, page)));
         }
         rows.sums = vec![PageMemory([0; PAGE_BYTES]); rows.rows.len()];
@@ -141,35 +135,62 @@ impl Mover<'_> {
     /// Finds the pages of a member that were not made right, since a blade returned something else
     /// than it should: they are left out, to be read by their rows another time.
     fn check_sums(&self, rows: &mut Rows, target: Strip, seals: &Seals) {
-        if target.strand.nth() > 0 {
-            return;
+        if target.is_parity() {
+            // What a damaged page has now is lost, unless it is read like this again. With it the
+            // parity protects the other pages of its row.
+            return rows.wrong.clear();
         }
-        let pages = rows.rows.iter().map(|row| row.page_of(target).page).zip(&rows.sums);
-        let opens = |page: u32, sum: &PageMemory| {
-            let seal = seals.of_stored(page);
-            seal.is_some_and(|seal| seals.open(page, seal, &mut sum.0.clone()).is_ok())
-        };
-        let wrong = (0..).zip(pages).filter(|(_, (page, sum))| !opens(*page, sum));
+        let pages = rows.rows.iter().map(|row| row.page_of(target)).zip(&rows.sums);
+        let wrong = (0..).zip(pages).filter(|(_, (at, sum))| !is_as_stored(*at, &sum.0, seals));
         rows.wrong.extend(wrong.map(|(at, _)| at));
-        if !rows.wrong.is_empty() {
-            let Strip { strand: copy, superpage } = target;
-            self.pool.shared.suspects.note(Suspect { copy, superpage });
-        }
     }
 
-    /// Reads pages and adds them to the sums of their rows.
+    /// True if the rest of its row has any one of a member's pages: it is worth making anew.
+    pub(super) fn is_any_in_its_row(&mut self, member: Strip, pages: &[u32]) -> bool {
+        let Some(seals) = self.pool.segment(member.strand).seals() else { return false };
+        pages.iter().any(|page| {
+            let row = Group::of(member).row(page % SUPERPAGE_PAGES);
+            let locks = self.lock_row(row, true).into_iter().collect();
+            let mut rows = Rows { rows: vec![row], locks, ..Rows::default() };
+            let has_read = self.sum(&mut rows, member, &seals).is_ok();
+            self.check_sums(&mut rows, member, &seals);
+            has_read && rows.wrong.is_empty()
+        })
+    }
+
+    /// Reads pages and adds them to the sums of their rows. A page that is not what was stored is
+    /// read again, some times; a row of which one is not is wrong.
     fn add_pages(
         &mut self,
         rows: &mut Rows,
         reads: &[(usize, SegmentPage)],
         seals: &Seals,
     ) -> Result<(), PageError> {
-        rows.arrivals = reads.iter().map(|(at, _)| (*at, PageMemory([0; PAGE_BYTES]))).collect();
-        let shared = Arc::clone(&self.pool.shared);
+        rows.arrivals = vec![PageMemory([0; PAGE_BYTES]); reads.len()];
+        let mut left: Vec<usize> = (0..reads.len()).collect();
+        for _ in 0..READ_TRIES {
+            self.read_pages(&mut rows.arrivals, reads, &left)?;
+            left.retain(|at| !is_as_stored(reads[*at].1, &rows.arrivals[*at].0, seals));
+        }
+        rows.wrong.extend(left.into_iter().map(|at| reads[at].0));
+        for ((row, _), memory) in reads.iter().zip(&rows.arrivals) {
+            add(&mut rows.sums[*row].0, &memory.0);
+        }
+        Ok(())
+    }
+
+    /// Reads those of the pages that are `wanted`, by their positions.
+    fn read_pages(
+        &mut self,
+        arrivals: &mut [PageMemory],
+        reads: &[(usize, SegmentPage)],
+        wanted: &[usize],
+    ) -> Result<(), PageError> {
         let mut of_blades: Vec<(BladeIndex, Vec<LinkPage>)> = Vec::new();
-        for ((token, (_, page)), (_, memory)) in (0..).zip(reads).zip(&mut rows.arrivals) {
-            let into = memory.0.as_mut_ptr();
-            let (blade, link) = match shared.find(*page, Access::Read, into, token) {
+        for (token, at) in (0..).zip(wanted) {
+            let into = arrivals[*at].0.as_mut_ptr();
+            let (blade, link) = match self.pool.shared.find(reads[*at].1, Access::Read, into, token)
+            {
                 Found::At(blade, link) => (blade, link),
                 Found::Not(error) => return Err(error),
                 Found::Soon => return Err(PageError::Deadline),
@@ -180,42 +201,34 @@ impl Mover<'_> {
             }
         }
         for (blade, links) in of_blades {
-            // SAFETY: the memory is the rows' own and stays where it is until its pages are done,
+            // SAFETY: the memory is the caller's and stays where it is until its pages are done,
             // below; what the places name is not closed while the `moving` lock is held.
             unsafe { self.lane.submit_to(blade, links, Access::Read) };
         }
-        self.await_pages(reads.len())?;
-        for ((_, page), (at, memory)) in reads.iter().zip(&rows.arrivals) {
-            if page.segment.nth() > 0 && seals.check_parity(page.page, &memory.0).is_err() {
-                rows.wrong.insert(*at);
-            }
-            add(&mut rows.sums[*at].0, &memory.0);
-        }
-        Ok(())
+        self.await_pages(wanted.len())
     }
 
-    /// Writes the sums that are to be written, each where `to` says.
-    fn write_sums<'s>(
+    /// Writes the sums that are to be written, as the pages of a superpage at this place.
+    fn write_sums(
         &mut self,
         rows: &mut Rows,
-        to: impl Fn(Row) -> ((&'s Segment, Place), u32),
+        target: Strip,
+        place: Place,
         is_written: impl Fn(&PageMemory) -> bool,
     ) -> Result<(), PageError> {
+        let segment = self.pool.segment(target.strand);
         let mut links = Vec::with_capacity(rows.rows.len());
-        let mut blade = None;
         for ((token, row), sum) in (0..).zip(&rows.rows).zip(&mut rows.sums) {
-            let ((segment, place), page) = to(*row);
+            let page = row.page_of(target).page;
             let is_right = !rows.wrong.contains(&exactly(token));
             if is_right && is_written(sum) {
                 let into = sum.0.as_mut_ptr();
                 links.push(segment.page_at(place, PageNumber(page), into, token));
-                blade = Some(place.blade);
             }
         }
-        let Some(blade) = blade else { return Ok(()) };
         let count = links.len();
         // SAFETY: likewise.
-        unsafe { self.lane.submit_to(blade, links, Access::Write) };
+        unsafe { self.lane.submit_to(place.blade, links, Access::Write) };
         self.await_pages(count)
     }
 
@@ -235,17 +248,21 @@ impl Mover<'_> {
     }
 
     /// Takes a superpage that was given back out of its group's parity, and frees its memory,
-    /// unless the program takes it again meanwhile.
-    pub(super) fn take_out(&mut self, member: Strip) {
+    /// unless the program takes it again meanwhile. False if it has to stay for now: it cannot be
+    /// taken out, and without it another member would be lost whose blade is.
+    pub(super) fn take_out(&mut self, member: Strip) -> bool {
         let (pool, group) = (self.pool, Group::of(member));
         let seals = pool.segment(member.strand).seals();
         let seals = seals.expect("groups are of pages that are sealed");
-        let is_readable = pool.shared.is_whole(member) && pool.shared.is_whole(group.parity());
+        let parity = group.parity();
+        let is_readable = pool.shared.is_whole(member) && pool.shared.is_whole(parity);
         let taken = is_readable && self.take_rows_out(member, &seals).is_ok();
+        if !taken && !pool.shared.are_members_whole(group, member) {
+            return false;
+        }
         let mut ledger = pool.ledger();
         let freed = pool.shared.place_of(member).filter(|place| place.is_freed);
-        let Some(place) = freed else { return };
-        let parity = group.parity();
+        let Some(place) = freed else { return true };
         if !taken && pool.shared.place_of(parity).is_some() {
             // It is made anew of what is left.
             pool.segment(parity.strand).map().set_doubtful(parity.superpage);
@@ -255,6 +272,7 @@ impl Mover<'_> {
         pool.segment(member.strand).map().set(member.superpage, None);
         ledger.wait_for_lanes();
         pool.free_strip(&mut ledger, member, place);
+        true
     }
 
     fn take_rows_out(&mut self, member: Strip, seals: &Seals) -> Result<(), PageError> {
@@ -290,18 +308,26 @@ impl Mover<'_> {
             if !rows.wrong.is_empty() {
                 return Err(PageError::Forged);
             }
-            let at = (pool.segment(parity.strand), place);
             note_parity(&rows, parity, seals);
-            self.write_sums(&mut rows, |row| (at, row.page_of(parity).page), |_| true)?;
+            self.write_sums(&mut rows, parity, place, |_| true)?;
             rows.rows.iter().for_each(|row| seals.forget(row.page_of(member).page));
         }
         Ok(())
     }
 }
 
+/// True if this is what was stored as a page of a group.
+fn is_as_stored(at: SegmentPage, bytes: &[u8; PAGE_BYTES], seals: &Seals) -> bool {
+    if at.segment != at.segment.first() {
+        return seals.check_parity(at.page, bytes).is_ok();
+    }
+    let seal = seals.of_stored(at.page);
+    seal.is_some_and(|seal| seals.open(at.page, seal, &mut bytes.clone()).is_ok())
+}
+
 /// Notes what is about to be written, if it is parity.
 fn note_parity(rows: &Rows, target: Strip, seals: &Seals) {
-    if target.strand.nth() > 0 {
+    if target.is_parity() {
         let pages = rows.rows.iter().map(|row| row.page_of(target).page).zip(&rows.sums);
         pages.for_each(|(page, sum)| seals.note_parity(page, &sum.0));
     }

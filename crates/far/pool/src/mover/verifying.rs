@@ -212,10 +212,11 @@ impl Mover<'_> {
                 false => damaged.push((copy, place, found.damaged)),
             }
         }
-        let strip = Strip { strand: copy.first(), superpage };
-        let is_parity = self.pool.shared.config.redundancy == Redundancy::Parity;
-        if is_parity && self.pool.shared.is_recoverable(strip) {
-            whole += 1; // the rest of its group has it
+        if let [(copy, _, pages)] = &damaged[..]
+            && self.pool.shared.config.redundancy == Redundancy::Parity
+        {
+            let member = Strip { strand: *copy, superpage };
+            whole += usize::from(self.is_any_in_its_row(member, pages));
         }
         let readable = damaged.len() + whole;
         let may_give_up = !damaged.is_empty() && whole > 0 && self.is_writable(copy);
@@ -366,6 +367,10 @@ impl Mover<'_> {
                 left -= 1;
             }
         }
+        if self.pool.is_lost(piece.place.blade) {
+            // It may answer still, and has not what was written since it was given up.
+            results.fill(Err(PageError::BladeLost(piece.place.blade)));
+        }
         results
     }
 
@@ -441,7 +446,7 @@ fn piece_of(
     let group = Group::of(Strip { strand: copy, superpage });
     let is_parity = pool.shared.is_parity(copy);
     let is_written = |page: &u32| match is_parity {
-        true => group.row(page % SUPERPAGE_PAGES).is_any_written(&seals),
+        true => group.row(page % SUPERPAGE_PAGES).is_written(group.parity(), &seals),
         false => seals.is_written(*page),
     };
     let pages: Vec<u32> = all.filter(is_written).take(limit).collect();
