@@ -2,15 +2,12 @@
 
 mod common;
 
-use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::time::Duration;
 
-use common::{Blades, drive_until_idle, sample};
+use common::{Blades, Together, drive_until_idle, sample, shared_seals};
 use farpool_pool::{
-    Alone, BladeIndex, BladeSpec, CopyDesk, Errand, FailureDomain, FrozenToken, Lane, Mover,
-    PageError, Pool, PoolConfig, PoolError, Redundancy, SUPERPAGE_PAGES, Seals, SegmentHandle,
-    Step,
+    Alone, BladeIndex, BladeSpec, CopyDesk, FailureDomain, Lane, Mover, PageError, Pool,
+    PoolConfig, PoolError, Redundancy, SegmentHandle, Step,
 };
 use farpool_units::SUPERPAGE_BYTES;
 
@@ -117,33 +114,6 @@ fn no_two_copies_lie_in_one_domain_of_the_racks() {
     assert!(pool.has_all_copies());
 }
 
-/// What the processes of one tree agree on, for any part.
-#[derive(Default)]
-struct Together(Mutex<BTreeMap<u128, FrozenToken>>);
-
-impl CopyDesk for Together {
-    fn ask(&self, _from: BladeIndex, original: u128) -> Errand {
-        match self.0.lock().expect("lock").get(&original) {
-            Some(copy) => Errand::Attach(Box::new(*copy)),
-            None => Errand::Copy,
-        }
-    }
-
-    fn announce(&self, original: u128, copy: &FrozenToken) {
-        self.0.lock().expect("lock").insert(original, *copy);
-    }
-
-    fn forget(&self, original: u128) {
-        self.0.lock().expect("lock").remove(&original);
-    }
-}
-
-/// The seals of a segment as a child has them.
-fn shared(pool: &Pool, segment: SegmentHandle) -> Option<Seals> {
-    let pages = 0..SUPERPAGES * SUPERPAGE_PAGES;
-    pool.seals(segment).map(|it| Seals::import(&it.export(pages)).expect("seals"))
-}
-
 #[test]
 fn a_frozen_copy_that_is_lost_is_made_once_for_all_who_share_it() {
     let mut blades = Blades::start(&["tcp", "tcp"]);
@@ -152,7 +122,8 @@ fn a_frozen_copy_that_is_lost_is_made_once_for_all_who_share_it() {
     let mut lane = parent.lane().expect("lane");
     write(&mut lane, segment, 3);
     let token = parent.freeze(segment).expect("frozen");
-    let theirs = child.attach(&token, shared(&parent, segment)).expect("attached");
+    let theirs =
+        child.attach(&token, shared_seals(&parent, segment, SUPERPAGES)).expect("attached");
     let mut child_lane = child.lane().expect("lane");
     blades.stop(0);
     assert_eq!(reads(&mut lane, segment, 3), Ok(true));
@@ -176,7 +147,8 @@ fn a_frozen_copy_that_is_lost_is_made_once_for_all_who_share_it() {
         grandchild.add_blade_at(BladeIndex(at), &spec).expect("added");
     }
     let token = parent.freeze(segment).expect("frozen already");
-    let own = grandchild.attach(&token, shared(&parent, segment)).expect("attached");
+    let own =
+        grandchild.attach(&token, shared_seals(&parent, segment, SUPERPAGES)).expect("attached");
     assert_eq!(grandchild.degraded_superpages(), 0);
     blades.stop(1);
     assert_eq!(reads(&mut lane, segment, 3), Ok(true));
@@ -199,7 +171,8 @@ fn a_child_that_finds_one_blade_dead_has_what_its_parent_had() {
     write(&mut lane, segment, 3);
     let token = parent.freeze(segment).expect("frozen");
     blades.stop(1);
-    let theirs = child.attach(&token, shared(&parent, segment)).expect("attached");
+    let theirs =
+        child.attach(&token, shared_seals(&parent, segment, SUPERPAGES)).expect("attached");
     assert!(!child.has_all_copies(), "no blade may be spared");
     let mut child_lane = child.lane().expect("lane");
     assert_eq!(reads(&mut child_lane, theirs, 3), Ok(true));

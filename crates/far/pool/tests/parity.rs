@@ -2,14 +2,12 @@
 
 mod common;
 
-use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use common::{AMPLE, Blades, drive_until_idle};
+use common::{AMPLE, Blades, Together, drive_until_idle, shared_seals};
 use farpool_pool::{
-    Alone, BladeIndex, CopyDesk, Errand, FrozenToken, Lane, Mover, PageError, Pool, PoolConfig,
-    PoolError, Redundancy, SUPERPAGE_PAGES, Seals, SegmentHandle, Step,
+    Alone, BladeIndex, CopyDesk, Lane, Mover, PageError, Pool, PoolConfig, PoolError, Redundancy,
+    SUPERPAGE_PAGES, SegmentHandle, Step,
 };
 use farpool_units::SUPERPAGE_BYTES;
 
@@ -165,6 +163,9 @@ fn memory_that_is_given_back_is_taken_out_of_the_parity() {
     pool.free_superpage(segment, 1).expect("freed");
     for superpage in [1, 2] {
         pool.allocate_superpage(segment, superpage).expect("allocated");
+        let page = superpage * SUPERPAGE_PAGES;
+        let unwritten = common::read(&mut lane, segment, &[page], 7);
+        assert_eq!(unwritten, [Err(PageError::Forged)], "nothing old is read");
         let written: Vec<u32> = (0..3).map(|it| superpage * SUPERPAGE_PAGES + it).collect();
         common::write(&mut lane, segment, &written, 8);
     }
@@ -189,6 +190,20 @@ fn memory_that_is_given_back_is_taken_out_of_the_parity() {
     wait_for_used(&blades, &pool, 0); // the last one takes the parity with it
 }
 
+/// Writes and reads as long as the mover has something to do; at last the pattern of 1.
+fn write_beside(lane: &mut Lane, segment: SegmentHandle, mover: impl FnOnce() + Send) {
+    std::thread::scope(|scope| {
+        let mover = scope.spawn(mover);
+        let mut seed = 8;
+        while !mover.is_finished() {
+            write(lane, segment, seed);
+            assert_eq!(reads(lane, segment, seed), Ok(true));
+            seed += 1;
+        }
+    });
+    write(lane, segment, 1);
+}
+
 #[test]
 fn a_blade_is_left_under_a_program_that_writes() {
     let mut blades = start(6);
@@ -199,18 +214,9 @@ fn a_blade_is_left_under_a_program_that_writes() {
     let leaving = (0..6).map(BladeIndex).find(|at| pool.superpages_on(*at) > 0).expect("one");
     add(&mut blades, &pool);
     pool.set_leaving(leaving, true);
-    std::thread::scope(|scope| {
-        let mover = scope.spawn(|| {
-            let mut mover = Mover::new(&pool);
-            while mover.step(leaving, &Alone, || true).expect("moved") != Step::Empty {}
-        });
-        let mut seed = 8;
-        while !mover.is_finished() {
-            write(&mut lane, segment, seed);
-            assert_eq!(reads(&mut lane, segment, seed), Ok(true));
-            seed += 1;
-        }
-        write(&mut lane, segment, 1);
+    write_beside(&mut lane, segment, || {
+        let mut mover = Mover::new(&pool);
+        while mover.step(leaving, &Alone, || true).expect("moved") != Step::Empty {}
     });
     pool.remove_blade(leaving).expect("left");
     assert_eq!(reads(&mut lane, segment, 1), Ok(true));
@@ -231,16 +237,7 @@ fn superpages_are_made_again_under_a_program_that_writes() {
         blades.stop(lost);
         assert_eq!(reads(&mut lane, segment, 7), Ok(true));
         add(&mut blades, &pool);
-        std::thread::scope(|scope| {
-            let mover = scope.spawn(|| complete(&pool, &Alone));
-            let mut seed = 8;
-            while !mover.is_finished() {
-                write(&mut lane, segment, seed);
-                assert_eq!(reads(&mut lane, segment, seed), Ok(true));
-                seed += 1;
-            }
-            write(&mut lane, segment, 1);
-        });
+        write_beside(&mut lane, segment, || _ = complete(&pool, &Alone));
         assert!(pool.has_all_copies());
         for blade in (0..6).filter(|it| *it != lost) {
             if pool.superpages_on(BladeIndex(u8::try_from(blade).expect("few"))) > 0 {
@@ -294,33 +291,6 @@ fn with_too_few_domains_the_rest_is_done_once_there_are_more() {
     assert_eq!(common::reads(&mut lane, segment, &sample(4), 7), Ok(true));
 }
 
-/// What the processes of one tree agree on, for any part.
-#[derive(Default)]
-struct Together(Mutex<BTreeMap<u128, FrozenToken>>);
-
-impl CopyDesk for Together {
-    fn ask(&self, _from: BladeIndex, original: u128) -> Errand {
-        match self.0.lock().expect("lock").get(&original) {
-            Some(copy) => Errand::Attach(Box::new(*copy)),
-            None => Errand::Copy,
-        }
-    }
-
-    fn announce(&self, original: u128, copy: &FrozenToken) {
-        self.0.lock().expect("lock").insert(original, *copy);
-    }
-
-    fn forget(&self, original: u128) {
-        self.0.lock().expect("lock").remove(&original);
-    }
-}
-
-/// The seals of a segment as a child has them.
-fn shared(pool: &Pool, segment: SegmentHandle) -> Option<Seals> {
-    let pages = 0..SUPERPAGES * SUPERPAGE_PAGES;
-    pool.seals(segment).map(|it| Seals::import(&it.export(pages)).expect("seals"))
-}
-
 #[test]
 fn a_frozen_superpage_that_is_lost_is_made_once_for_all_who_share_it() {
     for lost in 0..6_u8 {
@@ -330,7 +300,8 @@ fn a_frozen_superpage_that_is_lost_is_made_once_for_all_who_share_it() {
         let mut lane = parent.lane().expect("lane");
         write(&mut lane, segment, 3);
         let token = parent.freeze(segment).expect("frozen");
-        let theirs = child.attach(&token, shared(&parent, segment)).expect("attached");
+        let theirs =
+            child.attach(&token, shared_seals(&parent, segment, SUPERPAGES)).expect("attached");
         let mut child_lane = child.lane().expect("lane");
         blades.stop(lost.into());
         assert_eq!(reads(&mut lane, segment, 3), Ok(true));
@@ -342,7 +313,8 @@ fn a_frozen_superpage_that_is_lost_is_made_once_for_all_who_share_it() {
             late.add_blade_at(BladeIndex(at), &spec).expect("added");
         }
         let token = parent.freeze(segment).expect("frozen already");
-        let own = late.attach(&token, shared(&parent, segment)).expect("attached");
+        let own =
+            late.attach(&token, shared_seals(&parent, segment, SUPERPAGES)).expect("attached");
         assert_eq!(reads(&mut late.lane().expect("lane"), own, 3), Ok(true));
         late.detach(own).expect("detached");
 

@@ -3,12 +3,14 @@
 // Each test file is a crate of its own and uses a part of this.
 #![allow(dead_code)]
 
+use std::collections::BTreeMap;
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use farpool_blade::{BladeConfig, Server, Serving};
 use farpool_pool::{
-    Address, Completion, Lane, PageError, PageRead, PageWrite, Pool, PoolConfig, SUPERPAGE_PAGES,
-    SegmentHandle, SegmentPage,
+    Address, BladeIndex, Completion, CopyDesk, Errand, FrozenToken, Lane, PageError, PageRead,
+    PageWrite, Pool, PoolConfig, SUPERPAGE_PAGES, Seals, SegmentHandle, SegmentPage,
 };
 use farpool_units::PAGE_BYTES;
 use farpool_wire::BladeTotals;
@@ -269,4 +271,31 @@ pub(crate) fn drive_until_idle(lane: &mut Lane) {
         std::thread::yield_now();
     }
     assert!(done.is_empty(), "nothing was asked for: {done:?}");
+}
+
+/// What the processes of one tree agree on, for any part.
+#[derive(Default)]
+pub(crate) struct Together(Mutex<BTreeMap<u128, FrozenToken>>);
+
+impl CopyDesk for Together {
+    fn ask(&self, _from: BladeIndex, original: u128) -> Errand {
+        match self.0.lock().expect("lock").get(&original) {
+            Some(copy) => Errand::Attach(Box::new(*copy)),
+            None => Errand::Copy,
+        }
+    }
+
+    fn announce(&self, original: u128, copy: &FrozenToken) {
+        self.0.lock().expect("lock").insert(original, *copy);
+    }
+
+    fn forget(&self, original: u128) {
+        self.0.lock().expect("lock").remove(&original);
+    }
+}
+
+/// The seals of a segment as a child has them.
+pub(crate) fn shared_seals(pool: &Pool, segment: SegmentHandle, superpages: u32) -> Option<Seals> {
+    let pages = 0..superpages * SUPERPAGE_PAGES;
+    pool.seals(segment).map(|it| Seals::import(&it.export(pages)).expect("seals"))
 }
