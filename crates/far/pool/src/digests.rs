@@ -52,20 +52,71 @@ impl Digests {
     pub(crate) fn new() -> Result<Self, PoolError> {
         let mut secret = [0; SECRET_BYTES];
         fill_random(&mut secret).map_err(|_| PoolError::NoRandom)?;
+        Ok(Digests::with_secret(secret))
+    }
+
+    fn with_secret(secret: [u8; SECRET_BYTES]) -> Self {
         let chunks = GROUPS.div_ceil(CHUNK_GROUPS);
-        Ok(Digests { secret, chunks: (0..chunks).map(|_| OnceLock::new()).collect() })
+        Digests { secret, chunks: (0..chunks).map(|_| OnceLock::new()).collect() }
     }
 
     /// Notes what is written as a page of the parity.
     pub(crate) fn note(&self, page: u32, bytes: &[u8; PAGE_BYTES]) {
-        let (group, row) = (page / SUPERPAGE_PAGES, page % SUPERPAGE_PAGES);
+        self.rows(page / SUPERPAGE_PAGES)[(page % SUPERPAGE_PAGES) as usize]
+            .store(self.digest(bytes), Relaxed);
+    }
+
+    /// The digests of a group, made when the first one is noted.
+    fn rows(&self, group: u32) -> &Rows {
         let chunk = self.chunks[(group / CHUNK_GROUPS) as usize].get_or_init(empty);
-        let rows = chunk[(group % CHUNK_GROUPS) as usize].get_or_init(|| {
+        chunk[(group % CHUNK_GROUPS) as usize].get_or_init(|| {
             let rows: Box<[AtomicU32]> =
                 (0..SUPERPAGE_PAGES).map(|_| AtomicU32::new(UNKNOWN)).collect();
             rows.try_into().unwrap_or_else(|_| unreachable!("a superpage has so many pages"))
-        });
-        rows[row as usize].store(self.digest(bytes), Relaxed);
+        })
+    }
+
+    fn known_rows(&self, group: u32) -> Option<&Rows> {
+        let chunk = self.chunks.get((group / CHUNK_GROUPS) as usize)?.get()?;
+        Some(chunk[(group % CHUNK_GROUPS) as usize].get()?)
+    }
+
+    /// Appends the secret, the number of groups, and of each its number and the digests of all its
+    /// rows, for a process on this host.
+    pub(crate) fn export(&self, bytes: &mut Vec<u8>) {
+        bytes.extend_from_slice(&self.secret);
+        let made = (0_u32..).step_by(CHUNK_GROUPS as usize).zip(&self.chunks);
+        let made = made.filter(|(_, chunk)| chunk.get().is_some());
+        let groups = made.flat_map(|(first, _)| first..first + CHUNK_GROUPS);
+        let known: Vec<_> =
+            groups.filter_map(|group| Some((group, self.known_rows(group)?))).collect();
+        bytes.extend_from_slice(&exactly::<u32, _>(known.len()).to_le_bytes());
+        for (group, rows) in known {
+            bytes.extend_from_slice(&group.to_le_bytes());
+            rows.iter().for_each(|row| bytes.extend_from_slice(&row.load(Relaxed).to_le_bytes()));
+        }
+    }
+
+    /// The inverse of [`Digests::export`], and the bytes that follow. None: these bytes are
+    /// something else.
+    pub(crate) fn import(bytes: &[u8]) -> Option<(Digests, &[u8])> {
+        let (secret, bytes) = bytes.split_first_chunk()?;
+        let digests = Digests::with_secret(*secret);
+        let (count, mut bytes) = bytes.split_first_chunk()?;
+        for _ in 0..u32::from_le_bytes(*count) {
+            let (group, rest) = bytes.split_first_chunk()?;
+            let group = u32::from_le_bytes(*group);
+            let (of_group, rest) = rest.split_at_checked(SUPERPAGE_PAGES as usize * 4)?;
+            if group >= GROUPS {
+                return None;
+            }
+            let (values, _) = of_group.as_chunks();
+            for (row, value) in digests.rows(group).iter().zip(values) {
+                row.store(u32::from_le_bytes(*value), Relaxed);
+            }
+            bytes = rest;
+        }
+        Some((digests, bytes))
     }
 
     /// Checks that a page of the parity is what was written.
@@ -74,8 +125,7 @@ impl Digests {
     /// It is not.
     pub(crate) fn check(&self, page: u32, bytes: &[u8; PAGE_BYTES]) -> Result<(), PageError> {
         let (group, row) = (page / SUPERPAGE_PAGES, page % SUPERPAGE_PAGES);
-        let chunk = self.chunks.get((group / CHUNK_GROUPS) as usize).and_then(OnceLock::get);
-        let rows = chunk.and_then(|chunk| chunk[(group % CHUNK_GROUPS) as usize].get());
+        let rows = self.known_rows(group);
         let known = rows.map_or(UNKNOWN, |rows| rows[row as usize].load(Relaxed));
         match known == UNKNOWN || known == self.digest(bytes) {
             true => Ok(()),

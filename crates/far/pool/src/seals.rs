@@ -43,6 +43,8 @@ const EXPORTED_GIVEN_BACK: u64 = 1 << 63;
 const KEY_LIMIT: usize = u8::MAX as usize;
 /// Bytes of one exported seal: page, the key's number, version, tag.
 const EXPORTED_BYTES: usize = 4 + 1 + 8 + TAG_BYTES;
+/// Says that digests of parity follow the keys.
+const WITH_DIGESTS: u8 = 1;
 
 /// The seals of one segment.
 #[derive(Debug)]
@@ -167,6 +169,12 @@ impl Seals {
         of_chunk.filter(|superpage| self.is_any_written(*superpage))
     }
 
+    /// The pages that were written.
+    pub(crate) fn written_pages(&self) -> impl Iterator<Item = u32> {
+        let pages = |superpage| superpage * SUPERPAGE_PAGES..(superpage + 1) * SUPERPAGE_PAGES;
+        self.written_superpages().flat_map(pages).filter(|page| self.is_written(*page))
+    }
+
     /// True if the page was written since its superpage has its memory.
     pub(crate) fn is_written(&self, page: u32) -> bool {
         self.of_stored(page).is_some()
@@ -264,7 +272,8 @@ impl Seals {
     }
 
     /// Encodes the seals of these pages and the keys that open them, for a process on this host
-    /// that shares the segment while it is frozen. Pages that were never written are left out.
+    /// that shares the segment while it is frozen; and what is known of its parity. Pages that were
+    /// never written are left out.
     pub fn export(&self, pages: impl Iterator<Item = u32>) -> Vec<u8> {
         let (mut keys, mut entries) = (Vec::new(), Vec::new());
         for page in pages {
@@ -283,6 +292,13 @@ impl Seals {
         for number in keys {
             bytes.extend_from_slice(&self.key(number).expect("a page has a key").to_bytes());
         }
+        match self.table.digests.get() {
+            Some(digests) => {
+                bytes.push(WITH_DIGESTS);
+                digests.export(&mut bytes);
+            }
+            None => bytes.push(0),
+        }
         bytes.append(&mut entries);
         bytes
     }
@@ -295,6 +311,17 @@ impl Seals {
             let (key, rest) = bytes.split_first_chunk()?;
             keys.push(SealKey::from_bytes(key)?);
             bytes = rest;
+        }
+        let (with_digests, rest) = bytes.split_first()?;
+        bytes = rest;
+        match *with_digests {
+            0 => {}
+            WITH_DIGESTS => {
+                let (digests, rest) = Digests::import(bytes)?;
+                table.digests.get_or_init(|| digests);
+                bytes = rest;
+            }
+            _ => return None,
         }
         let (entries, rest) = bytes.as_chunks::<EXPORTED_BYTES>();
         for entry in entries {

@@ -190,6 +190,21 @@ impl Pool {
         self.segment(s).seals()
     }
 
+    /// Encodes the seals that a process on this host needs which shares a frozen segment and lacks
+    /// these pages of it. With parity they are those of all pages: a page is made from all others of
+    /// its row. None if pages are stored as they are.
+    pub fn export_seals(
+        &self,
+        s: SegmentHandle,
+        lacking: impl Iterator<Item = u32>,
+    ) -> Option<Vec<u8>> {
+        let seals = self.segment(s).seals()?;
+        Some(match self.shared.config.redundancy {
+            Redundancy::Parity => seals.export(seals.written_pages()),
+            Redundancy::Copies(_) => seals.export(lacking),
+        })
+    }
+
     /// Shares another client's frozen segment, read only. `seals` are those that the other client
     /// has of it.
     ///

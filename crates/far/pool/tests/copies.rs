@@ -7,7 +7,7 @@ use std::time::Duration;
 use common::{Blades, Together, drive_until_idle, sample, shared_seals};
 use farpool_pool::{
     Alone, BladeIndex, BladeSpec, CopyDesk, FailureDomain, Lane, Mover, PageError, Pool,
-    PoolConfig, PoolError, Redundancy, SegmentHandle, Step,
+    PoolConfig, PoolError, Redundancy, SUPERPAGE_PAGES, SegmentHandle, Step,
 };
 use farpool_units::SUPERPAGE_BYTES;
 
@@ -122,8 +122,9 @@ fn a_frozen_copy_that_is_lost_is_made_once_for_all_who_share_it() {
     let mut lane = parent.lane().expect("lane");
     write(&mut lane, segment, 3);
     let token = parent.freeze(segment).expect("frozen");
-    let theirs =
-        child.attach(&token, shared_seals(&parent, segment, SUPERPAGES)).expect("attached");
+    let theirs = child
+        .attach(&token, shared_seals(&parent, segment, 0..SUPERPAGES * SUPERPAGE_PAGES))
+        .expect("attached");
     let mut child_lane = child.lane().expect("lane");
     blades.stop(0);
     assert_eq!(reads(&mut lane, segment, 3), Ok(true));
@@ -147,8 +148,9 @@ fn a_frozen_copy_that_is_lost_is_made_once_for_all_who_share_it() {
         grandchild.add_blade_at(BladeIndex(at), &spec).expect("added");
     }
     let token = parent.freeze(segment).expect("frozen already");
-    let own =
-        grandchild.attach(&token, shared_seals(&parent, segment, SUPERPAGES)).expect("attached");
+    let own = grandchild
+        .attach(&token, shared_seals(&parent, segment, 0..SUPERPAGES * SUPERPAGE_PAGES))
+        .expect("attached");
     assert_eq!(grandchild.degraded_superpages(), 0);
     blades.stop(1);
     assert_eq!(reads(&mut lane, segment, 3), Ok(true));
@@ -171,8 +173,9 @@ fn a_child_that_finds_one_blade_dead_has_what_its_parent_had() {
     write(&mut lane, segment, 3);
     let token = parent.freeze(segment).expect("frozen");
     blades.stop(1);
-    let theirs =
-        child.attach(&token, shared_seals(&parent, segment, SUPERPAGES)).expect("attached");
+    let theirs = child
+        .attach(&token, shared_seals(&parent, segment, 0..SUPERPAGES * SUPERPAGE_PAGES))
+        .expect("attached");
     assert!(!child.has_all_copies(), "no blade may be spared");
     let mut child_lane = child.lane().expect("lane");
     assert_eq!(reads(&mut child_lane, theirs, 3), Ok(true));

@@ -243,10 +243,9 @@ impl World {
         }
         let token: FrozenToken = self.processes[who].pool.freeze(handle).expect("frozen");
         // As they travel to another process.
-        let seals = self.processes[who].pool.seals(handle).map(|seals| {
-            let exported = seals.export(self.contents[content].pages.keys().copied());
-            Seals::import(&exported).expect("what was exported")
-        });
+        let lacking = self.contents[content].pages.keys().copied();
+        let exported = self.processes[who].pool.export_seals(handle, lacking);
+        let seals = exported.map(|it| Seals::import(&it).expect("what was exported"));
         let theirs = self.processes[other].pool.attach(&token, seals).expect("attached");
         self.processes[other].segments.push((theirs, content));
         self.contents[content].frozen = true;

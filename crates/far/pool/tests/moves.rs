@@ -25,8 +25,7 @@ fn connect(blades: &Blades) -> Pool {
 
 /// The seals of a segment as a child has them.
 fn shared(pool: &Pool, segment: SegmentHandle) -> Option<Seals> {
-    let pages = 0..64 * SUPERPAGE_PAGES;
-    pool.seals(segment).map(|it| Seals::import(&it.export(pages)).expect("seals"))
+    common::shared_seals(pool, segment, 0..64 * SUPERPAGE_PAGES)
 }
 
 /// The configuration of a pool that begins with one blade.

@@ -294,7 +294,7 @@ impl Program {
         let frozen = self.pool.freeze(segment);
         clock::note(|| format!("freeze: {:?}", frozen.as_ref().err()));
         let Some(token) = self.count(frozen) else { return Ok(()) };
-        self.child_reads(&token, self.pool.seals(segment).map(|it| it.inherit()))?;
+        self.child_reads(&token, self.seals_of_child(segment))?;
         match self.count(self.pool.thaw(segment)) {
             Some(true) => Ok(()),
             // The child's share ends with its lease, or never, if a blade is lost: begin anew.
@@ -311,6 +311,17 @@ impl Program {
                 Ok(())
             }
         }
+    }
+
+    /// As a child of fork has them, or any process that what is lacking is handed over to.
+    fn seals_of_child(&self, segment: SegmentHandle) -> Option<Seals> {
+        let inner = self.inner.borrow();
+        if inner.next_version.is_multiple_of(2) {
+            return self.pool.seals(segment).map(|it| it.inherit());
+        }
+        let lacking = inner.model.pages().filter(|page| !inner.local.contains(page));
+        let exported = self.pool.export_seals(segment, lacking);
+        exported.map(|it| Seals::import(&it).expect("what was exported"))
     }
 
     fn child_reads(&self, token: &FrozenToken, seals: Option<Seals>) -> Result<(), Violation> {

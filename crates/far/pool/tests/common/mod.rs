@@ -294,8 +294,12 @@ impl CopyDesk for Together {
     }
 }
 
-/// The seals of a segment as a child has them.
-pub(crate) fn shared_seals(pool: &Pool, segment: SegmentHandle, superpages: u32) -> Option<Seals> {
-    let pages = 0..superpages * SUPERPAGE_PAGES;
-    pool.seals(segment).map(|it| Seals::import(&it.export(pages)).expect("seals"))
+/// The seals of a segment as a child has them that lacks these pages.
+pub(crate) fn shared_seals(
+    pool: &Pool,
+    segment: SegmentHandle,
+    lacking: impl Iterator<Item = u32>,
+) -> Option<Seals> {
+    let exported = pool.export_seals(segment, lacking);
+    exported.map(|it| Seals::import(&it).expect("seals"))
 }

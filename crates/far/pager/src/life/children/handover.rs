@@ -14,7 +14,7 @@ use crate::space::page::{MAX_LAYERS, PageState};
 use crate::space::units::{MAX_SUPERPAGES, SUPERPAGE_PAGES};
 
 /// Begins a handover; its last character is the version of the format.
-const MAGIC: [u8; 8] = *b"fpchild2";
+const MAGIC: [u8; 8] = *b"fpchild3";
 
 /// The parts of a token, each absent or a blade's id and the number that opens the part there.
 type Parts = [Option<(u64, u128)>; TOKEN_PARTS];
@@ -23,8 +23,8 @@ type Parts = [Option<(u64, u128)>; TOKEN_PARTS];
 #[derive(Clone, Debug)]
 pub struct HandedLayer {
     pub token: FrozenToken,
-    /// The key and the seals of the pages that the child lacks, as [`farpool_pool::Seals`] exports
-    /// them. None if pages are stored as they are.
+    /// What opens the pages, as [`farpool_pool::Pool::export_seals`] encodes it. None if pages are
+    /// stored as they are.
     pub seals: Option<Vec<u8>>,
 }
 

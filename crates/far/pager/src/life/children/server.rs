@@ -280,8 +280,7 @@ impl Server {
             if let Some(segment) = core.layers.segment(layer) {
                 let token = core.pool.freeze_still(&still, segment);
                 let token = token.map_err(|error| error.to_string())?;
-                let seals = core.pool.seals(segment);
-                let seals = seals.map(|it| it.export(self.lacking(child, layer)));
+                let seals = core.pool.export_seals(segment, self.lacking(child, layer));
                 layers[layer] = Some(HandedLayer { token, seals });
             }
         }
