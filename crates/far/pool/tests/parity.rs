@@ -300,8 +300,7 @@ fn a_frozen_superpage_that_is_lost_is_made_once_for_all_who_share_it() {
         let mut lane = parent.lane().expect("lane");
         write(&mut lane, segment, 3);
         let token = parent.freeze(segment).expect("frozen");
-        let theirs =
-            child.attach(&token, shared_seals(&parent, segment, 0..1)).expect("attached");
+        let theirs = child.attach(&token, shared_seals(&parent, segment, 0..1)).expect("attached");
         let mut child_lane = child.lane().expect("lane");
         blades.stop(lost.into());
         assert_eq!(reads(&mut lane, segment, 3), Ok(true));
@@ -313,8 +312,7 @@ fn a_frozen_superpage_that_is_lost_is_made_once_for_all_who_share_it() {
             late.add_blade_at(BladeIndex(at), &spec).expect("added");
         }
         let token = parent.freeze(segment).expect("frozen already");
-        let own =
-            late.attach(&token, shared_seals(&parent, segment, 0..1)).expect("attached");
+        let own = late.attach(&token, shared_seals(&parent, segment, 0..1)).expect("attached");
         assert_eq!(reads(&mut late.lane().expect("lane"), own, 3), Ok(true));
         late.detach(own).expect("detached");
 
