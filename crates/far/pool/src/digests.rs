@@ -6,6 +6,9 @@
 //! something else but for one time in 4 billion; what is read by way of parity is opened under its
 //! own seal all the same.
 //!
+//! A row is in doubt while nobody knows what its parity should be: since a write was not completed,
+//! or what was written is not there any more.
+//!
 //! Memory: 4 bytes a row, 0.02 % of what is far.
 
 use std::sync::OnceLock;
@@ -28,9 +31,17 @@ const GROUPS: u32 = SEGMENT_LIMIT_SUPERPAGES / GROUP_SUPERPAGES;
 const SECRET_BYTES: usize = 192;
 /// The digest of what nobody knows: it fits everything.
 const UNKNOWN: u32 = 0;
+/// That of a row in doubt: its parity may not be what its members give, and nothing fits.
+const DOUBTFUL: u32 = 1;
 
-type Rows = [AtomicU32; SUPERPAGE_PAGES as usize];
 type Chunk = [OnceLock<Box<Rows>>; CHUNK_GROUPS as usize];
+
+/// The digests of one group.
+struct Rows {
+    digests: [AtomicU32; SUPERPAGE_PAGES as usize],
+    /// How many of them are in doubt.
+    doubtful: AtomicU32,
+}
 
 /// The digests of one segment's parity.
 pub(crate) struct Digests {
@@ -62,17 +73,43 @@ impl Digests {
 
     /// Notes what is written as a page of the parity.
     pub(crate) fn note(&self, page: u32, bytes: &[u8; PAGE_BYTES]) {
-        self.rows(page / SUPERPAGE_PAGES)[(page % SUPERPAGE_PAGES) as usize]
-            .store(self.digest(bytes), Relaxed);
+        self.rows(page / SUPERPAGE_PAGES).set(page, self.digest(bytes));
+    }
+
+    /// Notes that nobody knows any more what a page of the parity should be.
+    pub(crate) fn doubt(&self, page: u32) {
+        self.rows(page / SUPERPAGE_PAGES).set(page, DOUBTFUL);
+    }
+
+    /// True if nobody knows what a page of the parity should be.
+    pub(crate) fn is_doubtful(&self, page: u32) -> bool {
+        let rows = self.known_rows(page / SUPERPAGE_PAGES);
+        rows.is_some_and(|rows| rows.of(page).load(Relaxed) == DOUBTFUL)
+    }
+
+    /// Nothing is known of a group's parity any more: its memory is fresh, or gone.
+    pub(crate) fn begin(&self, group: u32) {
+        if let Some(rows) = self.known_rows(group) {
+            (0..SUPERPAGE_PAGES).for_each(|page| rows.set(page, UNKNOWN));
+        }
+    }
+
+    /// Pages of a group's parity that are in doubt.
+    pub(crate) fn doubtful(&self, group: u32) -> impl Iterator<Item = u32> {
+        let rows = self.known_rows(group).filter(|rows| rows.doubtful.load(Relaxed) > 0);
+        let first = group * SUPERPAGE_PAGES;
+        rows.into_iter().flat_map(move |rows| {
+            let pages = (first..).zip(&rows.digests);
+            pages.filter_map(|(page, digest)| (digest.load(Relaxed) == DOUBTFUL).then_some(page))
+        })
     }
 
     /// The digests of a group, made when the first one is noted.
     fn rows(&self, group: u32) -> &Rows {
         let chunk = self.chunks[(group / CHUNK_GROUPS) as usize].get_or_init(empty);
         chunk[(group % CHUNK_GROUPS) as usize].get_or_init(|| {
-            let rows: Box<[AtomicU32]> =
-                (0..SUPERPAGE_PAGES).map(|_| AtomicU32::new(UNKNOWN)).collect();
-            rows.try_into().unwrap_or_else(|_| unreachable!("a superpage has so many pages"))
+            let digests = [const { AtomicU32::new(UNKNOWN) }; SUPERPAGE_PAGES as usize];
+            Box::new(Rows { digests, doubtful: AtomicU32::new(0) })
         })
     }
 
@@ -93,7 +130,8 @@ impl Digests {
         bytes.extend_from_slice(&exactly::<u32, _>(known.len()).to_le_bytes());
         for (group, rows) in known {
             bytes.extend_from_slice(&group.to_le_bytes());
-            rows.iter().for_each(|row| bytes.extend_from_slice(&row.load(Relaxed).to_le_bytes()));
+            let digests = rows.digests.iter().map(|it| it.load(Relaxed).to_le_bytes());
+            digests.for_each(|digest| bytes.extend_from_slice(&digest));
         }
     }
 
@@ -111,8 +149,8 @@ impl Digests {
                 return None;
             }
             let (values, _) = of_group.as_chunks();
-            for (row, value) in digests.rows(group).iter().zip(values) {
-                row.store(u32::from_le_bytes(*value), Relaxed);
+            for (page, value) in (0..).zip(values) {
+                digests.rows(group).set(page, u32::from_le_bytes(*value));
             }
             bytes = rest;
         }
@@ -124,9 +162,8 @@ impl Digests {
     /// # Errors
     /// It is not.
     pub(crate) fn check(&self, page: u32, bytes: &[u8; PAGE_BYTES]) -> Result<(), PageError> {
-        let (group, row) = (page / SUPERPAGE_PAGES, page % SUPERPAGE_PAGES);
-        let rows = self.known_rows(group);
-        let known = rows.map_or(UNKNOWN, |rows| rows[row as usize].load(Relaxed));
+        let rows = self.known_rows(page / SUPERPAGE_PAGES);
+        let known = rows.map_or(UNKNOWN, |rows| rows.of(page).load(Relaxed));
         match known == UNKNOWN || known == self.digest(bytes) {
             true => Ok(()),
             false => Err(PageError::Forged),
@@ -136,7 +173,22 @@ impl Digests {
     fn digest(&self, bytes: &[u8; PAGE_BYTES]) -> u32 {
         let digest = XxHash3_64::oneshot_with_secret(&self.secret, bytes);
         let digest: u32 = exactly(digest.expect("a secret of full length") >> 32);
-        digest.max(UNKNOWN + 1)
+        digest.max(DOUBTFUL + 1)
+    }
+}
+
+impl Rows {
+    fn of(&self, page: u32) -> &AtomicU32 {
+        &self.digests[(page % SUPERPAGE_PAGES) as usize]
+    }
+
+    fn set(&self, page: u32, digest: u32) {
+        let before = self.of(page).swap(digest, Relaxed);
+        match (before == DOUBTFUL, digest == DOUBTFUL) {
+            (false, true) => _ = self.doubtful.fetch_add(1, Relaxed),
+            (true, false) => _ = self.doubtful.fetch_sub(1, Relaxed),
+            _ => {}
+        }
     }
 }
 
@@ -144,11 +196,14 @@ impl Digests {
 mod tests {
     use super::*;
 
+    fn bytes(byte: u8) -> [u8; PAGE_BYTES] {
+        [byte; PAGE_BYTES]
+    }
+
     #[test]
     fn only_what_was_written_last_fits() {
         let (digests, others) = (Digests::new().expect("random"), Digests::new().expect("random"));
         let page = 5 * SUPERPAGE_PAGES + 4095;
-        let bytes = |byte| [byte; PAGE_BYTES];
         assert!(digests.check(page, &bytes(1)).is_ok(), "nothing is known");
         digests.note(page, &bytes(1));
         digests.note(page, &bytes(2));
@@ -163,5 +218,29 @@ mod tests {
         let last = GROUPS * SUPERPAGE_PAGES - 1;
         digests.note(last, &bytes(3));
         assert!(digests.check(last, &bytes(4)).is_err());
+    }
+
+    #[test]
+    fn a_row_in_doubt_fits_nothing_until_it_is_noted() {
+        let digests = Digests::new().expect("digests");
+        let doubtful = |digests: &Digests| digests.doubtful(3).collect::<Vec<_>>();
+        let page = 3 * SUPERPAGE_PAGES + 7;
+        assert_eq!(doubtful(&digests), []);
+        digests.note(page, &bytes(1));
+        digests.doubt(page);
+        digests.doubt(page);
+        digests.doubt(page + 1);
+        assert_eq!(digests.check(page, &bytes(1)), Err(PageError::Forged));
+        assert_eq!(doubtful(&digests), [page, page + 1]);
+        let mut exported = Vec::new();
+        digests.export(&mut exported);
+        let (imported, rest) = Digests::import(&exported).expect("digests");
+        assert_eq!((doubtful(&imported), rest.len()), (vec![page, page + 1], 0));
+        digests.note(page, &bytes(2));
+        assert_eq!(doubtful(&digests), [page + 1]);
+        assert!(digests.check(page, &bytes(2)).is_ok());
+        digests.begin(3);
+        assert_eq!(doubtful(&digests), []);
+        assert!(digests.check(page, &bytes(1)).is_ok(), "nothing is known");
     }
 }

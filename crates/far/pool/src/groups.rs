@@ -37,6 +37,9 @@ impl Pool {
         }
         self.publish(ledger, member, place);
         // Later its pages would have to be in it: the mover makes what is missing.
+        if is_first && let Some(seals) = self.segment(s).seals() {
+            seals.begin_parity(group.parity().superpage);
+        }
         if is_first && let Ok(place) = self.allocate_strip(ledger, group.parity()) {
             self.publish(ledger, group.parity(), place);
         }
@@ -140,7 +143,7 @@ impl Pool {
             self.shared.place_of(strip).is_some_and(|place| self.is_on(place, blade))
         };
         let mut others = Group::of(member).strips().filter(|strip| *strip != member);
-        self.is_on(place, blade) && (!self.shared.is_recoverable(member) || others.any(is_on))
+        self.is_on(place, blade) && (!self.shared.is_spare(member) || others.any(is_on))
     }
 
     /// Forgets what of a segment's groups was on a lost blade and can be had from the rest of them.
@@ -185,7 +188,7 @@ impl Pool {
             return None;
         }
         let parity = Group::of(Strip { strand: s, superpage }).parity();
-        self.shared.place_of(parity).filter(|place| !place.is_doubtful)
+        self.shared.place_of(parity)
     }
 
     /// True if a blade that memory can be taken from lies on none of these domains.

@@ -4,6 +4,7 @@
 //! at this moment wait inside the lane and count as in flight.
 
 mod copies;
+mod flights;
 mod parity;
 
 use std::collections::VecDeque;
@@ -28,7 +29,7 @@ use crate::{
     BladeIndex, COPIES_LIMIT, Completion, MAX_BLADES, PageError, PageRead, PageWrite, PoolError,
     Redundancy, SegmentHandle, SegmentPage,
 };
-use parity::ParityFlights;
+use flights::ParityFlights;
 
 /// Longest that `wait` sleeps before it checks the deadlines again.
 const WAIT_STEP: Duration = Duration::from_millis(20);

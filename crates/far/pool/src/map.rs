@@ -23,7 +23,6 @@ const CHUNKS: usize = SEGMENT_LIMIT_SUPERPAGES as usize / CHUNK_SUPERPAGES;
 const ALLOCATED: u64 = 1 << 63;
 const MOVING: u64 = 1 << 62;
 const FREED: u64 = 1 << 61;
-const DOUBTFUL: u64 = 1 << 60;
 /// The blade of what is on none.
 const NOWHERE: BladeIndex = BladeIndex(u8::MAX);
 
@@ -39,13 +38,11 @@ pub(crate) struct Place {
     pub(crate) record: Option<u8>,
     /// The program has given it back; the parity of its group still includes it.
     pub(crate) is_freed: bool,
-    /// It is parity that does not fit its group any more: a write was not completed.
-    pub(crate) is_doubtful: bool,
 }
 
 impl Place {
     pub(crate) fn at(blade: BladeIndex, part: u8, rmma: u32) -> Self {
-        Place { blade, rmma, part, record: None, is_freed: false, is_doubtful: false }
+        Place { blade, rmma, part, record: None, is_freed: false }
     }
 
     /// The place of what was lost with its blade, and can be had from the rest of its group.
@@ -61,9 +58,8 @@ impl Place {
         let moving = self.record.map_or(0, |record| MOVING | u64::from(record) << 40);
         let part = u64::from(self.part) << 48;
         let freed = if self.is_freed { FREED } else { 0 };
-        let doubtful = if self.is_doubtful { DOUBTFUL } else { 0 };
         let blade = u64::from(self.blade.0) << 32;
-        ALLOCATED | moving | freed | doubtful | part | blade | u64::from(self.rmma)
+        ALLOCATED | moving | freed | part | blade | u64::from(self.rmma)
     }
 
     pub(crate) fn of_word(word: u64) -> Option<Place> {
@@ -74,7 +70,6 @@ impl Place {
             part,
             record: (word & MOVING != 0).then_some(record),
             is_freed: word & FREED != 0,
-            is_doubtful: word & DOUBTFUL != 0,
         };
         (word & ALLOCATED != 0).then_some(place)
     }
@@ -115,23 +110,11 @@ impl SuperpageMap {
         true
     }
 
-    /// Marks parity that does not fit its group any more. Whoever sets its place at that time sets
-    /// the place of a superpage that is made anew, or [moves](SuperpageMap::set_moved) it.
-    pub(crate) fn set_doubtful(&self, superpage: u32) {
-        let (chunk, slot) = split(superpage);
-        if let Some(chunk) = self.chunks.get(chunk).and_then(OnceLock::get) {
-            let doubt = |word| (word & ALLOCATED != 0).then_some(word | DOUBTFUL);
-            let _nothing_is_there =
-                chunk[slot].fetch_update(Ordering::AcqRel, Ordering::Acquire, doubt);
-        }
-    }
-
     /// Records that a superpage, which has a place, is at another one; what is said of it stays.
     pub(crate) fn set_moved(&self, superpage: u32, place: Place) {
         let (chunk, slot) = split(superpage);
         let word = &self.chunks[chunk].get().expect("what moves has a place")[slot];
-        let kept = FREED | DOUBTFUL;
-        let moved = |before| Some(place.word() & !kept | before & kept);
+        let moved = |before| Some(place.word() & !FREED | before & FREED);
         let before = word.fetch_update(Ordering::AcqRel, Ordering::Acquire, moved);
         assert!(before.is_ok_and(|word| word & ALLOCATED != 0), "what moves has a place");
     }
@@ -184,7 +167,6 @@ mod tests {
                 part,
                 record,
                 is_freed: part == 1,
-                is_doubtful: part == 2,
             };
             it.map(place)
         })

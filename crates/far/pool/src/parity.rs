@@ -12,7 +12,9 @@
 //! Pages of the same number in all superpages of a group are a *row*. Invariants:
 //! - What a page adds to its row is what was last sealed there, or nothing while its seal says that
 //!   nothing was written. Who changes a row, or reads a page by the others, holds its lock.
-//! - Parity that may not fit its row is marked as doubtful, and neither read nor changed any more.
+//! - A row whose parity may not be what its pages give is in doubt ([`crate::digests`]): whoever
+//!   writes to it, or the mover, makes the parity from all members. A lost page is read by such a
+//!   row all the same, as its seal says whether it is right.
 //! - A superpage that the program gave back counts until its pages are taken out of the parity.
 
 use std::sync::Arc;
@@ -224,7 +226,7 @@ impl Shared {
         let Some(place) = self.place_of(strip) else { return false };
         let record = place.record.map(|it| &self.records()[usize::from(it)]);
         let is_there = record.is_none_or(|record| !record.is_making());
-        is_there && !place.is_doubtful && !self.is_lost(place.blade)
+        is_there && !self.is_lost(place.blade)
     }
 
     /// True if all members of a group that have memory are whole, but for one.
@@ -233,7 +235,7 @@ impl Shared {
         members.all(|member| self.place_of(member).is_none() || self.is_whole(member))
     }
 
-    /// True if what a superpage has can be had from the rest of its group.
+    /// True if what a superpage has can be had from the rest of its group, but for rows in doubt.
     pub(crate) fn is_recoverable(&self, strip: Strip) -> bool {
         let is_had = |peer: &Strip| match self.place_of(*peer) {
             None => !peer.is_parity(),
@@ -242,12 +244,32 @@ impl Shared {
         Group::of(strip).strips().filter(|peer| *peer != strip).all(|peer| is_had(&peer))
     }
 
-    /// True if each superpage of a group lies on another failure domain, and is whole.
+    /// True if all that a superpage has can be had from the rest of its group.
+    pub(crate) fn is_spare(&self, strip: Strip) -> bool {
+        self.is_recoverable(strip) && !self.is_in_doubt(Group::of(strip))
+    }
+
+    /// True if a row of the group is in doubt.
+    pub(crate) fn is_in_doubt(&self, group: Group) -> bool {
+        let seals = self.segments[group.segment.index()].seals();
+        seals.is_some_and(|seals| seals.doubtful_parity(group.number).next().is_some())
+    }
+
+    /// True if nobody knows what the row's parity should be.
+    pub(crate) fn is_row_in_doubt(&self, row: Row) -> bool {
+        let parity = row.page_of(row.group.parity());
+        let seals = self.segments[row.group.segment.index()].seals();
+        seals.is_some_and(|seals| seals.is_parity_doubtful(parity.page))
+    }
+
+    /// True if each superpage of a group lies on another failure domain, and is whole, and no row
+    /// is in doubt.
     pub(crate) fn is_complete(&self, group: Group, neighbours: &Neighbours) -> bool {
         let is_whole = |strip: &Strip| self.place_of(*strip).is_none() || self.is_whole(*strip);
         let places = || group.strips().filter_map(|strip| self.place_of(strip));
         self.place_of(group.parity()).is_some()
             && group.strips().all(|strip| is_whole(&strip))
+            && !self.is_in_doubt(group)
             && neighbours.are_apart(places().map(|place| place.blade))
     }
 
@@ -278,10 +300,12 @@ impl Shared {
         self.config.redundancy == Redundancy::Parity && strand.nth() > 0
     }
 
-    /// Marks a row's parity as not what its members give.
+    /// Notes that a row's parity may not be what its members give. The caller holds the row.
     pub(crate) fn doubt(&self, row: Row) {
-        let parity = row.group.parity();
-        self.segments[parity.strand.index()].map().set_doubtful(parity.superpage);
+        let parity = row.page_of(row.group.parity());
+        if let Some(seals) = self.segments[parity.segment.first().index()].seals() {
+            seals.doubt_parity(parity.page);
+        }
         self.spare.set(false);
     }
 

@@ -132,6 +132,30 @@ impl Seals {
         self.table.digests.get().map_or(Ok(()), |digests| digests.check(page, bytes))
     }
 
+    /// Notes that nobody knows any more what a page of the parity should be.
+    pub(crate) fn doubt_parity(&self, page: u32) {
+        if let Some(digests) = self.table.digests.get() {
+            digests.doubt(page);
+        }
+    }
+
+    /// True if nobody knows what a page of the parity should be.
+    pub(crate) fn is_parity_doubtful(&self, page: u32) -> bool {
+        self.table.digests.get().is_some_and(|digests| digests.is_doubtful(page))
+    }
+
+    /// Nothing is known of a group's parity any more: its memory is fresh, or gone.
+    pub(crate) fn begin_parity(&self, group: u32) {
+        if let Some(digests) = self.table.digests.get() {
+            digests.begin(group);
+        }
+    }
+
+    /// Pages of a group's parity of which nobody knows what they should be.
+    pub(crate) fn doubtful_parity(&self, group: u32) -> impl Iterator<Item = u32> {
+        self.table.digests.get().into_iter().flat_map(move |digests| digests.doubtful(group))
+    }
+
     fn of(inherited: Vec<SealKey>, table: Arc<Table>) -> Seals {
         Seals { inherited, own: OnceLock::new(), table }
     }

@@ -1,166 +1,22 @@
 //! Pages of groups with parity: what is written is written to its place and into the parity of its
 //! row, and what its place cannot give is had from the rest of the row.
 //!
-//! A page on its way has a [`Flight`], which holds its row. Its first steps read what the sum is
-//! made of: the page that is overwritten and the parity, or, where these are not to be had, all
-//! others of the row. Of a page that is written, the last step is to write both. Steps that wait
-//! for the mover, or for a row, are tried again whenever the lane is driven.
+//! A page on its way has a [`Flight`], which holds its row; here is decided which blades are asked
+//! for it. Steps that wait for the mover, or for a row, are tried again whenever the lane is driven.
 
 use std::sync::Arc;
 
 use farpool_fabric::LinkPage;
-use farpool_units::{PAGE_BYTES, exactly};
+use farpool_units::PAGE_BYTES;
 
+use super::flights::{Check, Flight, Part, STRIPS, Step, Sum, Task, of_token, token};
 use super::{Lane, graver, seals_of};
-use crate::parity::{Group, Row, RowLock, Strip, add};
+use crate::parity::{Group, Row, RowLock, Strip};
 use crate::sealing::CopySet;
-use crate::seals::{Seal, Seals};
+use crate::seals::Seals;
 use crate::shared::Found;
 use crate::types::Access;
-use crate::{
-    BladeIndex, Completion, PARITY_DOMAINS, PageError, PageRead, PageWrite, SUPERPAGE_PAGES,
-    SegmentPage,
-};
-
-/// Strips of a group: its members, and its parity as the last one.
-const STRIPS: usize = PARITY_DOMAINS;
-/// Pages of memory that are kept while no page is on its way.
-const IDLE_PAGES: usize = 64;
-
-/// Pages whose parity matters, on their way.
-#[derive(Debug, Default)]
-pub(super) struct ParityFlights {
-    flights: Vec<Option<Flight>>,
-    free: Vec<usize>,
-    /// Those whose next step is to be begun, or tried again.
-    ready: Vec<usize>,
-    /// Reads that wait for their row, and what was tried of each.
-    waiting: Vec<(PageRead, CopySet)>,
-    idle: Vec<Box<Buffer>>,
-}
-
-#[derive(Debug)]
-struct Buffer([u8; PAGE_BYTES]);
-
-#[derive(Debug)]
-struct Flight {
-    task: Task,
-    at: SegmentPage,
-    row: Row,
-    seals: Arc<Seals>,
-    /// What the row's parity is to be, or what is read; as far as it is known.
-    sum: Box<Buffer>,
-    /// By strip.
-    parts: [Part; STRIPS],
-    step: Step,
-    /// Answers that are waited for.
-    outstanding: usize,
-    /// The first error of this step.
-    failed: Option<PageError>,
-    /// Strips whose answer was of no use, by strip.
-    useless: [bool; STRIPS],
-    _lock: RowLock,
-}
-
-#[derive(Debug)]
-enum Task {
-    Read {
-        read: PageRead,
-        tried: CopySet,
-        seal: Seal,
-    },
-    Write {
-        token: u64,
-        sealed: Box<Buffer>,
-        /// What was there before; `None`: nothing was.
-        before: Option<Seal>,
-        is_stored: bool,
-        is_in_parity: bool,
-        /// Where the data page could not be written though its blade lives.
-        refused: Option<PageError>,
-    },
-}
-
-/// What one strip of a group does for a flight.
-#[derive(Debug, Default)]
-enum Part {
-    #[default]
-    Nothing,
-    /// It is read into this.
-    Read(Box<Buffer>, Check),
-    /// It is written.
-    Written,
-}
-
-/// How a page is checked before it goes into the sum.
-#[derive(Clone, Copy, Debug)]
-enum Check {
-    /// By its seal.
-    Seal(SegmentPage, Seal),
-    /// By what was last written of this page of the parity.
-    Digest(u32),
-    /// Not at all: the sum is checked, by its own seal.
-    Later,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
-    /// What is to be read is to be found out.
-    Plan,
-    Read(Sum),
-    /// The sum is known.
-    Write(Sum),
-    Writing(Sum),
-}
-
-/// What the sum is made of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sum {
-    /// The parity, less what was there, plus what is written.
-    Change,
-    /// All others of the row.
-    Others,
-    /// There is no parity: only the page itself is written.
-    NoParity,
-    /// There is, and nobody can say any more what it should be.
-    Unknown,
-}
-
-/// Bits of a token below the number of the flight, which a link returns.
-const STRIP_BITS: u32 = 3;
-const _: () = assert!(STRIPS <= 1 << STRIP_BITS);
-
-impl ParityFlights {
-    fn buffer(&mut self) -> Box<Buffer> {
-        self.idle.pop().unwrap_or_else(|| Box::new(Buffer([0; PAGE_BYTES])))
-    }
-
-    /// Pages that no link has, and that are not handed out.
-    pub(super) fn between(&self) -> usize {
-        self.ready.len() + self.waiting.len()
-    }
-
-    fn begin(&mut self, flight: Flight) {
-        let number = self.free.pop().unwrap_or_else(|| {
-            self.flights.push(None);
-            self.flights.len() - 1
-        });
-        self.flights[number] = Some(flight);
-        self.ready.push(number);
-    }
-
-    /// Frees the number of a flight that was taken out.
-    fn release(&mut self, number: usize) {
-        assert!(self.flights[number].is_none(), "a page that is on its way ends once");
-        self.free.push(number);
-    }
-
-    fn give_back(&mut self, buffer: Box<Buffer>) {
-        if self.idle.len() < IDLE_PAGES {
-            self.idle.push(buffer);
-        }
-    }
-}
+use crate::{BladeIndex, Completion, PageError, PageRead, PageWrite, SUPERPAGE_PAGES, SegmentPage};
 
 impl Lane {
     /// Begins to write a page and its parity. False if its row is in use.
@@ -349,6 +205,9 @@ impl Lane {
         is_overwritten: bool,
     ) -> Result<Vec<(usize, SegmentPage)>, PageError> {
         let (row, mut reads) = (flight.row, Vec::with_capacity(2));
+        if flight.seals.is_parity_doubtful(row.page_of(row.group.parity()).page) {
+            return Err(PageError::Forged);
+        }
         if is_overwritten {
             reads.push(self.readable(flight, flight.at)?);
         }
@@ -379,7 +238,7 @@ impl Lane {
     ) -> Result<(usize, SegmentPage), PageError> {
         let strip = strip_of(flight.row.group, at);
         let of = Strip { strand: at.segment, superpage: at.page / SUPERPAGE_PAGES };
-        if flight.useless[strip] || self.shared.place_of(of).is_none_or(|it| it.is_doubtful) {
+        if flight.useless[strip] || self.shared.place_of(of).is_none() {
             return Err(PageError::NotAllocated);
         }
         match self.shared.find(at, Access::Read, std::ptr::null_mut(), 0) {
@@ -392,7 +251,7 @@ impl Lane {
     /// True if the group has parity that is worth being written.
     fn has_parity(&self, group: Group) -> bool {
         let place = self.shared.place_of(group.parity());
-        place.is_some_and(|place| !place.is_doubtful && self.is_reached(place))
+        place.is_some_and(|place| self.is_reached(place))
     }
 
     fn is_reached(&self, place: crate::map::Place) -> bool {
@@ -563,67 +422,8 @@ impl Lane {
     }
 }
 
-impl Flight {
-    /// Everything that was asked for has arrived, or has not.
-    fn read_is_over(&mut self) {
-        let Step::Read(sum) = self.step else { return };
-        self.step = match (&self.task, self.failed) {
-            // Planned anew, without what was of no use.
-            (Task::Write { .. }, Some(_)) => Step::Plan,
-            _ => Step::Write(sum),
-        };
-        if self.step == Step::Plan {
-            self.failed = None;
-        }
-    }
-
-    fn check_of(&self, of: SegmentPage) -> Check {
-        let seal = match &self.task {
-            Task::Read { .. } => return Check::Later,
-            Task::Write { .. } if of.segment.nth() > 0 => return Check::Digest(of.page),
-            Task::Write { before, .. } if of == self.at => *before,
-            Task::Write { .. } => self.seals.of_stored(of.page),
-        };
-        seal.map_or(Check::Later, |seal| Check::Seal(of, seal))
-    }
-
-    /// Adds a page that arrived to the sum, if it is what was stored.
-    fn take(&mut self, page: &Buffer, check: Check) -> Result<(), PageError> {
-        match check {
-            Check::Seal(at, seal) => self.seals.open(at.page, seal, &mut page.0.clone())?,
-            Check::Digest(of) => self.seals.check_parity(of, &page.0)?,
-            Check::Later => {}
-        }
-        add(&mut self.sum.0, &page.0);
-        Ok(())
-    }
-
-    /// One of both was written, or was not.
-    fn written(&mut self, strip: usize, result: Result<(), PageError>, is_lost: bool) {
-        let Task::Write { is_stored, is_in_parity, refused, .. } = &mut self.task else { return };
-        match (result, strip == STRIPS - 1) {
-            (Ok(()), true) => *is_in_parity = true,
-            (Ok(()), false) => *is_stored = true,
-            (Err(error), true) => self.failed = self.failed.or(Some(error)),
-            (Err(error), false) if is_lost => self.failed = self.failed.or(Some(error)),
-            (Err(error), false) => *refused = Some(error),
-        }
-    }
-}
-
 /// The number of a page's strip in its group; that of the parity is the last.
 fn strip_of(group: Group, at: SegmentPage) -> usize {
     let of = Strip { strand: at.segment, superpage: at.page / SUPERPAGE_PAGES };
     group.strips().position(|strip| strip == of).expect("a page of the group")
-}
-
-/// What a link is told of a page: never what a [`crate::sealing::FlightCopy`] is.
-fn token(number: usize, strip: usize) -> u64 {
-    let bits = (number << STRIP_BITS | strip) as u64;
-    bits << crate::sealing::COPY_BITS | crate::sealing::NO_COPY
-}
-
-fn of_token(bits: u64) -> (usize, usize) {
-    let bits: usize = exactly(bits);
-    (bits >> STRIP_BITS, bits & ((1 << STRIP_BITS) - 1))
 }

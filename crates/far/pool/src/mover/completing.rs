@@ -41,7 +41,7 @@ impl Mover<'_> {
             pool.ledger().free_rest();
             let lost = (0_u8..).map(BladeIndex).take(MAX_BLADES).filter(|at| pool.is_lost(*at));
             lost.for_each(|blade| pool.forget_copies_on(blade));
-            if pool.shared.config.redundancy == Redundancy::Parity && mover.tidy_groups() {
+            if pool.shared.config.redundancy == Redundancy::Parity && mover.take_out_freed() {
                 return Ok(Step::Moved);
             }
             let mut somebody_copies = false;
@@ -68,7 +68,7 @@ impl Mover<'_> {
                 mover.move_superpage(copy, missing.superpage, at)?;
                 return Ok(Step::Moved);
             }
-            if mover.part_strips() {
+            if mover.mend_groups() || mover.part_strips() {
                 return Ok(Step::Moved);
             }
             pool.note_copies();
@@ -76,9 +76,8 @@ impl Mover<'_> {
         })
     }
 
-    /// Takes out of one group what was given back, or parity that may be wrong. False: there is
-    /// nothing of either.
-    fn tidy_groups(&mut self) -> bool {
+    /// Takes out of the parity what was given back of one group. False: there is nothing.
+    fn take_out_freed(&mut self) -> bool {
         let pool = self.pool;
         let is_writable = |s: &SegmentHandle| pool.segment(*s).state() == SegmentState::Writable;
         pool.shared.has_freed.store(false, Ordering::Release);
@@ -92,17 +91,20 @@ impl Mover<'_> {
                     return true;
                 }
             }
-            let parity = group.parity();
-            let doubtful = place(&parity).filter(|it| it.is_doubtful && it.record.is_none());
-            if let Some(place) = doubtful {
-                pool.segment(parity.strand).map().set(parity.superpage, None);
-                self.settle();
-                let mut ledger = pool.ledger();
-                pool.free_strip(&mut ledger, parity, place);
-                return true;
-            }
         }
         false
+    }
+
+    /// Makes the parity of rows that are in doubt, of the first group where it can.
+    fn mend_groups(&mut self) -> bool {
+        let pool = self.pool;
+        if pool.shared.config.redundancy != Redundancy::Parity {
+            return false;
+        }
+        let is_writable = |s: &SegmentHandle| pool.segment(*s).state() == SegmentState::Writable;
+        let groups = pool.live_segments().filter(is_writable).flat_map(|s| pool.shared.groups(s));
+        let in_doubt: Vec<Group> = groups.filter(|it| pool.shared.is_in_doubt(*it)).collect();
+        in_doubt.into_iter().any(|group| self.mend_parity(group))
     }
 
     /// Moves one superpage that is not apart from the rest of its group, if there is a place that

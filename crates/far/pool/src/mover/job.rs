@@ -53,7 +53,7 @@ impl<'a> Source<'a> {
     pub(super) fn of(pool: &'a Pool, strip: Strip, old: Option<Place>) -> Option<Source<'a>> {
         let at = |strand: SegmentHandle, place| Source::Place(pool.segment(strand), place);
         let own = old.filter(|old| !old.is_nowhere()).map(|old| at(strip.strand, old));
-        let is_alive = old.is_some_and(|old| !pool.is_lost(old.blade) && !old.is_doubtful);
+        let is_alive = old.is_some_and(|old| !pool.is_lost(old.blade));
         if is_alive {
             return own;
         }

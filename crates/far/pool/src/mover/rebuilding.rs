@@ -140,6 +140,8 @@ impl Mover<'_> {
             // parity protects the other pages of its row.
             return rows.wrong.clear();
         }
+        // Each page's own seal says whether it was made right.
+        rows.wrong.clear();
         let pages = rows.rows.iter().map(|row| row.page_of(target)).zip(&rows.sums);
         let wrong = (0..).zip(pages).filter(|(_, (at, sum))| !is_as_stored(*at, &sum.0, seals));
         rows.wrong.extend(wrong.map(|(at, _)| at));
@@ -260,19 +262,64 @@ impl Mover<'_> {
         if !taken && !pool.shared.are_members_whole(group, member) {
             return false;
         }
+        if !taken {
+            self.doubt_rows_of(member, &seals);
+        }
         let mut ledger = pool.ledger();
         let freed = pool.shared.place_of(member).filter(|place| place.is_freed);
         let Some(place) = freed else { return true };
-        if !taken && pool.shared.place_of(parity).is_some() {
-            // It is made anew of what is left.
-            pool.segment(parity.strand).map().set_doubtful(parity.superpage);
-            pool.shared.spare.set(false);
-        }
         seals.begin(member.superpage);
         pool.segment(member.strand).map().set(member.superpage, None);
         ledger.wait_for_lanes();
         pool.free_strip(&mut ledger, member, place);
         true
+    }
+
+    /// The parity of what a member has is to be made anew without it.
+    fn doubt_rows_of(&self, member: Strip, seals: &Seals) {
+        let group = Group::of(member);
+        for row in (0..SUPERPAGE_PAGES).map(|index| group.row(index)) {
+            let _lock = self.lock_row(row, true);
+            let is_freed = self.pool.shared.place_of(member).is_some_and(|place| place.is_freed);
+            let page = row.page_of(member).page;
+            if is_freed && seals.is_written(page) {
+                self.pool.shared.doubt(row);
+                seals.forget(page);
+            }
+        }
+    }
+
+    /// Makes the parity of a group's rows that are in doubt from the members, where it lies. False
+    /// if it could make none.
+    pub(super) fn mend_parity(&mut self, group: Group) -> bool {
+        let (pool, parity) = (self.pool, group.parity());
+        let Some(seals) = pool.segment(parity.strand.first()).seals() else { return false };
+        let others = self.other_clocks();
+        let doubtful: Vec<u32> = seals.doubtful_parity(parity.superpage).collect();
+        let mut is_any_made = false;
+        for page in doubtful {
+            self.pace(&others);
+            let row = group.row(page % SUPERPAGE_PAGES);
+            let locks = self.lock_row(row, true).into_iter().collect();
+            let place = pool.shared.place_of(parity).filter(|place| place.record.is_none());
+            let Some(place) = place.filter(|place| !pool.is_lost(place.blade)) else { break };
+            if !pool.shared.is_row_in_doubt(row) {
+                continue; // it was written meanwhile
+            }
+            let mut rows = Rows { rows: vec![row], locks, ..Rows::default() };
+            if self.sum(&mut rows, parity, &seals).is_err() {
+                continue; // one of the members cannot be read
+            }
+            self.check_sums(&mut rows, parity, &seals);
+            match self.write_sums(&mut rows, parity, place, |_| true) {
+                Ok(()) => {
+                    note_parity(&rows, parity, &seals);
+                    is_any_made = true;
+                }
+                Err(_) => continue,
+            }
+        }
+        is_any_made
     }
 
     fn take_rows_out(&mut self, member: Strip, seals: &Seals) -> Result<(), PageError> {
@@ -302,7 +349,7 @@ impl Mover<'_> {
             let reads: Vec<_> = reads.collect();
             rows.sums = vec![PageMemory([0; PAGE_BYTES]); rows.rows.len()];
             self.add_pages(&mut rows, &reads, seals)?;
-            let Some(place) = pool.shared.place_of(parity).filter(|it| !it.is_doubtful) else {
+            let Some(place) = pool.shared.place_of(parity) else {
                 return Err(PageError::NotAllocated);
             };
             if !rows.wrong.is_empty() {

@@ -67,7 +67,8 @@ pub struct Damage {
 /// What becomes of a damaged superpage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DamageOutcome {
-    /// It was given up, and is copied anew from another blade.
+    /// It was given up, and is copied anew from another blade; or it is parity, made anew where it
+    /// lies.
     Replaced,
     /// Its pages are read from other copies, though it cannot be given up: it is frozen, or the
     /// others are not whole either.
@@ -151,12 +152,11 @@ impl Mover<'_> {
         })
     }
 
-    /// Verifies pages of a group's parity, which is made anew as a whole if one is not what was
-    /// written.
+    /// Verifies pages of a group's parity. The row of one that is not what was written is in doubt.
     fn verify_parity(&mut self, piece: &Piece, verified: &mut Verified) {
         let pool = self.pool;
         let group = Group::of(Strip { strand: piece.copy, superpage: piece.superpage });
-        let mut damaged = Vec::new();
+        let (mut damaged, is_writable) = (Vec::new(), self.is_writable(piece.copy));
         self.batches[0].reserve(piece.pages.len());
         let results = self.read_piece(piece);
         for (at, page) in piece.pages.iter().enumerate() {
@@ -167,20 +167,20 @@ impl Mover<'_> {
             // It may just have been written: that ends before its row is free.
             let row = group.row(page % SUPERPAGE_PAGES);
             let Some(_lock) = self.lock_row(row, true) else { continue };
+            if pool.shared.is_row_in_doubt(row) {
+                continue; // nobody knows what it should be
+            }
             let again = Piece { pages: vec![*page], seals: Arc::clone(&piece.seals), ..*piece };
             let read = self.read_piece(&again);
             if read[0].is_ok() && !self.fits(&again, *page, 0) {
                 damaged.push(row);
+                if is_writable {
+                    pool.shared.doubt(row);
+                }
             }
         }
         let Some(row) = damaged.first() else { return };
-        let outcome = match self.is_writable(piece.copy) {
-            true => {
-                pool.shared.doubt(*row);
-                DamageOutcome::Replaced
-            }
-            false => DamageOutcome::Kept,
-        };
+        let outcome = if is_writable { DamageOutcome::Replaced } else { DamageOutcome::Kept };
         let first = group.members().next().expect("a group has members");
         verified.damages.push(Damage {
             blade: piece.place.blade,
@@ -383,7 +383,7 @@ impl Mover<'_> {
         let (is_elsewhere, left) = match is_parity {
             true => {
                 let strip = Strip { strand: copy, superpage };
-                (pool.shared.is_recoverable(strip), Some(Place::nowhere()))
+                (pool.shared.is_spare(strip), Some(Place::nowhere()))
             }
             false => (pool.other_copy(copy, superpage).is_some(), None),
         };
@@ -413,8 +413,7 @@ fn readable_place(pool: &Pool, copy: SegmentHandle, superpage: u32) -> Option<Pl
         return None;
     }
     let place = pool.segment(copy).map().get(superpage).filter(|place| !place.is_freed)?;
-    let lies_still = place.record.is_none() && !place.is_doubtful;
-    (lies_still && !pool.is_lost(place.blade)).then_some(place)
+    (place.record.is_none() && !pool.is_lost(place.blade)).then_some(place)
 }
 
 /// The next pages to be verified, from a point on.
