@@ -352,9 +352,11 @@ fn what_outlives_its_process_ends_by_order_only() {
         let seen = control.client().node("n1").ok()?;
         (seen.state == NodeState::Up && seen.incarnation == node.spec().incarnation).then_some(())
     });
-    assert_eq!(node.blade().grant_specs(), before.1);
-    let segment = control.client().segment(user.segment).unwrap();
-    assert_eq!(segment.state, SegmentState::Ready);
+    wait_until("the segment to be ready", PATIENCE, || {
+        let segment = control.client().segment(user.segment).ok()?;
+        (segment.state == SegmentState::Ready).then_some(())
+    });
+    assert_eq!(node.blade().grant_specs(), before.1, "by the grant it had");
     control.client().delete_segment(user.segment, None).unwrap();
     wait_until("the grant to go", PATIENCE, || node.blade().grants().is_empty().then_some(()));
 }
