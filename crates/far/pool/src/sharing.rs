@@ -191,8 +191,8 @@ impl Pool {
     }
 
     /// Encodes the seals that a process on this host needs which shares a frozen segment and lacks
-    /// these pages of it. With parity they are those of all pages: a page is made from all others of
-    /// its row. None if pages are stored as they are.
+    /// these pages of it. With parity they are those of all pages: a page is made from all others
+    /// of its row. None if pages are stored as they are.
     pub fn export_seals(
         &self,
         s: SegmentHandle,

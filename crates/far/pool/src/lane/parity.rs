@@ -2,7 +2,8 @@
 //! row, and what its place cannot give is had from the rest of the row.
 //!
 //! A page on its way has a [`Flight`], which holds its row; here is decided which blades are asked
-//! for it. Steps that wait for the mover, or for a row, are tried again whenever the lane is driven.
+//! for it. Steps that wait for the mover, or for a row, are tried again whenever the lane is
+//! driven.
 
 use std::sync::Arc;
 
