@@ -36,12 +36,14 @@ impl Pool {
             seals.begin(superpage);
         }
         self.publish(ledger, member, place);
-        // Later its pages would have to be in it: the mover makes what is missing.
-        if is_first && let Some(seals) = self.segment(s).seals() {
-            seals.begin_parity(group.parity().superpage);
-        }
-        if is_first && let Ok(place) = self.allocate_strip(ledger, group.parity()) {
-            self.publish(ledger, group.parity(), place);
+        if is_first {
+            if let Some(seals) = self.segment(s).seals() {
+                seals.begin_parity(group.parity().superpage);
+            }
+            // Later its pages would have to be in it: the mover makes what is missing.
+            if let Ok(place) = self.allocate_strip(ledger, group.parity()) {
+                self.publish(ledger, group.parity(), place);
+            }
         }
         if !self.shared.is_complete(group, &self.shared.neighbours()) {
             self.shared.spare.set(false);

@@ -255,13 +255,6 @@ impl Shared {
         seals.is_some_and(|seals| seals.doubtful_parity(group.number).next().is_some())
     }
 
-    /// True if nobody knows what the row's parity should be.
-    pub(crate) fn is_row_in_doubt(&self, row: Row) -> bool {
-        let parity = row.page_of(row.group.parity());
-        let seals = self.segments[row.group.segment.index()].seals();
-        seals.is_some_and(|seals| seals.is_parity_doubtful(parity.page))
-    }
-
     /// True if each superpage of a group lies on another failure domain, and is whole, and no row
     /// is in doubt.
     pub(crate) fn is_complete(&self, group: Group, neighbours: &Neighbours) -> bool {

@@ -298,7 +298,7 @@ impl Seals {
     /// Encodes the seals of these pages and the keys that open them, for a process on this host
     /// that shares the segment while it is frozen; and what is known of its parity. Pages that were
     /// never written are left out.
-    pub fn export(&self, pages: impl Iterator<Item = u32>) -> Vec<u8> {
+    pub(crate) fn export(&self, pages: impl Iterator<Item = u32>) -> Vec<u8> {
         let (mut keys, mut entries) = (Vec::new(), Vec::new());
         for page in pages {
             let Some(seal) = self.of_stored(page) else { continue };
@@ -327,7 +327,7 @@ impl Seals {
         bytes
     }
 
-    /// The inverse of [`Seals::export`]. None: these bytes are something else.
+    /// The inverse of [`crate::Pool::export_seals`]. None: these bytes are something else.
     pub fn import(bytes: &[u8]) -> Option<Seals> {
         let (count, mut bytes) = bytes.split_first()?;
         let (mut keys, table) = (Vec::new(), Table::new());

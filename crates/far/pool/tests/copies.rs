@@ -7,7 +7,7 @@ use std::time::Duration;
 use common::{Blades, Together, drive_until_idle, sample, shared_seals};
 use farpool_pool::{
     Alone, BladeIndex, BladeSpec, CopyDesk, FailureDomain, Lane, Mover, PageError, Pool,
-    PoolConfig, PoolError, Redundancy, SUPERPAGE_PAGES, SegmentHandle, Step,
+    PoolConfig, PoolError, Redundancy, SUPERPAGE_PAGES, Seals, SegmentHandle, Step,
 };
 use farpool_units::SUPERPAGE_BYTES;
 
@@ -114,6 +114,11 @@ fn no_two_copies_lie_in_one_domain_of_the_racks() {
     assert!(pool.has_all_copies());
 }
 
+/// The seals of a segment as a child has them.
+fn shared(pool: &Pool, segment: SegmentHandle) -> Option<Seals> {
+    shared_seals(pool, segment, 0..SUPERPAGES * SUPERPAGE_PAGES)
+}
+
 #[test]
 fn a_frozen_copy_that_is_lost_is_made_once_for_all_who_share_it() {
     let mut blades = Blades::start(&["tcp", "tcp"]);
@@ -122,9 +127,7 @@ fn a_frozen_copy_that_is_lost_is_made_once_for_all_who_share_it() {
     let mut lane = parent.lane().expect("lane");
     write(&mut lane, segment, 3);
     let token = parent.freeze(segment).expect("frozen");
-    let theirs = child
-        .attach(&token, shared_seals(&parent, segment, 0..SUPERPAGES * SUPERPAGE_PAGES))
-        .expect("attached");
+    let theirs = child.attach(&token, shared(&parent, segment)).expect("attached");
     let mut child_lane = child.lane().expect("lane");
     blades.stop(0);
     assert_eq!(reads(&mut lane, segment, 3), Ok(true));
@@ -148,9 +151,7 @@ fn a_frozen_copy_that_is_lost_is_made_once_for_all_who_share_it() {
         grandchild.add_blade_at(BladeIndex(at), &spec).expect("added");
     }
     let token = parent.freeze(segment).expect("frozen already");
-    let own = grandchild
-        .attach(&token, shared_seals(&parent, segment, 0..SUPERPAGES * SUPERPAGE_PAGES))
-        .expect("attached");
+    let own = grandchild.attach(&token, shared(&parent, segment)).expect("attached");
     assert_eq!(grandchild.degraded_superpages(), 0);
     blades.stop(1);
     assert_eq!(reads(&mut lane, segment, 3), Ok(true));
@@ -173,9 +174,7 @@ fn a_child_that_finds_one_blade_dead_has_what_its_parent_had() {
     write(&mut lane, segment, 3);
     let token = parent.freeze(segment).expect("frozen");
     blades.stop(1);
-    let theirs = child
-        .attach(&token, shared_seals(&parent, segment, 0..SUPERPAGES * SUPERPAGE_PAGES))
-        .expect("attached");
+    let theirs = child.attach(&token, shared(&parent, segment)).expect("attached");
     assert!(!child.has_all_copies(), "no blade may be spared");
     let mut child_lane = child.lane().expect("lane");
     assert_eq!(reads(&mut child_lane, theirs, 3), Ok(true));

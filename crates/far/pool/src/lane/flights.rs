@@ -118,7 +118,7 @@ pub(super) enum Sum {
 }
 
 /// Bits of a token below the number of the flight, which a link returns.
-pub(super) const STRIP_BITS: u32 = 3;
+const STRIP_BITS: u32 = 3;
 const _: () = assert!(STRIPS <= 1 << STRIP_BITS);
 
 impl ParityFlights {

@@ -135,13 +135,13 @@ impl Mover<'_> {
     /// Finds the pages of a member that were not made right, since a blade returned something else
     /// than it should: they are left out, to be read by their rows another time.
     fn check_sums(&self, rows: &mut Rows, target: Strip, seals: &Seals) {
-        if target.is_parity() {
-            // What a damaged page has now is lost, unless it is read like this again. With it the
-            // parity protects the other pages of its row.
-            return rows.wrong.clear();
-        }
-        // Each page's own seal says whether it was made right.
+        // Of a member each page's own seal says whether it was made right. Of parity nothing does:
+        // what a damaged page has now is lost, unless it is read like this again. With it the
+        // parity protects the other pages of its row.
         rows.wrong.clear();
+        if target.is_parity() {
+            return;
+        }
         let pages = rows.rows.iter().map(|row| row.page_of(target)).zip(&rows.sums);
         let wrong = (0..).zip(pages).filter(|(_, (at, sum))| !is_as_stored(*at, &sum.0, seals));
         rows.wrong.extend(wrong.map(|(at, _)| at));
@@ -303,7 +303,7 @@ impl Mover<'_> {
             let locks = self.lock_row(row, true).into_iter().collect();
             let place = pool.shared.place_of(parity).filter(|place| place.record.is_none());
             let Some(place) = place.filter(|place| !pool.is_lost(place.blade)) else { break };
-            if !pool.shared.is_row_in_doubt(row) {
+            if !seals.is_parity_doubtful(page) {
                 continue; // it was written meanwhile
             }
             let mut rows = Rows { rows: vec![row], locks, ..Rows::default() };
@@ -311,12 +311,9 @@ impl Mover<'_> {
                 continue; // one of the members cannot be read
             }
             self.check_sums(&mut rows, parity, &seals);
-            match self.write_sums(&mut rows, parity, place, |_| true) {
-                Ok(()) => {
-                    note_parity(&rows, parity, &seals);
-                    is_any_made = true;
-                }
-                Err(_) => continue,
+            if self.write_sums(&mut rows, parity, place, |_| true).is_ok() {
+                note_parity(&rows, parity, &seals);
+                is_any_made = true;
             }
         }
         is_any_made

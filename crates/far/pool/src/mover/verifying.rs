@@ -167,7 +167,7 @@ impl Mover<'_> {
             // It may just have been written: that ends before its row is free.
             let row = group.row(page % SUPERPAGE_PAGES);
             let Some(_lock) = self.lock_row(row, true) else { continue };
-            if pool.shared.is_row_in_doubt(row) {
+            if piece.seals.is_parity_doubtful(*page) {
                 continue; // nobody knows what it should be
             }
             let again = Piece { pages: vec![*page], seals: Arc::clone(&piece.seals), ..*piece };
