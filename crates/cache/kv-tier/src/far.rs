@@ -9,9 +9,10 @@ use farpool_pool::{Completion, Lane, Pool, SUPERPAGE_PAGES, SegmentHandle, Segme
 use farpool_units::PAGE_BYTES;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
-use super::log::{Ended, Log, Medium};
-use super::pages::Pages;
+use super::log::{Log, Medium};
 use super::staging::Lent;
+use farpool_disk::Ended;
+use farpool_disk::Pages;
 
 /// Names one piece of granted memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

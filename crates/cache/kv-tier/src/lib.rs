@@ -7,5 +7,4 @@
 pub mod far;
 pub mod flash;
 pub mod log;
-pub mod pages;
 mod staging;

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 mod zones;
 
-use super::pages::Pages;
+use farpool_disk::{Ended, Pages};
 use farpool_kv_store::index::Place;
 use farpool_kv_store::record::{self, Record};
 use farpool_units::PAGE_BYTES;
@@ -47,14 +47,6 @@ const READ_PAGES: usize = 2;
 /// of the medium's alignment.
 const OFFSET_BITS: u32 = 34;
 const HINT_MAX: usize = 63;
-
-/// A completed request: the memory that was lent, and whether it succeeded.
-#[derive(Debug)]
-pub struct Ended {
-    pub token: u64,
-    pub pages: Pages,
-    pub is_ok: bool,
-}
 
 /// Where a log's zones are. Reads and writes lend it memory, which is returned on completion.
 pub trait Medium {

@@ -3,7 +3,7 @@
 use farpool_pool::{Lane, PageRead, PageWrite, SegmentHandle, SegmentPage};
 use farpool_units::PAGE_BYTES;
 
-use super::pages::Pages;
+use farpool_disk::Pages;
 
 /// Whole zones are transferred in pieces of this many pages: other reads wait for no more than one
 /// piece.
@@ -82,7 +82,7 @@ impl Lent {
         let slice = first..self.count.min(first + most);
         let sent = match self.way {
             Way::Read => {
-                let base = pages.start_mut();
+                let base = pages.bytes_mut().as_mut_ptr();
                 let reads: smallvec::SmallVec<[PageRead; 4]> = slice
                     .clone()
                     .map(|n| PageRead {
@@ -96,7 +96,7 @@ impl Lent {
                 unsafe { lane.read(&reads) }
             }
             Way::Write => {
-                let base = pages.start();
+                let base = pages.bytes().as_ptr();
                 let writes: smallvec::SmallVec<[PageWrite; SLICE_PAGES]> = slice
                     .clone()
                     .map(|n| PageWrite {

@@ -4,11 +4,11 @@
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::{Duration, Instant};
 
+use farpool_disk::{Ended, Pages};
 use farpool_kv_store::index::Place;
 use farpool_kv_store::item::{AccessTime, ItemParts};
 use farpool_kv_store::record::{self, Record};
-use farpool_kv_tier::log::{Ended, Judge, Log, Medium, Outcome};
-use farpool_kv_tier::pages::Pages;
+use farpool_kv_tier::log::{Judge, Log, Medium, Outcome};
 use farpool_units::PAGE_BYTES;
 use proptest::prelude::*;
 

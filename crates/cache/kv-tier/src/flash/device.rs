@@ -1,14 +1,13 @@
 //! The file or device under a flash: opening, locking, measuring it, and allocating its space.
 
 use std::fs::File;
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::{FileExt, FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 
 use farpool_kernel::fill_random;
 use farpool_kv_store::key::HashSeed;
 use farpool_units::exactly;
-use rustix::fs::{FallocateFlags, FlockOperation, OFlags};
+use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
 use super::layout::{Geometry, Nonce, NotOurs, Superblock, ZONE_BYTES, ZONES_MAX};
@@ -21,23 +20,9 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// Opens the file through the page cache, and creates it if it does not exist: then also true. A
 /// device is opened exclusively.
 pub(super) fn open_for_us(path: &Path) -> Result<(File, bool), FlashError> {
-    let is_device = std::fs::metadata(path).is_ok_and(|it| it.file_type().is_block_device());
-    let mut options = File::options();
-    options.read(true).write(true);
-    if is_device {
-        // For a device this fails if it is mounted, part of another device, or opened exclusively
-        // elsewhere.
-        options.custom_flags(libc::O_EXCL);
-    } else {
-        options.mode(0o600);
-        // If this fails for another reason than that it exists, what follows tells why.
-        if let Ok(file) = options.clone().create_new(true).open(path) {
-            return Ok((file, true));
-        }
-        options.create(true).truncate(false);
-    }
-    options.open(path).map(|file| (file, false)).map_err(|source| {
+    farpool_disk::open_exclusive(path).map_err(|source| {
         let path = path.to_owned();
+        let is_device = std::fs::metadata(&path).is_ok_and(|it| it.file_type().is_block_device());
         if is_device && source.raw_os_error() == Some(libc::EBUSY) {
             return FlashError::Busy { path };
         }
@@ -167,7 +152,7 @@ pub(super) fn make_room(file: &File, geometry: Geometry) -> std::io::Result<()> 
         return Ok(());
     }
     file.set_len(geometry.file_bytes())?;
-    take_room(file, geometry.file_bytes()).inspect_err(|_| {
+    farpool_disk::take_room(file, geometry.file_bytes()).inspect_err(|_| {
         // Frees what was allocated.
         let _ = file.set_len(0);
     })
@@ -183,40 +168,6 @@ pub(super) fn wipe_book(file: &File, geometry: Geometry) -> std::io::Result<()> 
         at += bytes;
     }
     Ok(())
-}
-
-/// Allocates the space of a file; a device has it already.
-pub(super) fn take_room(file: &File, bytes: u64) -> std::io::Result<()> {
-    if !file.metadata()?.file_type().is_file() {
-        return Ok(());
-    }
-    match rustix::fs::fallocate(file, FallocateFlags::empty(), 0, bytes) {
-        Ok(()) | Err(Errno::OPNOTSUPP) => Ok(()),
-        Err(errno) => Err(errno.into()),
-    }
-}
-
-/// Opens the same file for direct I/O, or through the page cache if the file system does not
-/// support that.
-pub(super) fn open_direct(path: &Path) -> std::io::Result<OwnedFd> {
-    let flags = OFlags::RDWR | OFlags::CLOEXEC;
-    // Without updating the access time, if permitted: that update can wait for a disk that hangs.
-    let quiet = flags | OFlags::DIRECT | OFlags::NOATIME;
-    if let Ok(file) = rustix::fs::open(path, quiet, rustix::fs::Mode::empty()) {
-        return Ok(file);
-    }
-    match rustix::fs::open(path, flags | OFlags::DIRECT, rustix::fs::Mode::empty()) {
-        Ok(file) => Ok(file),
-        Err(Errno::INVAL) => {
-            tracing::warn!(
-                path = %path.display(),
-                "this file system has no direct I/O: flash is read and written through the page \
-                 cache"
-            );
-            Ok(rustix::fs::open(path, flags, rustix::fs::Mode::empty())?)
-        }
-        Err(errno) => Err(errno.into()),
-    }
 }
 
 pub(super) fn boot_id() -> std::io::Result<[u8; 16]> {

@@ -25,7 +25,7 @@ use super::settings::{Bookkeeping, FlashError, FlashSettings};
 use super::shared_map::SharedMap;
 use super::witness::{LastUse, Witness};
 
-use crate::pages::Pages;
+use farpool_disk::Pages;
 
 /// The steps of opening and closing: a process may end at each of these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -163,10 +163,10 @@ impl FlashFile {
         } else {
             // A copy may have left out blocks of zeros: then writing into the mapping could kill
             // the process.
-            device::take_room(&file, geometry.file_bytes())
+            farpool_disk::take_room(&file, geometry.file_bytes())
         }
         .map_err(failed("room for it cannot be made"))?;
-        let direct = device::open_direct(path);
+        let direct = farpool_disk::open_direct(path);
         let direct = direct.map_err(failed("it cannot be opened for direct I/O"))?;
         let superblock = known.filter(|_| !matches!(source, Source::Nothing(_)));
         let superblock = match superblock {

@@ -13,7 +13,6 @@ mod file;
 pub mod layout;
 pub mod live;
 pub mod opening;
-mod ring;
 mod settings;
 mod shared_map;
 mod witness;
@@ -24,16 +23,17 @@ use std::time::{Duration, Instant};
 use budget::Budget;
 use control::Control;
 pub use device::{least_bytes, random_seed};
+use farpool_disk::Ring;
 use farpool_units::PAGE_BYTES;
 use file::Part;
 pub use file::{FlashFile, Step, Unclosed};
 use layout::{Promises, SummaryEntry, TableEntry, UNIT_BYTES, ZONE_BYTES, ZONE_PAGES};
-use ring::Ring;
 pub use settings::{Bookkeeping, FlashError, FlashSettings};
 use shared_map::SharedMap;
 
-use super::log::{Ended, Log, Medium, Zone};
-use super::pages::Pages;
+use super::log::{Log, Medium, Zone};
+use farpool_disk::Ended;
+use farpool_disk::Pages;
 use farpool_kv_store::index::Place;
 use farpool_kv_store::record;
 
@@ -270,7 +270,8 @@ impl Medium for FlashMemory {
     }
 
     fn start_write(&mut self, pages: Pages, zone: usize, token: u64) {
-        self.ring.write(pages, self.zones_at + (zone * ZONE_BYTES) as u64, token);
+        let count = pages.count();
+        self.ring.write(pages, self.zones_at + (zone * ZONE_BYTES) as u64, count, token);
     }
 
     fn written(&self, token: u64) -> Option<&[u8]> {

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use super::{Judge, Log, Medium, Operation};
-use crate::pages::Pages;
+use farpool_disk::Pages;
 use farpool_kv_store::index::Place;
 use farpool_kv_store::record::{self, Record};
 

@@ -4,20 +4,30 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use farpool_units::PAGE_BYTES;
+use farpool_units::{PAGE_BYTES, exactly};
 use io_uring::{IoUring, opcode, squeue, types};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
-use crate::log::Ended;
 use crate::pages::Pages;
 
-/// Capacity of the ring: all reads of a shard, and its zones being written.
+/// Capacity of the ring: more requests than are under way at a time.
 const RING_ENTRIES: u32 = 1024;
 /// Requests to a regular file that run at the same time: enough to keep a fast disk busy. Others
 /// wait their turn.
 const KERNEL_THREADS: u32 = 64;
 /// How long a dropped ring waits for requests under way; then their memory is leaked.
 const DROP_WAIT: Duration = Duration::from_secs(2);
+
+/// A completed request: the memory that was lent, and whether it succeeded.
+#[derive(Debug)]
+pub struct Ended {
+    /// The request's name.
+    pub token: u64,
+    /// The memory.
+    pub pages: Pages,
+    /// All bytes were read or written.
+    pub is_ok: bool,
+}
 
 #[derive(Debug)]
 struct Lent {
@@ -26,8 +36,8 @@ struct Lent {
     since: Option<Instant>,
 }
 
-/// One shard's access to the device.
-pub(super) struct Ring {
+/// One thread's access to a file or device.
+pub struct Ring {
     ring: IoUring,
     file: OwnedFd,
     /// Flags of each request: whether the kernel runs it in a thread of its own.
@@ -51,7 +61,10 @@ impl Ring {
     /// `is_regular`: the file is not a device. Its file system may block the submitter on a disk
     /// that hangs: a writer for the journal, a reader for a place in the disk's queue. So kernel
     /// threads run its requests.
-    pub(super) fn new(file: OwnedFd, is_regular: bool) -> std::io::Result<Self> {
+    ///
+    /// # Errors
+    /// The system has no io_uring, or too little memory or descriptors.
+    pub fn new(file: OwnedFd, is_regular: bool) -> std::io::Result<Self> {
         let ring = IoUring::new(RING_ENTRIES)?;
         let bell = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
         ring.submitter().register_eventfd(bell.as_raw_fd())?;
@@ -62,22 +75,24 @@ impl Ring {
         Ok(Self { ring, file, flags, bell, lent, unsubmitted: 0, refused: Vec::new() })
     }
 
-    pub(super) fn bell(&self) -> BorrowedFd<'_> {
+    /// The descriptor that becomes readable when a request has completed.
+    pub fn bell(&self) -> BorrowedFd<'_> {
         self.bell.as_fd()
     }
 
     /// Reads the first `count` pages at `offset` of the file.
-    pub(super) fn read(&mut self, mut pages: Pages, offset: u64, count: usize, token: u64) {
+    pub fn read(&mut self, mut pages: Pages, offset: u64, count: usize, token: u64) {
         assert!(count <= pages.count(), "the memory has room for what is read");
-        let bytes = u32::try_from(count * PAGE_BYTES).expect("a zone is short");
+        let bytes = exactly(count * PAGE_BYTES);
         let file = types::Fd(self.file.as_raw_fd());
         let entry = opcode::Read::new(file, pages.start_mut(), bytes).offset(offset).build();
         self.push(entry, pages, bytes, token);
     }
 
-    /// Writes all pages at `offset` of the file.
-    pub(super) fn write(&mut self, pages: Pages, offset: u64, token: u64) {
-        let bytes = u32::try_from(pages.bytes().len()).expect("a zone is short");
+    /// Writes the first `count` pages at `offset` of the file.
+    pub fn write(&mut self, pages: Pages, offset: u64, count: usize, token: u64) {
+        assert!(count <= pages.count(), "the memory has what is written");
+        let bytes = exactly(count * PAGE_BYTES);
         let file = types::Fd(self.file.as_raw_fd());
         let entry = opcode::Write::new(file, pages.start(), bytes).offset(offset).build();
         self.push(entry, pages, bytes, token);
@@ -102,7 +117,7 @@ impl Ring {
     }
 
     /// Submits pushed requests to the kernel.
-    pub(super) fn submit(&mut self) {
+    pub fn submit(&mut self) {
         if self.unsubmitted > 0 {
             match self.ring.submit() {
                 Ok(taken) => self.unsubmitted = self.unsubmitted.saturating_sub(taken),
@@ -112,12 +127,13 @@ impl Ring {
         }
     }
 
-    pub(super) fn lent(&self, token: u64) -> Option<&[u8]> {
+    /// The memory of a request that is under way.
+    pub fn lent(&self, token: u64) -> Option<&[u8]> {
         self.lent.get(&token).map(|lent| lent.pages.bytes())
     }
 
     /// Takes completed requests.
-    pub(super) fn poll(&mut self, ended: &mut Vec<Ended>) {
+    pub fn poll(&mut self, ended: &mut Vec<Ended>) {
         self.submit();
         let mut rung = [0; 8];
         // An empty counter makes no difference: completions are checked anyway.
@@ -141,13 +157,13 @@ impl Ring {
     }
 
     /// The age of the oldest request under way, as far as earlier calls have seen it.
-    pub(super) fn oldest(&mut self, now: Instant) -> Duration {
+    pub fn oldest(&mut self, now: Instant) -> Duration {
         let ages = self.lent.values_mut().map(|lent| now - *lent.since.get_or_insert(now));
         ages.max().unwrap_or_default()
     }
 
     /// Sleeps until a request has completed, for at most `limit`.
-    pub(super) fn wait(&self, limit: Duration) {
+    pub fn wait(&self, limit: Duration) {
         let mut fds = [PollFd::new(&self.bell, PollFlags::IN)];
         // Interrupted or not, completions are checked.
         let _ = rustix::event::poll(&mut fds, Timespec::try_from(limit).ok().as_ref());
