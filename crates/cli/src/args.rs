@@ -33,7 +33,7 @@ use clap::{Args, Parser, Subcommand};
 use serde::{Deserialize, Serialize};
 
 use crate::values::{
-    Backing, BladeAddress, ControlRate, Door, LocalLimit, PeakMemory, Persist, Prefetch,
+    Backing, BladeAddress, ControlRate, Door, FlashPart, LocalLimit, PeakMemory, Persist, Prefetch,
     Redundancy, Seal, Size, Span, VerifyEvery, Victim, WhenFull, WhenOutside, process_number,
 };
 
@@ -274,9 +274,21 @@ pub struct BladeArgs {
 #[derive(Clone, Debug, Default, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct BladeSettings {
-    /// Memory to lend, in superpages of 16 MiB
+    /// Memory to lend, in superpages of 16 MiB; with --flash, memory for what of it is hot
     #[arg(long, value_name = "SIZE", env = "FARPOOL_BLADE_MEMORY", hide_env_values = true)]
     pub memory: Option<Size>,
+    /// Lend this much instead, with what is cold on flash: a file on a disk (created if missing) or
+    /// block device, and how much of it to use. It is encrypted, and of no use after a restart
+    #[arg(long, value_name = "FILE:SIZE", env = "FARPOOL_BLADE_FLASH", hide_env_values = true)]
+    pub flash: Option<FlashPart>,
+    /// Maximum bytes per second to write to flash; what comes faster waits [default: unlimited]
+    #[arg(
+        long,
+        value_name = "SIZE",
+        env = "FARPOOL_BLADE_FLASH_WRITE_RATE",
+        hide_env_values = true
+    )]
+    pub flash_write_rate: Option<Size>,
     /// Where to listen: unix:///path.sock (serves shm:// too) or tcp://ip:port; may be repeated
     #[arg(long, value_name = "ADDR", env = "FARPOOL_BLADE_LISTEN", hide_env_values = true)]
     #[arg(value_delimiter = ',')]

@@ -65,8 +65,8 @@ fill_from!(RunSettings:
         when_outside, quiet;
     lists blade);
 fill_from!(BladeSettings:
-    options memory, backing, persist, quota, lease, threads, control_rate, pki, audit,
-        allow_remote_tcp;
+    options memory, flash, flash_write_rate, backing, persist, quota, lease, threads, control_rate,
+        pki, audit, allow_remote_tcp;
     lists listen);
 fill_from!(StatSettings: options pki; lists blade);
 fill_from!(ControlSettings:

@@ -71,6 +71,12 @@ impl FromStr for FlashPart {
     }
 }
 
+impl fmt::Display for FlashPart {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(to, "{}:{}", self.path.display(), self.size)
+    }
+}
+
 /// Parses a process id.
 pub fn process_number(text: &str) -> Result<u32, String> {
     let number = text.parse().ok().filter(|number| *number > 0);
@@ -476,7 +482,7 @@ written_as_text!(
     Victim,
     Prefetch
 );
-written_as_text!(BusyRate, ControlRate, Patience, StoreAt, SwitchAt);
+written_as_text!(BusyRate, ControlRate, FlashPart, Patience, StoreAt, SwitchAt);
 
 #[cfg(test)]
 mod tests {

@@ -4,9 +4,6 @@
 #[allow(dead_code)]
 mod common;
 #[allow(dead_code)]
-#[path = "common/disk.rs"]
-mod disk;
-#[allow(dead_code)]
 #[path = "common/home.rs"]
 mod home;
 #[allow(dead_code)]
@@ -22,7 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{ended, farpool};
-use disk::{Disk, Fault, Loop};
+use farpool_testkit::disk::{self, Disk, Fault, Loop};
 use home::Home;
 use rustix::process::Signal;
 use server::{Client, EVEN_FROM, Known, Kv};

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Context;
-use farpool_blade::{BackingKind, BladeConfig, Server, Serving};
+use farpool_blade::{BackingKind, BladeConfig, FlashConfig, Server, Serving};
 use farpool_wire::Address;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -14,7 +14,7 @@ use crate::commands::outliving::{add_past, take_over, tell_past};
 use crate::commands::{refuse_remote, service};
 use crate::config::UsageError;
 use crate::logging;
-use crate::values::{Backing, ControlRate, Persist, Size, Span};
+use crate::values::{Backing, ControlRate, FlashPart, Persist, Size, Span};
 
 /// Serves until SIGINT or SIGTERM, then removes its socket files.
 pub fn main(args: &BladeArgs) -> anyhow::Result<u8> {
@@ -41,10 +41,10 @@ pub fn main(args: &BladeArgs) -> anyhow::Result<u8> {
     }
     // Not before: the process that is taken over has the log until its end.
     config.audit = service::open_audit(settings.audit.as_deref())?;
-    let memory_bytes = config.memory_bytes;
+    let (memory_bytes, has_flash) = (config.memory_bytes, config.flash.is_some());
     let serving = Server::bind(&addresses, config)?.serve()?;
     tell_past(serving.blade().past());
-    say_ready(memory_bytes, &serving, args.json)?;
+    say_ready((memory_bytes, has_flash), &serving, args.json)?;
     let signal = signals.forever().next();
     tracing::info!(signal, "stopping");
     service::tell_systemd("STOPPING=1");
@@ -68,6 +68,12 @@ fn config(settings: &BladeSettings) -> Result<BladeConfig, UsageError> {
                    /dev/shm or another tmpfs it stays DRAM)";
         return Err(UsageError(how.into()));
     }
+    config.flash = flash(settings)?;
+    if config.flash.is_some() && config.persist.is_some() {
+        let how = "--flash does not outlive the process, as what is hot is in memory; give \
+                   --persist or --flash";
+        return Err(UsageError(how.into()));
+    }
     if let Some(Size(bytes)) = settings.quota {
         config.quota_limit_bytes = bytes;
         config.quota_stranger_bytes = Some(bytes);
@@ -84,6 +90,24 @@ fn config(settings: &BladeSettings) -> Result<BladeConfig, UsageError> {
     Ok(config)
 }
 
+/// Returns what the blade's flash is to be.
+fn flash(settings: &BladeSettings) -> Result<Option<FlashConfig>, UsageError> {
+    let write_bytes_per_s = settings.flash_write_rate.map(|Size(bytes)| bytes);
+    let Some(FlashPart { path, size: Size(bytes) }) = settings.flash.clone() else {
+        if write_bytes_per_s.is_some() {
+            let how = "--flash-write-rate limits writes to flash; give --flash FILE:SIZE";
+            return Err(UsageError(how.into()));
+        }
+        return Ok(None);
+    };
+    if write_bytes_per_s == Some(0) {
+        let how = "--flash-write-rate 0 would keep all memory that is written where it is; give \
+                   at least 1MiB";
+        return Err(UsageError(how.into()));
+    }
+    Ok(Some(FlashConfig { path, bytes, write_bytes_per_s }))
+}
+
 /// Creates the socket's folder if missing, as /run is empty after each boot.
 fn make_folder(socket: &Path) -> anyhow::Result<()> {
     let Some(folder) = socket.parent() else {
@@ -97,17 +121,29 @@ fn make_folder(socket: &Path) -> anyhow::Result<()> {
     }
 }
 
-fn say_ready(memory_bytes: u64, serving: &Serving, json: bool) -> anyhow::Result<()> {
+fn say_ready(
+    (memory_bytes, has_flash): (u64, bool),
+    serving: &Serving,
+    json: bool,
+) -> anyhow::Result<()> {
+    let lent_bytes = serving.blade().capacity_bytes();
     let listen: Vec<String> = serving.addresses().iter().map(ToString::to_string).collect();
     let past = serving.blade().past();
     let line = if json {
         let pid = std::process::id();
         let mut line =
             json!({ "event": "ready", "pid": pid, "memory_bytes": memory_bytes, "listen": listen });
+        if has_flash {
+            line["flash_bytes"] = lent_bytes.into();
+        }
         add_past(&mut line, past);
         line.to_string()
     } else {
-        format!("ready: {} on {}", Size(memory_bytes), listen.join(" "))
+        let lent = match has_flash {
+            true => format!("{} above {} of flash", Size(memory_bytes), Size(lent_bytes)),
+            false => Size(memory_bytes).to_string(),
+        };
+        format!("ready: {lent} on {}", listen.join(" "))
     };
     service::say_ready(&line)
 }

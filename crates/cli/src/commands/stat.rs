@@ -117,11 +117,27 @@ fn blade_json((address, answer): &(Address, BladeAnswer)) -> Value {
             "leases_expired": totals.leases_expired.get(),
             "superpages_scrubbed": totals.superpages_scrubbed.get(),
             "control_throttled_ns": totals.control_throttled_ns.get(),
+            "flash": flash_json(totals),
             "connections": totals.connections.get(),
             "segments": totals.segments.get(),
             "clients": clients.iter().map(client_json).collect::<Vec<_>>(),
         }),
     }
+}
+
+/// What a blade's flash did; null without flash.
+fn flash_json(totals: &BladeTotals) -> Value {
+    if totals.flash_bytes.get() == 0 {
+        return Value::Null;
+    }
+    json!({
+        "bytes": totals.flash_bytes.get(),
+        "memory_used_bytes": totals.flash_memory_used_bytes.get(),
+        "pages_fetched": totals.flash_pages_fetched.get(),
+        "pages_written": totals.flash_pages_written.get(),
+        "pages_failed": totals.flash_pages_failed.get(),
+        "writes_failed": totals.flash_writes_failed.get(),
+    })
 }
 
 fn client_json(client: &ClientUsage) -> Value {
@@ -288,18 +304,36 @@ const BLADE_HEADER: [&str; 10] = [
 
 fn blades_table(blades: &[(Address, BladeAnswer)]) -> String {
     let mut rows = Vec::new();
-    let mut unreachable = String::new();
+    let (mut unreachable, mut flash) = (String::new(), String::new());
     for (address, answer) in blades {
         match answer {
             Ok((totals, clients)) => {
                 rows.push(blade_row(address, totals));
                 rows.extend(clients.iter().map(client_row));
+                flash += &flash_line(address, totals);
             }
             Err(error) => unreachable += &format!("{error}\n"),
         }
     }
     let shown = if rows.is_empty() { String::new() } else { table(&BLADE_HEADER, &rows) };
-    shown + &unreachable
+    shown + &flash + &unreachable
+}
+
+/// Says what a blade's flash did; empty without flash.
+fn flash_line(address: &Address, totals: &BladeTotals) -> String {
+    if totals.flash_bytes.get() == 0 {
+        return String::new();
+    }
+    let mib = |pages: u64| pages >> PAGES_PER_MIB_SHIFT;
+    format!(
+        "{address}: {} MiB in memory, flash: {} MiB read, {} MiB written, {} pages lost, {} writes \
+         failed\n",
+        totals.flash_memory_used_bytes.get() >> 20,
+        mib(totals.flash_pages_fetched.get()),
+        mib(totals.flash_pages_written.get()),
+        totals.flash_pages_failed.get(),
+        totals.flash_writes_failed.get()
+    )
 }
 
 fn blade_row(address: &Address, totals: &BladeTotals) -> Vec<String> {

@@ -18,11 +18,11 @@ pub use kept::Past;
 pub(crate) use kept::check_successor;
 
 use crate::audit::Audit;
-use crate::config::BladeConfig;
+use crate::config::{BackingKind, BladeConfig, FlashConfig};
 use crate::donor_protection::DonorProtection;
 use crate::gate::Gates;
 use crate::journal::Journal;
-use crate::memory::{Reserve, SegmentMemory, Store, is_full};
+use crate::memory::{Engine, FlashStat, Reserve, SegmentMemory, Store, is_full};
 use crate::sources::Sources;
 use crate::table::{
     Access, ClientNumber, Connected, GrantId, GrantPass, Limits, Origin, Permit, Refused, Run,
@@ -52,6 +52,8 @@ pub struct Blade {
     capacity_superpages: AtomicU32,
     started: Instant,
     store: Store,
+    /// What moves pages between memory and flash, until it is taken to be run.
+    engine: Mutex<Option<Engine>>,
     table: RwLock<Table<Memory>>,
     /// Keeps the table for the next process; see [`kept`].
     journal: Option<Journal>,
@@ -115,7 +117,7 @@ pub struct BladeStat {
 /// The table's limits.
 fn limits_of(config: &BladeConfig) -> Limits {
     Limits {
-        capacity_superpages: superpages_of(config.memory_bytes / SUPERPAGE_BYTES * SUPERPAGE_BYTES),
+        capacity_superpages: superpages_of(config.lent_bytes()),
         quota_default_superpages: superpages_of(config.quota_default_bytes),
         quota_limit_superpages: superpages_of(config.quota_limit_bytes),
         quota_stranger_superpages: superpages_of(config.quota_stranger_bytes()),
@@ -124,6 +126,21 @@ fn limits_of(config: &BladeConfig) -> Limits {
         segments: config.segments_limit,
         require_grants: config.require_grants,
     }
+}
+
+/// Refuses what flash cannot be combined with.
+fn check_flash(config: &BladeConfig, flash: &FlashConfig) -> io::Result<()> {
+    let refuse = |why: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    if config.require_grants {
+        return refuse("a node lends memory, and flash is for a blade");
+    }
+    if config.backing != BackingKind::Automatic && config.backing != BackingKind::Anonymous {
+        return refuse("above flash memory is anonymous; give no other kind of backing");
+    }
+    if flash.bytes <= config.memory_bytes {
+        return refuse("flash that is no larger than memory is of no use; lend the memory alone");
+    }
+    Ok(())
 }
 
 impl Blade {
@@ -144,12 +161,24 @@ impl Blade {
         let sources = Arc::new(Sources::new(config.connections_limit));
         // Under grants it is a donor's memory, and what it does not lend is its own programs'.
         let reserve = if config.require_grants { Reserve::Each } else { Reserve::All };
-        let store = Store::open(&config.backing, capacity_bytes, reserve)?;
+        let (store, engine) = match &config.flash {
+            None => (Store::open(&config.backing, capacity_bytes, reserve)?, None),
+            Some(flash) => {
+                check_flash(&config, flash)?;
+                let opened = Store::open_flash(flash, capacity_superpages, config.memory_bytes);
+                let (store, engine) = opened.map_err(|error| {
+                    let text = format!("flash {}: {error}", flash.path.display());
+                    io::Error::new(error.kind(), text)
+                })?;
+                (store, Some(engine))
+            }
+        };
         let kept = kept::open(&config, &store, limits)?;
         store.trim()?;
         Ok(Blade {
             id: kept.id,
             store,
+            engine: Mutex::new(engine),
             started: config.time.now(),
             audit: Audit::new(config.audit.clone()),
             config,
@@ -181,6 +210,26 @@ impl Blade {
     /// Time since it was made: the `now` of its other functions.
     pub fn now(&self) -> Duration {
         self.config.time.now().saturating_duration_since(self.started)
+    }
+
+    /// What is to run on a thread of its own while the blade serves, if there is flash.
+    pub(crate) fn take_engine(&self) -> Option<Engine> {
+        lock(&self.engine).take()
+    }
+
+    /// Names the descriptors that wake the blade's threads, by their numbers.
+    pub(crate) fn wakes(&self, threads: Vec<OwnedFd>) {
+        self.store.wakes(threads);
+    }
+
+    /// Ends the engine.
+    pub(crate) fn end_engine(&self) {
+        self.store.end();
+    }
+
+    /// What flash below the memory did, if there is any.
+    pub fn flash_stat(&self) -> Option<FlashStat> {
+        self.store.flash_stat()
     }
 
     /// Memory that it lends; see [`Blade::set_capacity`].
@@ -499,6 +548,8 @@ impl Blade {
         let clients = clients.skip(skip).take(limit).map(|view| usage_of(&view)).collect();
         drop(table);
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed).into();
+        let flash = self.flash_stat();
+        let of_flash = |what: fn(&FlashStat) -> u64| flash.as_ref().map_or(0, what).into();
         let totals = BladeTotals {
             blade_id: self.id.into(),
             capacity_bytes: self.capacity_bytes().into(),
@@ -512,6 +563,12 @@ impl Blade {
             leases_expired: sizes.leases_expired.into(),
             superpages_scrubbed: count(&self.counters.superpages_scrubbed),
             control_throttled_ns: count(&self.counters.control_throttled_ns),
+            flash_bytes: flash.map_or(0, |_| self.capacity_bytes()).into(),
+            flash_memory_used_bytes: of_flash(|flash| flash.memory_used_bytes),
+            flash_pages_fetched: of_flash(|flash| flash.pages_fetched),
+            flash_pages_written: of_flash(|flash| flash.pages_written),
+            flash_pages_failed: of_flash(|flash| flash.pages_failed),
+            flash_writes_failed: of_flash(|flash| flash.writes_failed),
             clients: at_most::<u32, _>(sizes.clients).into(),
             connections: at_most::<u32, _>(self.sources.count()).into(),
             segments: at_most::<u32, _>(sizes.segments).into(),

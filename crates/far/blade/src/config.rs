@@ -3,6 +3,7 @@
 use farpool_audit::AuditLog;
 use farpool_identity::Credentials;
 use farpool_kernel::Time;
+use farpool_units::SUPERPAGE_BYTES;
 use farpool_wire::Address;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -73,12 +74,27 @@ pub enum Persist {
     Reboot,
 }
 
+/// Flash below a blade's memory: what was not used for a while is there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FlashConfig {
+    /// A file, made if it does not exist, or a block device. What is in it is of no use to another
+    /// process.
+    pub path: PathBuf,
+    /// How much of it is used, rounded down to superpages: that is what the blade lends.
+    pub bytes: u64,
+    /// Most bytes written to it in a second, to spare its life; none is no limit. What comes faster
+    /// waits.
+    pub write_bytes_per_s: Option<u64>,
+}
+
 /// Configuration of a blade. `BladeConfig { memory_bytes, ..Default::default() }` is the usual
 /// form.
 #[derive(Clone, Debug)]
 pub struct BladeConfig {
-    /// Memory to lend, rounded down to superpages.
+    /// Memory to lend, rounded down to superpages; with flash, memory for what is hot.
     pub memory_bytes: u64,
+    /// Where what is cold goes. Not together with memory of a particular kind, nor with grants.
+    pub flash: Option<FlashConfig>,
     /// Where the memory comes from.
     pub backing: BackingKind,
     /// What it lends goes on in the next process with the same file. Not with grants, which the
@@ -147,6 +163,7 @@ impl Default for BladeConfig {
     fn default() -> Self {
         BladeConfig {
             memory_bytes: 1 << 30,
+            flash: None,
             backing: BackingKind::Automatic,
             persist: None,
             quota_default_bytes: u64::MAX,
@@ -173,7 +190,13 @@ impl Default for BladeConfig {
 
 impl BladeConfig {
     pub(crate) fn quota_stranger_bytes(&self) -> u64 {
-        self.quota_stranger_bytes.unwrap_or(self.memory_bytes / STRANGERS_DEFAULT)
+        self.quota_stranger_bytes.unwrap_or(self.lent_bytes() / STRANGERS_DEFAULT)
+    }
+
+    /// What the blade lends.
+    pub fn lent_bytes(&self) -> u64 {
+        let bytes = self.flash.as_ref().map_or(self.memory_bytes, |flash| flash.bytes);
+        bytes / SUPERPAGE_BYTES * SUPERPAGE_BYTES
     }
 }
 

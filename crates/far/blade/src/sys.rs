@@ -48,6 +48,15 @@ impl Mapping {
         Ok(Mapping { start: first.wrapping_add(left_over), bytes, _mapped: mapped })
     }
 
+    /// Private zero memory, allocated page by page as it is touched.
+    pub(crate) fn of_small_pages(bytes: usize) -> io::Result<Mapping> {
+        let mapped = MappedMemory::anonymous(bytes)?;
+        // SAFETY: nobody refers to memory just mapped. Where the kernel has no huge pages it refuses
+        // the advice, and there is no need for it.
+        let _ = unsafe { mapped.advise(0..bytes, Advice::LinuxNoHugepage) };
+        Ok(Mapping { start: mapped.start().as_ptr(), bytes, _mapped: mapped })
+    }
+
     /// The first `bytes` of a file, shared.
     pub(crate) fn shared(file: BorrowedFd<'_>, bytes: usize) -> io::Result<Mapping> {
         let mapped = MappedMemory::shared(file, 0, bytes)?;

@@ -5,7 +5,10 @@
 //! * [`skip`] and [`have`]: a test that cannot run here says so in one line, which `make test`
 //!   counts and prints.
 //! * [`ports`]: ports for servers that must be told one beforehand.
+//! * `disk`, a feature: a real block device that is slow, hangs, fails or garbles on order.
 
+#[cfg(feature = "disk")]
+pub mod disk;
 pub mod ports;
 
 use std::time::{Duration, Instant};

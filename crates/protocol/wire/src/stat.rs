@@ -44,6 +44,18 @@ pub struct BladeTotals {
     pub superpages_scrubbed: U64,
     /// Time that control requests were held back for their rate, summed over connections.
     pub control_throttled_ns: U64,
+    /// What it lends of flash, 0 without; the rest of these is of flash, too.
+    pub flash_bytes: U64,
+    /// Memory of pages above flash.
+    pub flash_memory_used_bytes: U64,
+    /// Pages read from flash that were what was written there.
+    pub flash_pages_fetched: U64,
+    /// Pages written to flash.
+    pub flash_pages_written: U64,
+    /// Pages that flash did not return as they were written: their clients were told.
+    pub flash_pages_failed: U64,
+    /// Writes to flash that failed; what they were to write stayed in memory.
+    pub flash_writes_failed: U64,
     /// Current clients, whether or not all are listed.
     pub clients: U32,
     /// Current connections.
@@ -55,7 +67,7 @@ pub struct BladeTotals {
     pub superpages_held: U32,
 }
 
-const _: () = assert!(size_of::<BladeTotals>() == 112);
+const _: () = assert!(size_of::<BladeTotals>() == 160);
 
 /// One client of a blade.
 #[derive(

@@ -13,17 +13,24 @@
 //! is an open file of its own, marked by a lock that lives as long as that open file does (copies,
 //! forks and mappings included), so the blade can ask the kernel whether any is still held.
 //!
+//! With flash below it ([`flash`]) a segment's memory is its hot pages; there a read or write may
+//! have to wait ([`Placed::Away`]).
+//!
 //! Files and mappings are made when first needed: an empty segment takes no descriptor, and a
 //! segment whose client copies by itself takes no address space of the blade's.
 
+mod flash;
 mod pool;
 
-use crate::config::BackingKind;
+use crate::config::{BackingKind, FlashConfig};
 use crate::journal::MemoryFile;
 use crate::sys::{Mapping, Slice};
-use crate::table::{Run, ScrubPart, SegmentImage};
+use crate::table::{Access, Run, ScrubPart, SegmentImage};
 use farpool_kernel::{memfd_of, read_lock, write_lock};
-use farpool_units::{SUPERPAGE_BYTES, exactly};
+use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES, exactly};
+pub(crate) use flash::Engine;
+pub use flash::FlashStat;
+use flash::{Tier, TieredSuperpage};
 use pool::{Pool, PoolSuperpage};
 pub(crate) use pool::{Reserve, identity_at};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
@@ -44,6 +51,17 @@ pub struct Store(StoreKind);
 enum StoreKind {
     Own(OwnKind),
     Pooled(Arc<Pool>),
+    Tiered(Arc<Tier>),
+}
+
+/// What became of pages that were asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+pub(crate) enum Placed {
+    /// They are in memory, and stay there while what keeps them lives.
+    Here,
+    /// They come from flash, or wait for memory: the thread is woken when it is to ask again.
+    Away,
 }
 
 /// Kinds of memory that each segment has for itself.
@@ -61,6 +79,7 @@ pub struct SegmentMemory(SegmentKind);
 enum SegmentKind {
     Own(OwnMemory),
     Pooled(PooledMemory),
+    Tiered(TieredMemory),
 }
 
 #[derive(Debug)]
@@ -75,6 +94,13 @@ struct OwnMemory {
 struct PooledMemory {
     pool: Arc<Pool>,
     slots: RwLock<BTreeMap<u32, Arc<PoolSuperpage>>>,
+}
+
+/// A segment's superpages above flash.
+#[derive(Debug)]
+struct TieredMemory {
+    tier: Arc<Tier>,
+    slots: RwLock<BTreeMap<u32, Arc<TieredSuperpage>>>,
 }
 
 impl Store {
@@ -97,6 +123,42 @@ impl Store {
         }))
     }
 
+    /// Opens a store of `superpages` on flash, of which `memory_bytes` may be in memory; and what is
+    /// to run on a thread of its own.
+    ///
+    /// # Errors
+    /// There is too little memory, or the flash is of no use.
+    pub(crate) fn open_flash(
+        config: &FlashConfig,
+        superpages: u32,
+        memory_bytes: u64,
+    ) -> io::Result<(Store, Engine)> {
+        let (tier, engine) = flash::open(config, superpages, memory_bytes)?;
+        Ok((Store(StoreKind::Tiered(tier)), engine))
+    }
+
+    /// Names the descriptors that wake the threads which ask for pages, by the threads' numbers.
+    pub(crate) fn wakes(&self, threads: Vec<OwnedFd>) {
+        if let StoreKind::Tiered(tier) = &self.0 {
+            tier.wakes(threads);
+        }
+    }
+
+    /// Ends what runs on a thread of its own.
+    pub(crate) fn end(&self) {
+        if let StoreKind::Tiered(tier) = &self.0 {
+            tier.end();
+        }
+    }
+
+    /// What flash did, if there is any.
+    pub(crate) fn flash_stat(&self) -> Option<FlashStat> {
+        match &self.0 {
+            StoreKind::Tiered(tier) => Some(tier.stat()),
+            StoreKind::Own(_) | StoreKind::Pooled(_) => None,
+        }
+    }
+
     /// Memory for a segment of at most `superpages` superpages.
     pub fn segment(&self, superpages: u32) -> SegmentMemory {
         SegmentMemory(match &self.0 {
@@ -110,6 +172,10 @@ impl Store {
                 pool: Arc::clone(pool),
                 slots: RwLock::default(),
             }),
+            StoreKind::Tiered(tier) => SegmentKind::Tiered(TieredMemory {
+                tier: Arc::clone(tier),
+                slots: RwLock::default(),
+            }),
         })
     }
 
@@ -117,7 +183,7 @@ impl Store {
     /// this process.
     pub(crate) fn identity(&self) -> Option<(MemoryFile, bool)> {
         match &self.0 {
-            StoreKind::Own(_) => None,
+            StoreKind::Own(_) | StoreKind::Tiered(_) => None,
             StoreKind::Pooled(pool) => Some(pool.identity()),
         }
     }
@@ -145,7 +211,7 @@ impl Store {
     /// The system's.
     pub(crate) fn trim(&self) -> io::Result<()> {
         match &self.0 {
-            StoreKind::Own(_) => Ok(()),
+            StoreKind::Own(_) | StoreKind::Tiered(_) => Ok(()),
             StoreKind::Pooled(pool) => pool.trim(),
         }
     }
@@ -156,7 +222,7 @@ impl Store {
     /// The system's.
     pub(crate) fn room_bytes(&self) -> io::Result<u64> {
         match &self.0 {
-            StoreKind::Own(_) => Ok(u64::MAX),
+            StoreKind::Own(_) | StoreKind::Tiered(_) => Ok(u64::MAX),
             StoreKind::Pooled(pool) => pool.room_bytes(),
         }
     }
@@ -174,7 +240,7 @@ impl Store {
     /// The system's.
     pub(crate) fn sync(&self) -> io::Result<()> {
         match &self.0 {
-            StoreKind::Own(_) => Ok(()),
+            StoreKind::Own(_) | StoreKind::Tiered(_) => Ok(()),
             StoreKind::Pooled(pool) => pool.sync(),
         }
     }
@@ -196,13 +262,18 @@ impl SegmentMemory {
                 slots.insert(rmma, Arc::new(superpage));
                 Ok(Some(place))
             }
+            SegmentKind::Tiered(tiered) => {
+                let superpage = tiered.tier.take()?;
+                write_lock(&tiered.slots).insert(rmma, superpage);
+                Ok(None)
+            }
         }
     }
 
     /// Where its superpages lie in the store's file: pairs of RMMA and place.
     pub(crate) fn places(&self) -> Vec<(u32, u32)> {
         match &self.0 {
-            SegmentKind::Own(_) => Vec::new(),
+            SegmentKind::Own(_) | SegmentKind::Tiered(_) => Vec::new(),
             SegmentKind::Pooled(pooled) => {
                 let slots = read_lock(&pooled.slots);
                 slots.iter().map(|(rmma, superpage)| (*rmma, superpage.number)).collect()
@@ -211,7 +282,8 @@ impl SegmentMemory {
     }
 
     /// How much of the machine's memory these superpages take up. Memory of a segment's own has
-    /// pages only where something was written; a pool is reserved, and all of it counts.
+    /// pages only where something was written, and above flash only what is hot; a pool is reserved,
+    /// and all of it counts.
     ///
     /// # Errors
     /// The system's.
@@ -220,6 +292,7 @@ impl SegmentMemory {
         match &self.0 {
             SegmentKind::Own(own) => Ok(own.backed_bytes(rmmas)?.min(given_bytes)),
             SegmentKind::Pooled(_) => Ok(given_bytes),
+            SegmentKind::Tiered(tiered) => Ok(tiered.backed_bytes(rmmas)),
         }
     }
 
@@ -244,7 +317,7 @@ impl SegmentMemory {
     fn shared_file(&self) -> Option<&OwnedFd> {
         match &self.0 {
             SegmentKind::Own(own) => own.file.get(),
-            SegmentKind::Pooled(_) => None,
+            SegmentKind::Pooled(_) | SegmentKind::Tiered(_) => None,
         }
     }
 
@@ -257,7 +330,11 @@ impl SegmentMemory {
                 .iter()
                 .try_for_each(|rmma| own.drop_content(offset_bytes(*rmma), SUPERPAGE_BYTES)),
             (SegmentKind::Pooled(pooled), part) => {
-                pooled.scrub(part);
+                drop_superpages(&pooled.slots, part);
+                Ok(())
+            }
+            (SegmentKind::Tiered(tiered), part) => {
+                drop_superpages(&tiered.slots, part);
                 Ok(())
             }
         }
@@ -271,19 +348,22 @@ impl SegmentMemory {
                 own.drop_content(offset, u64::from(run.bytes))
             }
             SegmentKind::Pooled(_) => Ok(()),
+            SegmentKind::Tiered(tiered) => tiered.discard(run),
         }
     }
 
-    /// Appends the slices of the runs, and what must be kept alive as long as they are used.
+    /// Appends the slices of the runs, and what must be kept alive as long as they are used; neither
+    /// if they are away. `thread` is who asks, among the blade's threads.
     ///
     /// # Errors
-    /// The memory cannot be mapped, or a superpage was freed meanwhile.
+    /// The memory cannot be mapped, a superpage was freed meanwhile, or flash has failed.
     pub(crate) fn place(
         self: &Arc<Self>,
         runs: &[Run],
+        (access, thread): (Access, usize),
         slices: &mut Vec<Slice>,
         keeps: &mut Vec<Keep>,
-    ) -> io::Result<()> {
+    ) -> io::Result<Placed> {
         match &self.0 {
             SegmentKind::Own(own) => {
                 let mapping = own.mapping()?;
@@ -292,9 +372,16 @@ impl SegmentMemory {
                     let offset = offset_bytes(run.rmma) + u64::from(run.offset_bytes);
                     mapping.slice(to_usize(offset), to_usize(u64::from(run.bytes)))
                 }));
-                Ok(())
+                Ok(Placed::Here)
             }
-            SegmentKind::Pooled(pooled) => pooled.place(runs, slices, keeps),
+            SegmentKind::Pooled(pooled) => pooled.place(runs, slices, keeps).map(|()| Placed::Here),
+            SegmentKind::Tiered(tiered) => {
+                let wanted = tiered.wanted(runs)?;
+                match access {
+                    Access::Read => flash::read(&wanted, thread, slices, keeps),
+                    Access::Write => flash::write(&wanted, thread, slices, keeps),
+                }
+            }
         }
     }
 
@@ -412,19 +499,20 @@ impl OwnMemory {
     }
 }
 
-impl PooledMemory {
-    fn scrub(&self, part: &ScrubPart) {
-        let mut slots = write_lock(&self.slots);
-        let dropped: Vec<_> = match part {
-            ScrubPart::Whole { .. } => std::mem::take(&mut *slots).into_values().collect(),
-            ScrubPart::Superpages { rmmas, .. } => {
-                rmmas.iter().filter_map(|rmma| slots.remove(rmma)).collect()
-            }
-        };
-        drop(slots);
-        drop(dropped); // zeroes, without the lock, what is not being sent any more
-    }
+/// Drops superpages of a segment, which zeroes those that are not being sent any more.
+fn drop_superpages<T>(slots: &RwLock<BTreeMap<u32, T>>, part: &ScrubPart) {
+    let mut slots = write_lock(slots);
+    let dropped: Vec<_> = match part {
+        ScrubPart::Whole { .. } => std::mem::take(&mut *slots).into_values().collect(),
+        ScrubPart::Superpages { rmmas, .. } => {
+            rmmas.iter().filter_map(|rmma| slots.remove(rmma)).collect()
+        }
+    };
+    drop(slots);
+    drop(dropped); // without the lock
+}
 
+impl PooledMemory {
     fn place(
         &self,
         runs: &[Run],
@@ -441,4 +529,32 @@ impl PooledMemory {
         }
         Ok(())
     }
+}
+
+impl TieredMemory {
+    /// The pages of runs, in their superpages.
+    fn wanted(&self, runs: &[Run]) -> io::Result<Vec<flash::Wanted>> {
+        let slots = read_lock(&self.slots);
+        let wanted = |run: &Run| {
+            let slot = slots.get(&run.rmma).ok_or(io::ErrorKind::NotFound)?;
+            Ok((Arc::clone(slot), pages_of(run)))
+        };
+        runs.iter().map(wanted).collect()
+    }
+
+    fn discard(&self, run: Run) -> io::Result<()> {
+        let slot = read_lock(&self.slots).get(&run.rmma).map(Arc::clone);
+        slot.map_or(Ok(()), |slot| slot.discard(pages_of(&run)))
+    }
+
+    fn backed_bytes(&self, rmmas: &[u32]) -> u64 {
+        let slots = read_lock(&self.slots);
+        rmmas.iter().filter_map(|rmma| slots.get(rmma)).map(|slot| slot.backed_bytes()).sum()
+    }
+}
+
+/// The pages of a run, counted in its superpage.
+fn pages_of(run: &Run) -> std::ops::Range<u32> {
+    const PAGE: u32 = PAGE_BYTES as u32;
+    run.offset_bytes / PAGE..(run.offset_bytes + run.bytes) / PAGE
 }

@@ -65,14 +65,7 @@ pub(super) struct PoolSuperpage {
 impl Pool {
     pub(super) fn open(path: &Path, capacity_bytes: u64, reserve: Reserve) -> io::Result<Pool> {
         let (file, is_new) = open_or_make(path)?;
-        let exclusive = rustix::fs::FlockOperation::NonBlockingLockExclusive;
-        rustix::fs::flock(&file, exclusive).map_err(|errno| match errno {
-            Errno::WOULDBLOCK => io::Error::new(
-                io::ErrorKind::WouldBlock,
-                "another process uses the file, a blade that has not ended perhaps",
-            ),
-            other => other.into(),
-        })?;
+        lock_alone(file.as_fd())?;
         let stat = rustix::fs::fstat(&file)?;
         let is_file =
             rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile;
@@ -250,9 +243,24 @@ impl Drop for PoolSuperpage {
     }
 }
 
+/// Locks a file until it is closed.
+///
+/// # Errors
+/// Another process has it locked.
+pub(super) fn lock_alone(file: BorrowedFd<'_>) -> io::Result<()> {
+    let exclusive = rustix::fs::FlockOperation::NonBlockingLockExclusive;
+    rustix::fs::flock(file, exclusive).map_err(|errno| match errno {
+        Errno::WOULDBLOCK => io::Error::new(
+            io::ErrorKind::WouldBlock,
+            "another process uses the file, a blade that has not ended perhaps",
+        ),
+        other => other.into(),
+    })
+}
+
 /// Refuses a file that somebody else could read or change: it may have been put there, as anyone
 /// may in /dev/shm.
-fn check_private(stat: &rustix::fs::Stat) -> io::Result<()> {
+pub(super) fn check_private(stat: &rustix::fs::Stat) -> io::Result<()> {
     const OF_OTHERS: u32 = 0o077;
     let refuse = |why: String| Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
     let user = rustix::process::geteuid().as_raw();

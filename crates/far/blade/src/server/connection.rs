@@ -13,7 +13,7 @@
 //! - Over TCP with certificates nothing is read as a frame before the peer is known ([`Way`]).
 //! - A fenced connection carries nothing out: [`Gate`] is held while a connection works.
 //! - A request that its grant's rate holds back stays in the input, and nothing is received behind
-//!   it.
+//!   it. So does one whose pages are on flash, until they are in memory.
 //! - Its requests are carried out in the order in which they came. It stops before one that is less
 //!   urgent than what the worker wants done now, and when it has had its share of a turn; then
 //!   [`Connection::work`] says so, since no event would report again what is in the input.
@@ -29,7 +29,7 @@ use super::turns::Turn;
 use super::way::{self, Opened, Way};
 use crate::audit::Asker;
 use crate::gate::{Gate, Ticket};
-use crate::memory::Keep;
+use crate::memory::{Keep, Placed};
 use crate::sources::{Presence, Source};
 use crate::sys::{Iovecs, Slice};
 use crate::table::{Access, Origin, Refused};
@@ -79,12 +79,26 @@ impl Close {
 }
 
 /// What each thread has once, for all its connections.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Tools {
+    /// The thread's number among the blade's.
+    thread: usize,
     pub(super) iovecs: Iovecs,
     scratch: Scratch,
     slices: Vec<Slice>,
     keeps: Vec<Keep>,
+}
+
+impl Tools {
+    pub(super) fn of(thread: usize) -> Tools {
+        Tools {
+            thread,
+            iovecs: Iovecs::default(),
+            scratch: Scratch::default(),
+            slices: Vec::new(),
+            keeps: Vec::new(),
+        }
+    }
 }
 
 /// A connection.
@@ -117,6 +131,17 @@ struct Talk {
     last: Priority,
     /// How urgent the next one is, which is in the input and was left there.
     next: Option<Priority>,
+    /// The next one waits for flash; it has passed all rates.
+    is_away: bool,
+}
+
+/// Whether a request was carried out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[must_use]
+enum Carried {
+    Out,
+    /// Its pages are on flash; it is to be tried again.
+    NotYet,
 }
 
 impl Connection {
@@ -138,6 +163,7 @@ impl Connection {
             turn: Turn::default(),
             last: Priority::Demand,
             next: None,
+            is_away: false,
         };
         Connection { input: Input::new(), talk }
     }
@@ -171,7 +197,14 @@ impl Connection {
 
     /// True if it takes further requests.
     pub(super) fn wants_to_receive(&self) -> bool {
-        !self.talk.output.is_full() && !self.talk.is_ending && self.wakes_ns().is_none()
+        let waits = self.talk.is_away || self.wakes_ns().is_some();
+        !self.talk.output.is_full() && !self.talk.is_ending && !waits
+    }
+
+    /// True if its next request waits for pages on flash; then it is to work once its thread is
+    /// woken for that.
+    pub(super) fn is_away(&self) -> bool {
+        self.talk.is_away
     }
 
     /// When it is closed unless it has greeted by then; `None` once it has.
@@ -299,12 +332,16 @@ impl Connection {
                 return Ok(true);
             }
             let request = Request::decode(&head)?;
-            if !self.talk.may_pass(&request, shared) {
+            if !self.talk.is_away && !self.talk.may_pass(&request, shared) {
+                return Ok(true);
+            }
+            self.talk.is_away =
+                self.talk.carry_out(header, &request, shared, tools) == Carried::NotYet;
+            if self.talk.is_away {
                 return Ok(true);
             }
             self.talk.turn.requests += 1;
             self.talk.last = header.priority();
-            self.talk.carry_out(header, &request, shared, tools);
             self.input.expect_pages(self.talk.arriving.write.is_some());
             self.input.take(header.head_bytes());
         }
@@ -379,9 +416,7 @@ impl Talk {
         request: &Request<'_>,
         shared: &Shared,
         tools: &mut Tools,
-    ) {
-        let counters = &shared.blade.counters;
-        counters.requests.fetch_add(1, Ordering::Relaxed);
+    ) -> Carried {
         let outcome = match *request {
             Request::Read { segment, extents } => {
                 self.read(header, segment, extents, shared, tools)
@@ -389,17 +424,23 @@ impl Talk {
             Request::Write { segment, extents } => {
                 self.begin_write(header, segment, extents, shared, tools)
             }
-            Request::Hello(hello) => self.greet(header, &hello, shared),
+            Request::Hello(hello) => self.greet(header, &hello, shared).map(|()| Carried::Out),
             Request::ShmMap { .. } if !self.is_unix() => {
                 Err(Refused::new(ErrorCode::Unsupported, 0))
             }
-            _ => self.control(header, request, shared, tools),
+            _ => self.control(header, request, shared, tools).map(|()| Carried::Out),
         };
+        if outcome == Ok(Carried::NotYet) {
+            return Carried::NotYet;
+        }
+        let counters = &shared.blade.counters;
+        counters.requests.fetch_add(1, Ordering::Relaxed);
         if let Err(refused) = outcome {
             counters.requests_refused.fetch_add(1, Ordering::Relaxed);
             let response = Response::Error { code: refused.code, detail: refused.detail };
             let _always_fits = self.answer(header, &response, shared);
         }
+        Carried::Out
     }
 
     fn answer(
@@ -418,15 +459,17 @@ impl Talk {
         extents: &[Extent],
         shared: &Shared,
         tools: &mut Tools,
-    ) -> Result<(), Refused> {
-        let Tools { scratch, slices, keeps, .. } = tools;
+    ) -> Result<Carried, Refused> {
+        let Tools { thread, scratch, slices, keeps, .. } = tools;
         let session = &self.session;
         let permit =
             requests::access(&shared.blade, session, segment, extents, Access::Read, scratch)?;
         slices.clear();
         keeps.clear();
-        let placed = permit.memory.place(&scratch.runs, slices, keeps);
-        placed.map_err(|error| crate::blade::backing(&error))?;
+        let placed = permit.memory.place(&scratch.runs, (Access::Read, *thread), slices, keeps);
+        if placed.map_err(|error| crate::blade::backing(&error))? == Placed::Away {
+            return Ok(Carried::NotYet);
+        }
         let mut checksum = PagesChecksum::new();
         slices.iter().for_each(|slice| slice.checksum(&mut checksum));
         let bytes: usize = slices.iter().map(|slice| slice.bytes()).sum();
@@ -441,7 +484,7 @@ impl Talk {
         self.output.push_pages(slices, keeps);
         self.turn.pages += u32::from(page_count);
         count_pages(&self.session, shared, page_count, Access::Read);
-        Ok(())
+        Ok(Carried::Out)
     }
 
     /// Prepares for the pages; those of a refused write are discarded as they arrive.
@@ -452,21 +495,29 @@ impl Talk {
         extents: &[Extent],
         shared: &Shared,
         tools: &mut Tools,
-    ) -> Result<(), Refused> {
+    ) -> Result<Carried, Refused> {
         self.arriving.begin(header.pages_bytes());
         let scratch = &mut tools.scratch;
         let session = &self.session;
         let permit =
             requests::access(&shared.blade, session, segment, extents, Access::Write, scratch)?;
         let mut keeps = Vec::new();
-        let placed = permit.memory.place(&scratch.runs, &mut self.arriving.slices, &mut keeps);
-        if let Err(error) = placed {
-            self.arriving.slices.clear();
-            return Err(crate::blade::backing(&error));
+        let wanted = (Access::Write, tools.thread);
+        let slices = &mut self.arriving.slices;
+        match permit.memory.place(&scratch.runs, wanted, slices, &mut keeps) {
+            Ok(Placed::Here) => {}
+            Ok(Placed::Away) => {
+                self.arriving.begin(0);
+                return Ok(Carried::NotYet);
+            }
+            Err(error) => {
+                self.arriving.slices.clear();
+                return Err(crate::blade::backing(&error));
+            }
         }
         let writing = self.gate.begin_writing(permit.guard);
         self.arriving.write = Some(Write::new(header, keeps, writing));
-        Ok(())
+        Ok(Carried::Out)
     }
 
     /// Answers the write whose last byte has arrived.

@@ -139,7 +139,9 @@ impl Server {
                 listeners.push(Listener::bind(address, config.socket_mode)?);
             }
         }
-        config.backing = config.backing.resolve(addresses, config.require_grants);
+        if config.flash.is_none() {
+            config.backing = config.backing.resolve(addresses, config.require_grants);
+        }
         Ok(Server { certified, ..Server::of(listeners, config)? })
     }
 
@@ -201,6 +203,9 @@ impl Serving {
         if self.shared.blade.audit.is_on() {
             let shared = Arc::clone(&self.shared);
             self.spawn("fp-blade-audit", move || shared.blade.audit.run())?;
+        }
+        if let Some(engine) = self.shared.blade.take_engine() {
+            self.spawn("fp-blade-flash", move || engine.run())?;
         }
         let shared = Arc::clone(&self.shared);
         self.spawn("fp-blade-scrub", move || {

@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Most superpages in one attach or list answer: META_LIMIT_BYTES less the fixed fields.
 const LIST_LIMIT: usize = (META_LIMIT_BYTES - 20) / 8;
 /// Most clients in one stat answer.
-const STAT_CLIENTS_LIMIT: usize = (META_LIMIT_BYTES - 112) / 88;
+const STAT_CLIENTS_LIMIT: usize = (META_LIMIT_BYTES - 160) / 88;
 
 /// What a connection belongs to.
 #[derive(Debug)]

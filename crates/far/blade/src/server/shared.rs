@@ -61,7 +61,9 @@ impl Shared {
         certified: Option<Arc<Certified>>,
         threads: usize,
     ) -> io::Result<Shared> {
-        let mailboxes = (0..threads).map(|_| Mailbox::new()).collect::<io::Result<_>>()?;
+        let mailboxes: Vec<_> = (0..threads).map(|_| Mailbox::new()).collect::<io::Result<_>>()?;
+        let wakes = mailboxes.iter().map(|mailbox| mailbox.wake.try_clone());
+        blade.wakes(wakes.collect::<io::Result<_>>()?);
         Ok(Shared {
             control_rates: Rates::new(blade.config().control_requests_per_s),
             blade,
@@ -133,6 +135,7 @@ impl Shared {
         self.stop.store(true, Ordering::Release);
         self.mailboxes.iter().for_each(Mailbox::wake);
         self.blade.wake_scrubber();
+        self.blade.end_engine();
         self.blade.audit.stop();
         if let Some(certified) = &self.certified {
             certified.stop();

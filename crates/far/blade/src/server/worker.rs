@@ -55,6 +55,9 @@ pub(super) struct Worker {
     turns: Turns,
     /// Connections that are held to their rate: when each is to work again, earliest first.
     paused: BinaryHeap<Reverse<(u64, usize)>>,
+    /// Connections whose next request waits for pages on flash; woken with `TOKEN_WAKE`. A number
+    /// may stand for a later connection, which then merely has a turn.
+    away: Vec<usize>,
     /// Where the worker may run.
     cpus: Option<CpuSet>,
     next_thread: usize,
@@ -96,10 +99,11 @@ impl Worker {
             listeners,
             connections: Vec::new(),
             free: Vec::new(),
-            tools: Tools::default(),
+            tools: Tools::of(thread),
             follow: Follow::default(),
             turns: Turns::default(),
             paused: BinaryHeap::new(),
+            away: Vec::new(),
             cpus: rustix::thread::sched_getaffinity(None).ok(),
             next_thread: 0,
             last_tick: Duration::ZERO,
@@ -150,12 +154,15 @@ impl Worker {
         match &**events {
             // Nobody to choose from, as usual.
             [only] if self.turns.is_empty() && only.data.u64() < TOKEN_LISTENER => {
-                self.work(exactly(only.data.u64()), Priority::Background);
+                let index = exactly(only.data.u64());
+                if !self.close_if_gone(index, only) {
+                    self.work(index, Priority::Background);
+                }
                 self.wake_paused();
             }
             several => {
                 for event in several {
-                    self.handle(event.data.u64());
+                    self.handle(event);
                 }
                 self.wake_paused();
                 self.give_turns();
@@ -261,16 +268,36 @@ impl Worker {
         let _ = rustix::thread::sched_setaffinity(None, &cpus);
     }
 
-    fn handle(&mut self, token: u64) {
-        match token {
+    fn handle(&mut self, event: &epoll::Event) {
+        match event.data.u64() {
             TOKEN_WAKE => {
                 for arrival in self.shared.mailbox(self.thread).empty() {
                     self.add(arrival);
                 }
+                for index in std::mem::take(&mut self.away) {
+                    self.wait_for_turn(index);
+                }
             }
-            TOKEN_LISTENER.. => self.accept(exactly(token - TOKEN_LISTENER)),
-            index => self.wait_for_turn(exactly(index)),
+            token @ TOKEN_LISTENER.. => self.accept(exactly(token - TOKEN_LISTENER)),
+            index => {
+                let index = exactly(index);
+                if !self.close_if_gone(index, event) {
+                    self.wait_for_turn(index);
+                }
+            }
         }
+    }
+
+    /// Closes a connection that waits for flash if its peer is gone, which it would not see before
+    /// flash has answered, and the kernel would report again and again. True if it was closed.
+    fn close_if_gone(&mut self, index: usize, event: &epoll::Event) -> bool {
+        let flags = event.flags;
+        let is_gone = flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR)
+            && matches!(self.connections.get(index), Some(Some(it)) if it.connection.is_away());
+        if is_gone {
+            self.close(index, Some(Close::Gone(io::ErrorKind::ConnectionReset.into())));
+        }
+        is_gone
     }
 
     fn tick(&mut self) {
@@ -385,6 +412,9 @@ impl Worker {
             watched.update(&self.epoll, index)?;
             Ok(has_more)
         });
+        if watched.connection.is_away() && !self.away.contains(&index) {
+            self.away.push(index);
+        }
         if let Some(wakes_ns) = watched.connection.wakes_ns()
             && watched.wakes_ns != wakes_ns
         {

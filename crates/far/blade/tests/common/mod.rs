@@ -2,6 +2,8 @@
 
 #![allow(dead_code, reason = "each test binary uses its part of this")]
 
+pub(crate) mod flash;
+
 use farpool_blade::{BladeConfig, Server, Serving};
 use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES};
 use farpool_wire::*;

@@ -37,7 +37,7 @@ const VALID: Duration = Duration::from_secs(3600);
 
 /// The fault that the disk shows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub enum Fault {
     None,
     /// Every request takes this long.
     Slow(Duration),
@@ -61,7 +61,7 @@ pub(crate) enum Fault {
 
 /// The test's orders to the disk.
 #[derive(Debug)]
-pub(crate) struct Faults {
+pub struct Faults {
     /// The fault, and the first byte that it concerns.
     order: Mutex<(Fault, u64)>,
     held: Mutex<Vec<Job>>,
@@ -79,13 +79,13 @@ enum Job {
 
 impl Faults {
     /// Applies a fault to the whole disk from now on.
-    pub(crate) fn set(&self, fault: Fault) {
+    pub fn set(&self, fault: Fault) {
         self.set_from(fault, 0);
     }
 
     /// Applies a fault to all offsets from `first` on from now on. Requests that were held back are
     /// answered.
-    pub(crate) fn set_from(&self, fault: Fault, first: u64) {
+    pub fn set_from(&self, fault: Fault, first: u64) {
         *lock(&self.order) = (fault, first);
         self.release();
     }
@@ -100,7 +100,7 @@ impl Faults {
     }
 
     /// The number of requests to which a fault was applied.
-    pub(crate) fn done(&self) -> u64 {
+    pub fn done(&self) -> u64 {
         self.done.load(Ordering::Relaxed)
     }
 
@@ -278,7 +278,7 @@ impl Filesystem for OneFile {
 
 /// A block device that exists while this value lives or something has it open.
 #[derive(Debug)]
-pub(crate) struct Loop {
+pub struct Loop {
     path: PathBuf,
     _open: File,
 }
@@ -286,9 +286,9 @@ pub(crate) struct Loop {
 impl Loop {
     /// Creates a device over a file. Returns None, after printing the reason, if that cannot be
     /// done.
-    pub(crate) fn over(file: &Path, is_direct: bool) -> Option<Self> {
+    pub fn over(file: &Path, is_direct: bool) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
-            farpool_testkit::skip("loop devices need root");
+            crate::skip("loop devices need root");
             return None;
         }
         let direct = if is_direct { "--direct-io=on" } else { "--direct-io=off" };
@@ -305,7 +305,7 @@ impl Loop {
         let path = match made {
             Ok(path) => PathBuf::from(path),
             Err(error) => {
-                farpool_testkit::skip(&format!("no loop device can be made: {error}"));
+                crate::skip(&format!("no loop device can be made: {error}"));
                 return None;
             }
         };
@@ -316,14 +316,14 @@ impl Loop {
         Some(Self { path, _open: open })
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    pub fn path(&self) -> &Path {
         &self.path
     }
 }
 
 /// A disk that fails on order.
 #[derive(Debug)]
-pub(crate) struct Disk {
+pub struct Disk {
     pub device: Loop,
     pub faults: Arc<Faults>,
     _session: BackgroundSession,
@@ -331,7 +331,7 @@ pub(crate) struct Disk {
 
 impl Disk {
     /// Creates a disk of zeros. Returns None, after printing the reason, if that cannot be done.
-    pub(crate) fn start(size: u64) -> Option<Self> {
+    pub fn start(size: u64) -> Option<Self> {
         let bytes = tempfile::tempfile().expect("a file for what the disk holds");
         bytes.set_len(size).expect("room for the disk");
         let faults = Arc::new(Faults {
@@ -346,7 +346,7 @@ impl Disk {
         let session = match session.and_then(Session::spawn) {
             Ok(session) => session,
             Err(error) => {
-                farpool_testkit::skip(&format!(
+                crate::skip(&format!(
                     "no file system can be served here (/dev/fuse, root): {error}"
                 ));
                 return None;

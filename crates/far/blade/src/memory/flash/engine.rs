@@ -1,0 +1,445 @@
+//! The thread between memory and flash: reads what is ordered, and sweeps out what was not used.
+//!
+//! A page on flash is sealed: it is encrypted under its superpage's key, which only this process
+//! has, and a page that flash returns flipped, out of date or from elsewhere is told from what was
+//! written. Pages keep their place on flash, and neighbours are written at once.
+
+use super::file::DATA_AT_BYTES;
+use super::residence::{Landing, OnWay, PIECE_PAGES};
+use super::tier::{FetchOrder, Tier, TieredSuperpage};
+use farpool_disk::{Ended, Pages, Ring};
+use farpool_kernel::{LogRate, monotonic_ns};
+use farpool_policy::{Bucket, RateLimit};
+use farpool_seal::PageVersion;
+use farpool_units::{PAGE_BYTES, PAGES_PER_SUPERPAGE, exactly};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use std::collections::HashMap;
+use std::fs::File;
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Writes to flash under way at most: enough to keep it busy, few enough that reads, which clients
+/// wait for, are not long behind them.
+const WRITES: usize = 8;
+/// Reads of flash under way at most, and their pages (8 MiB of memory); more wait their turn.
+const READS: usize = 256;
+const PAGES_READ: u64 = 2048;
+/// How long the sweep rests when it has found nothing in a whole round: all pages are being sent,
+/// written or were just used.
+const REST: Duration = Duration::from_millis(1);
+/// How long the sweep rests after a write that failed, and at most after several.
+const FAILED_REST: Duration = Duration::from_millis(10);
+const FAILED_REST_LIMIT: Duration = Duration::from_secs(1);
+/// Pieces of a superpage.
+const PIECES: u32 = PAGES_PER_SUPERPAGE / PIECE_PAGES;
+/// Longest sleep with nothing to do.
+const SLEEP: Duration = Duration::from_secs(1);
+/// Buffers kept for the next requests: of one page, and of a piece.
+const SPARE_PAGES: usize = READS;
+const SPARE_PIECES: usize = WRITES;
+
+/// Everything that one thread needs to serve a tier.
+pub(crate) struct Engine {
+    tier: Arc<Tier>,
+    ring: Ring,
+    /// Held for its lock.
+    _file: File,
+    next_token: u64,
+    fetches: HashMap<u64, OnRing>,
+    pages_read: u64,
+    leaves: HashMap<u64, OnRing>,
+    spare: Spare,
+    hand: Hand,
+    /// Bytes that may be written in a second.
+    write_limit: RateLimit,
+    bucket: Bucket,
+    /// When the sweep goes on, after it had to rest.
+    rests_until: Option<Instant>,
+    failed_rest: Duration,
+    log: LogRate,
+    started: Instant,
+}
+
+/// Neighbouring pages whose bytes are on their way.
+struct OnRing {
+    superpage: Arc<TieredSuperpage>,
+    pages: Vec<OnWay>,
+}
+
+/// Buffers to be used again: touching new memory costs more than the copy.
+#[derive(Default)]
+struct Spare {
+    pages: Vec<Pages>,
+    pieces: Vec<Pages>,
+}
+
+/// The piece that the sweep looks at next.
+struct Hand {
+    superpage: u32,
+    piece: u32,
+}
+
+/// What a sweep came to.
+enum SweepEnd {
+    /// Enough is free, or on its way to be.
+    Enough,
+    /// As many writes are under way as may be.
+    Busy,
+    /// Nothing was found, or nothing may be written for so long.
+    Rest(Duration),
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("tier", &self.tier).finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    pub(super) fn new(
+        tier: Arc<Tier>,
+        (ring, file): (Ring, File),
+        write_limit: RateLimit,
+    ) -> Engine {
+        Engine {
+            tier,
+            ring,
+            _file: file,
+            next_token: 0,
+            fetches: HashMap::new(),
+            pages_read: 0,
+            leaves: HashMap::new(),
+            spare: Spare::default(),
+            hand: Hand { superpage: 0, piece: 0 },
+            write_limit,
+            bucket: Bucket::new(),
+            rests_until: None,
+            failed_rest: FAILED_REST,
+            log: LogRate::default(),
+            started: Instant::now(),
+        }
+    }
+
+    /// Serves until the tier ends.
+    pub(crate) fn run(mut self) {
+        let mut ended = Vec::new();
+        while !self.tier.is_ending.load(Ordering::Acquire) {
+            self.fetch();
+            let wait = self.sweep_when_wanted();
+            self.ring.submit();
+            self.wait(wait);
+            self.ring.poll(&mut ended);
+            ended.drain(..).for_each(|it| self.end(it));
+        }
+    }
+
+    fn wait(&self, limit: Duration) {
+        let bell = self.tier.bell.as_fd();
+        let ring = self.ring.bell();
+        let mut fds = [
+            PollFd::from_borrowed_fd(bell, PollFlags::IN),
+            PollFd::from_borrowed_fd(ring, PollFlags::IN),
+        ];
+        // Interrupted or not, what is there is looked at.
+        let _ = rustix::event::poll(&mut fds, Timespec::try_from(limit).ok().as_ref());
+        let mut rung = [0; 8];
+        // An empty counter makes no difference.
+        let _ = rustix::io::read(bell, &mut rung);
+    }
+
+    /// Begins the reads that are ordered, as far as there is room.
+    fn fetch(&mut self) {
+        while self.fetches.len() < READS
+            && self.pages_read < PAGES_READ
+            && let Some(order) = self.tier.next_order()
+        {
+            if !self.tier.room.take(order.pages.len() as u64) {
+                self.tier.return_order(order);
+                return;
+            }
+            let FetchOrder { superpage, pages } = order;
+            for run in neighbours(&pages) {
+                self.read(&superpage, run);
+            }
+        }
+    }
+
+    fn read(&mut self, superpage: &Arc<TieredSuperpage>, pages: &[OnWay]) {
+        let Some(buffer) = self.spare.take(pages.len()) else {
+            self.land(superpage, pages, None);
+            return;
+        };
+        let offset = DATA_AT_BYTES + superpage.offset_bytes(pages[0].page);
+        let token = self.token();
+        self.ring.read(buffer, offset, pages.len(), token);
+        let superpage = Arc::clone(superpage);
+        self.pages_read += pages.len() as u64;
+        self.fetches.insert(token, OnRing { superpage, pages: pages.to_vec() });
+    }
+
+    fn token(&mut self) -> u64 {
+        self.next_token += 1;
+        self.next_token
+    }
+
+    /// A request has completed.
+    fn end(&mut self, it: Ended) {
+        let Ended { token, mut pages, is_ok } = it;
+        if let Some(OnRing { superpage, pages: on_way }) = self.fetches.remove(&token) {
+            self.pages_read -= on_way.len() as u64;
+            let bytes = if is_ok { Some(pages.bytes_mut()) } else { None };
+            self.land(&superpage, &on_way, bytes);
+        } else if let Some(OnRing { superpage, pages: on_way }) = self.leaves.remove(&token) {
+            self.end_leave(&superpage, &on_way, is_ok);
+        }
+        self.spare.put(pages);
+    }
+
+    /// Puts pages that have arrived where they are waited for; None if they could not be read.
+    fn land(&mut self, at: &TieredSuperpage, pages: &[OnWay], mut bytes: Option<&mut [u8]>) {
+        let (mut taken, mut failed) = (0, 0);
+        for (index, it) in pages.iter().enumerate() {
+            let page = bytes.as_deref_mut().and_then(|bytes| page_of(bytes, index));
+            let opened = page.and_then(|page| {
+                at.key().open(version_of(it), page, &it.tag).ok().map(|()| &*page)
+            });
+            let mut residence = at.residence();
+            match residence.end_fetch(it, opened.is_some()) {
+                Landing::Taken => {
+                    // Under the lock: whoever finds it in memory finds its bytes.
+                    if let Some(page) = opened {
+                        at.slice(&(it.page..it.page + 1)).fill(page);
+                    }
+                    taken += 1;
+                }
+                Landing::Failed => failed += 1,
+                Landing::Dropped => {}
+            }
+        }
+        let waiting = at.residence().take_waiting();
+        self.tier.wake(waiting);
+        self.tier.give_back(pages.len() as u64 - taken);
+        count(&self.tier.counters.pages_fetched, taken);
+        if failed > 0 {
+            count(&self.tier.counters.pages_failed, failed);
+            self.say_failed(failed, bytes.is_some());
+        }
+    }
+
+    fn say_failed(&self, pages: u64, was_read: bool) {
+        if self.log.may_write(self.started.elapsed()) {
+            let why = if was_read { "flash returned other bytes" } else { "flash cannot be read" };
+            tracing::error!(pages, "{why}: who asks for these pages is told that they are lost");
+        }
+    }
+
+    /// Sweeps if that is wanted. Returns how long there is nothing to do unless a request ends or
+    /// comes.
+    fn sweep_when_wanted(&mut self) -> Duration {
+        let now = Instant::now();
+        if let Some(until) = self.rests_until
+            && now < until
+        {
+            return until - now;
+        }
+        self.rests_until = None;
+        self.tell_hidden_lines();
+        match self.sweep() {
+            SweepEnd::Enough => {
+                self.tier.is_sweeping.store(false, Ordering::Release);
+                // Nothing has to be written now; the next write shows how flash is.
+                self.tier.is_failing.store(false, Ordering::Release);
+                // Somebody may have taken room just before.
+                if self.tier.room.wanted_pages(false) > 0 {
+                    self.tier.is_sweeping.store(true, Ordering::Release);
+                    return REST;
+                }
+                SLEEP
+            }
+            SweepEnd::Busy => SLEEP,
+            SweepEnd::Rest(time) => {
+                self.rests_until = Some(now + time);
+                time
+            }
+        }
+    }
+
+    fn tell_hidden_lines(&self) {
+        if let Some((more, seconds)) = self.log.more(self.started.elapsed()) {
+            tracing::error!("flash failed {more} more times in the last {seconds} s");
+        }
+    }
+
+    fn sweep(&mut self) -> SweepEnd {
+        let pieces = self.tier.count() * PIECES;
+        let mut looked_at = 0;
+        let mut leaving: u64 = self.leaves.values().map(|it| it.pages.len() as u64).sum();
+        loop {
+            let is_sweeping = self.tier.is_sweeping.load(Ordering::Acquire);
+            let wanted = self.tier.room.wanted_pages(is_sweeping);
+            if wanted <= leaving {
+                let is_over = wanted == 0;
+                return if is_over { SweepEnd::Enough } else { SweepEnd::Busy };
+            }
+            if self.leaves.len() >= WRITES {
+                return SweepEnd::Busy;
+            }
+            // Twice: the first round may only find what was used.
+            if looked_at > 2 * pieces {
+                return SweepEnd::Rest(REST);
+            }
+            let piece_bytes = u64::from(PIECE_PAGES) * PAGE_BYTES as u64;
+            let now_ns = monotonic_ns();
+            let waits = self.bucket.take(piece_bytes, now_ns, &self.write_limit);
+            let (pieces_seen, written) =
+                self.sweep_piece(if waits.is_ok() { PIECE_PAGES as usize } else { 0 });
+            if waits.is_ok() {
+                let unused_bytes = piece_bytes - written * PAGE_BYTES as u64;
+                self.bucket.give_back(unused_bytes, &self.write_limit);
+            }
+            leaving += written;
+            looked_at += pieces_seen;
+            if let Err(wait) = waits
+                && looked_at > pieces
+            {
+                // Nothing is left that flash has already.
+                return SweepEnd::Rest(Duration::from_nanos(wait.0).min(SLEEP).max(REST));
+            }
+        }
+    }
+
+    /// Sweeps the next piece, and moves the hand on. Returns how many pieces it has passed, and how
+    /// many pages are to be written.
+    fn sweep_piece(&mut self, may_write: usize) -> (u32, u64) {
+        let Hand { superpage: number, piece } = self.hand;
+        let Some(superpage) = self.tier.superpage(number) else {
+            self.hand = Hand { superpage: (number + 1) % self.tier.count(), piece: 0 };
+            return (PIECES - piece, 0);
+        };
+        let is_last = piece + 1 == PIECES;
+        self.hand = match is_last {
+            true => Hand { superpage: (number + 1) % self.tier.count(), piece: 0 },
+            false => Hand { superpage: number, piece: piece + 1 },
+        };
+        let mut residence = superpage.residence();
+        let swept = residence.sweep(piece, may_write);
+        self.drop_memory(&superpage, &swept.dropped, residence);
+        for run in neighbours(&swept.leaving) {
+            self.write(&superpage, run);
+        }
+        (1, swept.leaving.len() as u64)
+    }
+
+    fn drop_memory(
+        &self,
+        superpage: &TieredSuperpage,
+        runs: &[Range<u32>],
+        residence: std::sync::MutexGuard<'_, super::residence::Residence>,
+    ) {
+        let dropped = superpage.drop_memory(runs);
+        drop(residence);
+        match dropped {
+            Ok(pages) => self.tier.give_back(pages),
+            // Their room stays taken, as their memory does.
+            Err(error) => tracing::error!(%error, "memory cannot be given back"),
+        }
+    }
+
+    /// Seals neighbouring pages and begins to write them.
+    fn write(&mut self, superpage: &Arc<TieredSuperpage>, pages: &[OnWay]) {
+        let Some(mut buffer) = self.spare.take(pages.len()) else {
+            self.end_leave(superpage, pages, false);
+            return;
+        };
+        let count: u32 = exactly(pages.len());
+        let range = pages[0].page..pages[0].page + count;
+        // What a client writes meanwhile is garbled here: it is not leaving any more then.
+        superpage
+            .slice(&range)
+            .read(|bytes| buffer.bytes_mut()[..bytes.len()].copy_from_slice(bytes));
+        let mut sealed = pages.to_vec();
+        for (index, it) in sealed.iter_mut().enumerate() {
+            if let Some(page) = page_of(buffer.bytes_mut(), index) {
+                it.tag = superpage.key().seal(version_of(it), page);
+            }
+        }
+        let token = self.token();
+        self.ring.write(
+            buffer,
+            DATA_AT_BYTES + superpage.offset_bytes(range.start),
+            pages.len(),
+            token,
+        );
+        self.leaves.insert(token, OnRing { superpage: Arc::clone(superpage), pages: sealed });
+    }
+
+    fn end_leave(&mut self, superpage: &TieredSuperpage, pages: &[OnWay], is_written: bool) {
+        let mut residence = superpage.residence();
+        let dropped = residence.end_leave(pages, is_written);
+        self.drop_memory(superpage, &dropped, residence);
+        let was_failing = self.tier.is_failing.swap(!is_written, Ordering::AcqRel);
+        if is_written {
+            self.failed_rest = FAILED_REST;
+            count(&self.tier.counters.pages_written, pages.len() as u64);
+            if was_failing {
+                tracing::info!("flash takes writes again");
+            }
+            return;
+        }
+        count(&self.tier.counters.writes_failed, 1);
+        self.rests_until = Some(Instant::now() + self.failed_rest);
+        self.failed_rest = (self.failed_rest * 2).min(FAILED_REST_LIMIT);
+        // Who waits for room is told that there is none.
+        self.tier.wake_without_room();
+        if self.log.may_write(self.started.elapsed()) {
+            tracing::error!(
+                "flash takes no writes: what is in memory stays there, and nothing more is lent"
+            );
+        }
+    }
+}
+
+impl Spare {
+    /// A buffer of at least so many pages, at most a piece.
+    fn take(&mut self, pages: usize) -> Option<Pages> {
+        let (kept, count) = if pages == 1 {
+            (&mut self.pages, 1)
+        } else {
+            (&mut self.pieces, PIECE_PAGES as usize)
+        };
+        kept.pop().or_else(|| Pages::new(count))
+    }
+
+    fn put(&mut self, buffer: Pages) {
+        let (kept, limit) = if buffer.count() == 1 {
+            (&mut self.pages, SPARE_PAGES)
+        } else {
+            (&mut self.pieces, SPARE_PIECES)
+        };
+        if kept.len() < limit {
+            kept.push(buffer);
+        }
+    }
+}
+
+/// Splits pages into runs of neighbours, each at most as long as a piece.
+fn neighbours(pages: &[OnWay]) -> impl Iterator<Item = &[OnWay]> {
+    pages
+        .chunk_by(|one, next| one.page + 1 == next.page)
+        .flat_map(|run| run.chunks(PIECE_PAGES as usize))
+}
+
+fn page_of(bytes: &mut [u8], index: usize) -> Option<&mut [u8; PAGE_BYTES]> {
+    bytes[index * PAGE_BYTES..].first_chunk_mut()
+}
+
+fn version_of(it: &OnWay) -> PageVersion {
+    PageVersion { page: it.page, version: u64::from(it.version) }
+}
+
+fn count(counter: &AtomicU64, more: u64) {
+    counter.fetch_add(more, Ordering::Relaxed);
+}

@@ -1,0 +1,437 @@
+//! Superpages whose cold pages are on flash: what the blade's threads do with them. They never wait
+//! for flash: they leave an order, and are woken.
+//!
+//! Locks: a superpage's `residence` is held for bookkeeping, for the copy of a page that arrived,
+//! and while memory is given back; `orders` and `superpages` for a moment. Never two of them.
+
+use super::counters::{FlashCounters, FlashStat};
+use super::residence::{Found, OnWay, Residence, Threads};
+use crate::memory::{Keep, Placed, offset_bytes, to_usize};
+use crate::sys::{Mapping, Slice};
+use farpool_kernel::lock;
+use farpool_seal::SealKey;
+use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES, exactly};
+use farpool_wire::PAGES_PER_FRAME_LIMIT;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
+use std::time::Duration;
+
+/// How long a superpage that is asked for is waited for, if all have been given out and the last
+/// requests to flash of one that was freed are under way.
+const FREED_WAIT: Duration = Duration::from_secs(1);
+/// The parts of the memory that are kept free: with less than the first the sweep begins, and it
+/// ends at the second.
+const LOW_PART: u64 = 16;
+const HIGH_PART: u64 = 8;
+/// The part that writes leave to reads of flash: whoever waits for one is not to wait for memory
+/// that others take meanwhile.
+const READS_PART: u64 = 32;
+/// The least memory: what is kept free has room for the largest request, and so has what writes
+/// leave.
+pub(in crate::memory) const LEAST_BYTES: u64 =
+    READS_PART * PAGES_PER_FRAME_LIMIT as u64 * PAGE_BYTES as u64;
+const _: () = assert!(READS_PART == 2 * LOW_PART && LOW_PART > HIGH_PART);
+
+/// Memory for the hot pages of all superpages, and the place of each superpage on flash.
+#[derive(Debug)]
+pub(in crate::memory) struct Tier {
+    mapping: Mapping,
+    pub(super) room: Room,
+    superpages: Mutex<Superpages>,
+    freed: Condvar,
+    orders: Mutex<Orders>,
+    /// Wakes the engine.
+    pub(super) bell: OwnedFd,
+    /// The engine is sweeping, and needs no bell for that.
+    pub(super) is_sweeping: AtomicBool,
+    /// Wakes the blade's threads.
+    threads: OnceLock<Vec<OwnedFd>>,
+    pub(super) counters: FlashCounters,
+    /// The last write to flash failed: nothing that needs room is let in.
+    pub(super) is_failing: AtomicBool,
+    pub(super) is_ending: AtomicBool,
+}
+
+/// The pages that may be in memory, and those that are or will be.
+#[derive(Debug)]
+pub(super) struct Room {
+    limit_pages: u64,
+    taken_pages: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Superpages {
+    given: Vec<Weak<TieredSuperpage>>,
+    free: Vec<u32>,
+}
+
+#[derive(Debug, Default)]
+struct Orders {
+    fetches: VecDeque<FetchOrder>,
+    /// Who waits for memory to become free.
+    without_room: Threads,
+}
+
+/// Pages that somebody waits for.
+#[derive(Debug)]
+pub(super) struct FetchOrder {
+    pub(super) superpage: Arc<TieredSuperpage>,
+    pub(super) pages: Vec<OnWay>,
+}
+
+/// One superpage. When its last user drops it, its memory is given back, and what is on flash
+/// cannot be read any more: its key is gone.
+#[derive(Debug)]
+pub(in crate::memory) struct TieredSuperpage {
+    tier: Arc<Tier>,
+    number: u32,
+    key: SealKey,
+    residence: Mutex<Residence>,
+}
+
+/// Keeps pages in memory.
+#[derive(Debug)]
+struct Pin {
+    superpage: Arc<TieredSuperpage>,
+    range: Range<u32>,
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        lock(&self.superpage.residence).unpin(&self.range);
+    }
+}
+
+impl Room {
+    /// Takes so many pages for a read of flash, or none.
+    pub(super) fn take(&self, pages: u64) -> bool {
+        self.take_up_to(pages, self.limit_pages)
+    }
+
+    /// Takes so many pages for a write, or none.
+    fn take_to_write(&self, pages: u64) -> bool {
+        self.take_up_to(pages, self.limit_pages - self.limit_pages / READS_PART)
+    }
+
+    fn take_up_to(&self, pages: u64, limit_pages: u64) -> bool {
+        let more = |taken: u64| Some(taken + pages).filter(|taken| *taken <= limit_pages);
+        self.taken_pages.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more).is_ok()
+    }
+
+    /// Takes pages that are in memory already.
+    fn add(&self, pages: u64) {
+        self.taken_pages.fetch_add(pages, Ordering::AcqRel);
+    }
+
+    fn give_back(&self, pages: u64) {
+        let before = self.taken_pages.fetch_sub(pages, Ordering::AcqRel);
+        assert!(before >= pages, "{pages} pages are given back, of {before}");
+    }
+
+    pub(super) fn taken_pages(&self) -> u64 {
+        self.taken_pages.load(Ordering::Acquire)
+    }
+
+    /// Pages to be swept out before the sweep may end; 0 if it need not begin.
+    pub(super) fn wanted_pages(&self, is_sweeping: bool) -> u64 {
+        let part = if is_sweeping { HIGH_PART } else { LOW_PART };
+        (self.taken_pages() + self.limit_pages / part).saturating_sub(self.limit_pages)
+    }
+}
+
+impl Tier {
+    pub(super) fn new(memory_bytes: u64, superpages: u32) -> io::Result<Tier> {
+        let given = (0..superpages).map(|_| Weak::new()).collect();
+        let free = (0..superpages).rev().collect();
+        Ok(Tier {
+            mapping: Mapping::of_small_pages(to_usize(offset_bytes(superpages)))?,
+            room: Room {
+                limit_pages: memory_bytes / PAGE_BYTES as u64,
+                taken_pages: AtomicU64::new(0),
+            },
+            superpages: Mutex::new(Superpages { given, free }),
+            freed: Condvar::new(),
+            orders: Mutex::default(),
+            bell: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
+            is_sweeping: AtomicBool::new(false),
+            threads: OnceLock::new(),
+            counters: FlashCounters::default(),
+            is_failing: AtomicBool::new(false),
+            is_ending: AtomicBool::new(false),
+        })
+    }
+
+    /// Names the descriptors that wake the blade's threads, by their numbers.
+    pub(in crate::memory) fn wakes(&self, threads: Vec<OwnedFd>) {
+        assert!(threads.len() <= Threads::COUNT, "a blade has at most 256 threads");
+        assert!(self.threads.set(threads).is_ok(), "a blade has its threads once");
+    }
+
+    /// Takes a superpage, which is zero.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::StorageFull`]: all are taken. The system's: flash takes no writes, or there
+    /// are no random numbers for a key.
+    pub(in crate::memory) fn take(self: &Arc<Self>) -> io::Result<Arc<TieredSuperpage>> {
+        if self.is_failing.load(Ordering::Acquire) {
+            return Err(flash_error());
+        }
+        let key = SealKey::fresh().map_err(io::Error::other)?;
+        let superpages = lock(&self.superpages);
+        let is_empty = |superpages: &mut Superpages| superpages.free.is_empty();
+        let waited = self.freed.wait_timeout_while(superpages, FREED_WAIT, is_empty);
+        let (mut superpages, _) = waited.unwrap_or_else(std::sync::PoisonError::into_inner);
+        let number = superpages.free.pop().ok_or(io::ErrorKind::StorageFull)?;
+        let residence = Mutex::default();
+        let superpage =
+            Arc::new(TieredSuperpage { tier: Arc::clone(self), number, key, residence });
+        superpages.given[number as usize] = Arc::downgrade(&superpage);
+        Ok(superpage)
+    }
+
+    /// The superpage of this number, if it is given out.
+    pub(super) fn superpage(&self, number: u32) -> Option<Arc<TieredSuperpage>> {
+        lock(&self.superpages).given[number as usize].upgrade()
+    }
+
+    /// Superpages that there are.
+    pub(super) fn count(&self) -> u32 {
+        exactly(self.mapping.bytes() as u64 / SUPERPAGE_BYTES)
+    }
+
+    pub(super) fn next_order(&self) -> Option<FetchOrder> {
+        lock(&self.orders).fetches.pop_front()
+    }
+
+    /// Puts an order back that there was no room for.
+    pub(super) fn return_order(&self, order: FetchOrder) {
+        lock(&self.orders).fetches.push_front(order);
+    }
+
+    /// Gives back pages that were taken, and wakes who waits for them.
+    pub(super) fn give_back(&self, pages: u64) {
+        if pages > 0 {
+            self.room.give_back(pages);
+            self.wake_without_room();
+        }
+    }
+
+    /// Wakes who waits for memory to become free.
+    pub(super) fn wake_without_room(&self) {
+        let waiting = std::mem::take(&mut lock(&self.orders).without_room);
+        self.wake(waiting);
+    }
+
+    pub(super) fn wake(&self, threads: Threads) {
+        let Some(descriptors) = self.threads.get() else { return };
+        threads.iter().filter_map(|thread| descriptors.get(thread)).for_each(ring);
+    }
+
+    pub(in crate::memory) fn stat(&self) -> FlashStat {
+        self.counters.stat(self.room.taken_pages() * PAGE_BYTES as u64)
+    }
+
+    /// Ends the engine.
+    pub(in crate::memory) fn end(&self) {
+        self.is_ending.store(true, Ordering::Release);
+        ring(&self.bell);
+    }
+
+    fn order(&self, orders: Vec<FetchOrder>) {
+        if !orders.is_empty() {
+            lock(&self.orders).fetches.extend(orders);
+            ring(&self.bell);
+        }
+    }
+
+    /// Takes memory for pages that are to be written to.
+    fn take_room(&self, pages: u64, thread: usize) -> io::Result<bool> {
+        if self.room.take_to_write(pages) {
+            self.start_sweep();
+            return Ok(true);
+        }
+        if self.is_failing.load(Ordering::Acquire) {
+            return Err(flash_error());
+        }
+        lock(&self.orders).without_room.insert(thread);
+        // Some may have become free before the thread was there to be woken.
+        let has_room = self.room.take_to_write(pages);
+        ring(&self.bell);
+        Ok(has_room)
+    }
+
+    fn start_sweep(&self) {
+        if self.room.wanted_pages(false) > 0 && !self.is_sweeping.swap(true, Ordering::AcqRel) {
+            ring(&self.bell);
+        }
+    }
+}
+
+impl TieredSuperpage {
+    pub(super) fn key(&self) -> &SealKey {
+        &self.key
+    }
+
+    pub(super) fn residence(&self) -> std::sync::MutexGuard<'_, Residence> {
+        lock(&self.residence)
+    }
+
+    /// Where its pages lie in memory.
+    pub(super) fn slice(&self, range: &Range<u32>) -> Slice {
+        let pages = to_usize(u64::from(range.end - range.start));
+        let offset = offset_bytes(self.number) + u64::from(range.start) * PAGE_BYTES as u64;
+        self.tier.mapping.slice(to_usize(offset), pages * PAGE_BYTES)
+    }
+
+    /// Where a page lies on flash, and among all memory.
+    pub(super) fn offset_bytes(&self, page: u32) -> u64 {
+        offset_bytes(self.number) + u64::from(page) * PAGE_BYTES as u64
+    }
+
+    /// Gives the memory of pages back, which their residence has let go; it must be locked until
+    /// then. Returns how many they are, which the caller gives back to the room.
+    ///
+    /// # Errors
+    /// The system's. What they had may still be there.
+    pub(super) fn drop_memory(&self, runs: &[Range<u32>]) -> io::Result<u64> {
+        let mut pages = 0;
+        for run in runs {
+            let offset = self.offset_bytes(run.start);
+            let count = u64::from(run.end - run.start);
+            self.tier.mapping.drop_content(to_usize(offset), to_usize(count) * PAGE_BYTES)?;
+            pages += count;
+        }
+        Ok(pages)
+    }
+
+    /// Bytes that it has in memory.
+    pub(in crate::memory) fn backed_bytes(&self) -> u64 {
+        u64::from(self.residence().count_in_memory()) * PAGE_BYTES as u64
+    }
+
+    /// Drops the content of pages.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(in crate::memory) fn discard(&self, range: Range<u32>) -> io::Result<()> {
+        let mut residence = self.residence();
+        let dropped = residence.discard(range);
+        let pages = self.drop_memory(&dropped)?;
+        drop(residence);
+        self.tier.give_back(pages);
+        Ok(())
+    }
+}
+
+impl Drop for TieredSuperpage {
+    fn drop(&mut self) {
+        let pages = self.residence().count_in_memory();
+        let all = self
+            .tier
+            .mapping
+            .drop_content(to_usize(offset_bytes(self.number)), to_usize(SUPERPAGE_BYTES));
+        if let Err(error) = all {
+            // Whoever had it next would see what is there.
+            tracing::error!(%error, "a superpage's memory cannot be given back; it is lent no more");
+            return;
+        }
+        self.tier.give_back(u64::from(pages));
+        lock(&self.tier.superpages).free.push(self.number);
+        self.tier.freed.notify_one();
+    }
+}
+
+/// Pages of a superpage that somebody wants to read or write.
+pub(in crate::memory) type Wanted = (Arc<TieredSuperpage>, Range<u32>);
+
+/// Pages to be sent. They are in `slices`, and stay where they are as long as `keeps` live, unless
+/// some are away; then the thread is woken when they are worth another try.
+///
+/// # Errors
+/// Flash does not return what was written.
+pub(in crate::memory) fn read(
+    wanted: &[Wanted],
+    thread: usize,
+    slices: &mut Vec<Slice>,
+    keeps: &mut Vec<Keep>,
+) -> io::Result<Placed> {
+    let (mut pins, mut orders) = (Vec::new(), Vec::new());
+    let (mut is_away, mut has_failed) = (false, false);
+    for (superpage, range) in wanted {
+        let found = superpage.residence().read(range.clone(), thread);
+        match found {
+            Found::Here => {
+                let pin = Pin { superpage: Arc::clone(superpage), range: range.clone() };
+                pins.push(Arc::new(pin) as Keep);
+            }
+            Found::Away(pages) => {
+                is_away = true;
+                if !pages.is_empty() {
+                    orders.push(FetchOrder { superpage: Arc::clone(superpage), pages });
+                }
+            }
+            Found::Failed => has_failed = true,
+        }
+    }
+    if let Some((superpage, _)) = wanted.first() {
+        superpage.tier.order(orders);
+    }
+    if has_failed {
+        return Err(flash_error());
+    }
+    if is_away {
+        return Ok(Placed::Away);
+    }
+    slices.extend(wanted.iter().map(|(superpage, range)| superpage.slice(range)));
+    keeps.append(&mut pins);
+    Ok(Placed::Here)
+}
+
+/// Pages to be written to, as [`read`]; they are away if there is no memory for them now.
+///
+/// # Errors
+/// There is no memory for them, and flash takes no writes.
+pub(in crate::memory) fn write(
+    wanted: &[Wanted],
+    thread: usize,
+    slices: &mut Vec<Slice>,
+    keeps: &mut Vec<Keep>,
+) -> io::Result<Placed> {
+    let Some((first, _)) = wanted.first() else { return Ok(Placed::Here) };
+    let tier = &first.tier;
+    let absent =
+        |(superpage, range): &Wanted| u64::from(superpage.residence().count_absent(range.clone()));
+    let expected: u64 = wanted.iter().map(absent).sum();
+    if !tier.take_room(expected, thread)? {
+        return Ok(Placed::Away);
+    }
+    let mut taken = 0;
+    for (superpage, range) in wanted {
+        taken += u64::from(superpage.residence().write(range.clone()));
+        slices.push(superpage.slice(range));
+        let pin = Pin { superpage: Arc::clone(superpage), range: range.clone() };
+        keeps.push(Arc::new(pin) as Keep);
+    }
+    // Pages may have come or gone meanwhile.
+    if taken > expected {
+        tier.room.add(taken - expected);
+    }
+    tier.give_back(expected.saturating_sub(taken));
+    Ok(Placed::Here)
+}
+
+/// What a client is told where flash fails.
+fn flash_error() -> io::Error {
+    Errno::IO.into()
+}
+
+fn ring(descriptor: &OwnedFd) {
+    // It fails only if the counter is full, and then it is rung.
+    let _ = rustix::io::write(descriptor, &1u64.to_ne_bytes());
+}

@@ -1,0 +1,313 @@
+//! A blade with flash below its memory: what does not fit comes back as it was written, and what
+//! flash garbles is refused.
+
+mod common;
+
+use common::flash::*;
+use common::*;
+use farpool_blade::{BackingKind, BladeConfig, FlashStat};
+use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES};
+use farpool_wire::*;
+use std::fs::File;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+struct World {
+    blade: TestBlade,
+    folder: TempDir,
+}
+
+impl World {
+    fn start() -> World {
+        World::start_with(|_| {})
+    }
+
+    fn start_with(change: impl FnOnce(&mut BladeConfig)) -> World {
+        let folder = folder();
+        let mut config = flash_config(folder.path().join("flash"));
+        change(&mut config);
+        World { blade: TestBlade::start(config), folder }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("flash")
+    }
+
+    fn stat(&self) -> FlashStat {
+        self.blade.flash()
+    }
+}
+
+#[test]
+fn what_does_not_fit_in_memory_comes_back_from_flash() {
+    let world = World::start();
+    let mut client = world.blade.client(1);
+    let (segment, _) = client.segment(LENT);
+    (0..BATCHES).for_each(|batch| client.write_batch(segment, batch, 0));
+    // Over a socket of the other kind, one page at a time, from all over.
+    for page in (0..LENT * 4096).step_by(997) {
+        let found = client.read(segment, page, 1);
+        let (batch, index) = (page / BATCH, (page % BATCH) as usize);
+        let wanted = content(batch, 0);
+        assert!(found.pages == wanted[index * PAGE_BYTES..][..PAGE_BYTES], "page {page}");
+    }
+    for batch in (0..BATCHES).step_by(3) {
+        client.write_batch(segment, batch, 1);
+    }
+    (0..BATCHES).for_each(|batch| {
+        client.check_batch(segment, batch, u64::from(batch % 3 == 0));
+    });
+    let stat = world.stat();
+    assert!(stat.memory_used_bytes <= MEMORY * SUPERPAGE_BYTES, "{stat:?}");
+    assert!(stat.pages_written > 0 && stat.pages_fetched > 0, "{stat:?}");
+    assert_eq!((stat.pages_failed, stat.writes_failed), (0, 0));
+    let totals = world.blade.serving.stat().totals;
+    assert_eq!(totals.capacity_bytes.get(), u64::from(LENT) * SUPERPAGE_BYTES);
+    client.ask(&Request::Goodbye).done();
+    wait_until("its memory is free", || world.stat().memory_used_bytes == 0);
+    // Nobody finds what another left, in memory or on flash.
+    let mut other = world.blade.client(2);
+    let (segment, _) = other.segment(LENT);
+    for page in (0..LENT * 4096).step_by(509) {
+        let found = other.read(segment, page, 1);
+        assert!(found.pages.iter().all(|byte| *byte == 0), "page {page} is not zero");
+    }
+}
+
+#[test]
+fn what_fits_in_memory_never_goes_to_flash() {
+    let world = World::start();
+    let mut client = world.blade.client(1);
+    let (segment, _) = client.segment(LENT);
+    for round in 0..3 {
+        (0..96).for_each(|batch| client.write_batch(segment, batch, round));
+        (0..96).for_each(|batch| client.check_batch(segment, batch, round));
+    }
+    assert_eq!((world.stat().pages_written, world.stat().pages_fetched), (0, 0));
+}
+
+#[test]
+fn discarded_pages_give_their_memory_back() {
+    let world = World::start();
+    let mut client = world.blade.client(1);
+    let (segment, _) = client.segment(LENT);
+    (0..64).for_each(|batch| client.write_batch(segment, batch, 0));
+    assert_eq!(world.stat().memory_used_bytes, 64 << 20);
+    let extents = [Extent::new(PageNumber(256), 16 * 256)];
+    client.ask(&Request::Discard { segment, extents: &extents }).done();
+    assert_eq!(world.stat().memory_used_bytes, 48 << 20);
+    client.check_batch(segment, 0, 0);
+    client.check_batch(segment, 17, 0);
+    assert!(client.read(segment, 256, 1).pages.iter().all(|byte| *byte == 0));
+}
+
+/// Fills the blade, so that the first batches are on flash only.
+fn spill(world: &World, client: &mut Peer, segment: SegmentId) {
+    (0..BATCHES).for_each(|batch| client.write_batch(segment, batch, 0));
+    world.blade.wait_until_quiet();
+}
+
+#[test]
+fn flash_shows_nothing_of_what_is_there() {
+    let world = World::start();
+    let mut client = world.blade.client(1);
+    let (segment, _) = client.segment(LENT);
+    let sentence = b"nobody but its client is to read this sentence. ";
+    let page: Vec<u8> =
+        sentence.iter().copied().cycle().take(BATCH as usize * PAGE_BYTES).collect();
+    for batch in 0..BATCHES {
+        client.write(segment, batch * 256, &page).done();
+    }
+    wait_until("pages are on flash", || world.stat().pages_written > 16 * 4096);
+    let bytes = std::fs::read(world.path()).unwrap();
+    assert!(bytes.starts_with(b"farpool blade's flash 1\n"));
+    assert!(bytes[1 << 20..].iter().any(|byte| *byte != 0), "something was written");
+    assert!(!bytes.windows(8).step_by(4).any(|it| it == &sentence[..8]), "it is in clear");
+}
+
+/// Spoils the place of one superpage on flash, and checks that its pages are refused or right.
+fn check_spoiled(what: &str, spoil: impl FnOnce(&File)) {
+    let world = World::start();
+    let mut client = world.blade.client(1);
+    let (segment, _) = client.segment(LENT);
+    spill(&world, &mut client, segment);
+    spoil(&File::options().read(true).write(true).open(world.path()).unwrap());
+    let mut refused = 0;
+    for batch in 0..BATCHES {
+        if !client.has_batch(segment, batch, 0) {
+            refused += 1;
+            // Written anew, it is as good as before.
+            client.write_batch(segment, batch, 0);
+        }
+    }
+    assert!(refused > 0 && refused <= 16, "{what}: {refused} batches are refused");
+    assert!(world.stat().pages_failed > 0, "{what}");
+    (0..BATCHES).for_each(|batch| client.check_batch(segment, batch, 0));
+}
+
+#[test]
+fn what_flash_garbles_is_refused() {
+    // The first superpage that was given out is the first on flash.
+    let every = |file: &File, mut change: Box<dyn FnMut(&mut Vec<u8>)>| {
+        for page in (0..4096u64).step_by(256) {
+            let mut bytes = vec![0; PAGE_BYTES];
+            let at = DATA_AT + page * PAGE_BYTES as u64;
+            file.read_exact_at(&mut bytes, at).unwrap();
+            change(&mut bytes);
+            file.write_all_at(&bytes, at).unwrap();
+        }
+        file.sync_all().unwrap();
+    };
+    check_spoiled("a flipped bit", |file| every(file, Box::new(|bytes| bytes[1234] ^= 16)));
+    check_spoiled("zeros", |file| every(file, Box::new(|bytes| bytes.fill(0))));
+    check_spoiled("another page", |file| {
+        let mut other = vec![0; PAGE_BYTES];
+        file.read_exact_at(&mut other, DATA_AT + 5 * PAGE_BYTES as u64).unwrap();
+        every(file, Box::new(move |bytes| bytes.copy_from_slice(&other)));
+    });
+}
+
+#[test]
+fn an_older_state_of_flash_is_refused() {
+    let world = World::start();
+    let mut client = world.blade.client(1);
+    let (segment, _) = client.segment(LENT);
+    spill(&world, &mut client, segment);
+    let older = std::fs::read(world.path()).unwrap();
+    // Twice, so that every page has been on flash anew.
+    for round in [1, 2] {
+        (0..BATCHES).for_each(|batch| client.write_batch(segment, batch, round));
+    }
+    world.blade.wait_until_quiet();
+    std::fs::write(world.path(), older).unwrap();
+    let is_refused = |batch: &u32| !client.has_batch(segment, *batch, 2);
+    let refused = (0..BATCHES).filter(is_refused).count();
+    assert!(refused > BATCHES as usize / 2, "{refused}");
+}
+
+#[test]
+fn many_clients_at_once_find_what_they_wrote() {
+    const CLIENTS: u32 = 6;
+    let world = World::start();
+    std::thread::scope(|scope| {
+        for id in 0..CLIENTS {
+            let world = &world;
+            scope.spawn(move || {
+                let address = if id % 2 == 0 { world.blade.unix() } else { world.blade.tcp() };
+                let mut client = Peer::hello(address, u128::from(id) + 1);
+                let (segment, _) = client.segment(3);
+                let batches: u32 = 3 * 4096 / 16;
+                let mut rounds = vec![0; batches as usize];
+                let mut random = u64::from(id) + 1;
+                for step in 0..6000u64 {
+                    random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    let batch = u32::try_from((random >> 33) % u64::from(batches)).unwrap();
+                    let round = &mut rounds[batch as usize];
+                    let seed = |round| u64::from(id) << 32 | u64::from(batch) << 16 | round;
+                    if *round == 0 || random >> 20 & 1 == 0 {
+                        *round = step + 1;
+                        client.write(segment, batch * 16, &pages(seed(*round), 16)).done();
+                    } else {
+                        let found = client.read(segment, batch * 16, 16);
+                        assert!(found.pages == pages(seed(*round), 16), "{id}: batch {batch}");
+                    }
+                }
+            });
+        }
+    });
+    assert!(world.stat().memory_used_bytes <= MEMORY * SUPERPAGE_BYTES);
+}
+
+#[test]
+fn writes_faster_than_flash_may_take_wait() {
+    const RATE: u64 = 32 << 20;
+    let world = World::start_with(|config| {
+        config.flash.as_mut().unwrap().write_bytes_per_s = Some(RATE);
+    });
+    let mut client = world.blade.client(1);
+    let (segment, _) = client.segment(LENT);
+    let begin = std::time::Instant::now();
+    // 64 MiB more than fit: about 2 s at that rate.
+    (0..192).for_each(|batch| client.write_batch(segment, batch, 0));
+    let written_bytes = world.stat().pages_written * PAGE_BYTES as u64;
+    let limit_bytes = begin.elapsed().as_secs_f64() * RATE as f64 + (4 << 20) as f64;
+    assert!(written_bytes as f64 <= limit_bytes, "{written_bytes} of {limit_bytes}");
+    assert!(written_bytes >= 48 << 20, "{written_bytes}");
+    (0..192).for_each(|batch| client.check_batch(segment, batch, 0));
+}
+
+#[test]
+fn a_peer_that_leaves_while_it_waits_harms_nobody() {
+    let world = World::start_with(|config| {
+        // Nothing can leave memory: who needs more waits.
+        config.flash.as_mut().unwrap().write_bytes_per_s = Some(1);
+    });
+    let mut client = world.blade.client(1);
+    let (segment, _) = client.segment(LENT - 1);
+    // Memory less what is left to reads, and the burst of the rate.
+    let is_full = |world: &World| world.stat().memory_used_bytes >= (128 - 5) << 20;
+    let mut batch = 0;
+    while !is_full(&world) {
+        client.write_batch(segment, batch, 0);
+        batch += 1;
+    }
+    let mut leaving = world.blade.client(2);
+    let (other, _) = leaving.segment(1);
+    let extents = [Extent::new(PageNumber(0), 256)];
+    // More than there is room for.
+    for _ in 0..8 {
+        leaving.send(&Request::Write { segment: other, extents: &extents }, &pages(1, 256));
+    }
+    drop(leaving);
+    wait_until("its memory is free", || world.blade.serving.stat().clients.len() == 1);
+    client.check_batch(segment, 0, 0);
+}
+
+#[test]
+fn what_is_of_no_use_as_flash_is_refused_with_words() {
+    let folder = folder();
+    let path = |name: &str| folder.path().join(name);
+    let refused = |change: &dyn Fn(&mut BladeConfig), path: &Path| {
+        let mut config = flash_config(path.to_owned());
+        change(&mut config);
+        refusal(config)
+    };
+    let nothing = |_: &mut BladeConfig| {};
+    let small = refused(&|config| config.memory_bytes = 64 << 20, &path("a"));
+    assert!(small.contains("at least 128 MiB of memory"), "{small}");
+    let larger = refused(&|config| config.memory_bytes = 1 << 30, &path("a"));
+    assert!(larger.contains("no larger than memory"), "{larger}");
+    let kind = refused(&|config| config.backing = BackingKind::Memfd, &path("a"));
+    assert!(kind.contains("memory is anonymous"), "{kind}");
+    let grants = refused(&|config| config.require_grants = true, &path("a"));
+    assert!(grants.contains("flash is for a blade"), "{grants}");
+    assert!(!path("a").exists(), "a refusal leaves nothing");
+
+    let memory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let in_memory = refused(&nothing, &memory.path().join("flash"));
+    assert!(in_memory.contains("lies in memory"), "{in_memory}");
+    assert_eq!(std::fs::read_dir(memory.path()).unwrap().count(), 0, "it is taken away again");
+
+    std::fs::write(path("letter"), "somebody's letter").unwrap();
+    std::fs::set_permissions(path("letter"), PermissionsExt::from_mode(0o600)).unwrap();
+    let letter = refused(&nothing, &path("letter"));
+    assert!(letter.contains("would be overwritten"), "{letter}");
+    assert_eq!(std::fs::read(path("letter")).unwrap(), b"somebody's letter");
+
+    std::fs::write(path("open"), "").unwrap();
+    std::fs::set_permissions(path("open"), PermissionsExt::from_mode(0o644)).unwrap();
+    let open = refused(&nothing, &path("open"));
+    assert!(open.contains("chmod 600"), "{open}");
+    assert!(refused(&nothing, Path::new("/dev/null")).contains("no file and no block device"));
+
+    let blade = TestBlade::start(flash_config(path("used")));
+    let used = refused(&nothing, &path("used"));
+    assert!(used.contains("another process uses the file"), "{used}");
+    drop(blade);
+    // What an earlier process left is taken over, and is of no use to anybody.
+    let blade = TestBlade::start(flash_config(path("used")));
+    let mut client = blade.client(1);
+    let (segment, _) = client.segment(1);
+    assert!(client.read(segment, 0, 256).pages.iter().all(|byte| *byte == 0));
+}
