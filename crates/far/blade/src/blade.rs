@@ -22,7 +22,7 @@ use crate::config::{BackingKind, BladeConfig, FlashConfig};
 use crate::donor_protection::DonorProtection;
 use crate::gate::Gates;
 use crate::journal::Journal;
-use crate::memory::{Engine, FlashStat, Reserve, SegmentMemory, Store, is_full};
+use crate::memory::{Engine, Fetcher, FlashStat, Reserve, SegmentMemory, Store, is_full};
 use crate::sources::Sources;
 use crate::table::{
     Access, ClientNumber, Connected, GrantId, GrantPass, Limits, Origin, Permit, Refused, Run,
@@ -220,6 +220,14 @@ impl Blade {
     /// Names the descriptors that wake the blade's threads, by their numbers.
     pub(crate) fn wakes(&self, threads: Vec<OwnedFd>) {
         self.store.wakes(threads);
+    }
+
+    /// What the thread of this number reads from flash with; None without flash.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn fetcher(&self, thread: usize) -> io::Result<Option<Fetcher>> {
+        self.store.fetcher(thread)
     }
 
     /// Ends the engine.

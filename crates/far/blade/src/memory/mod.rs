@@ -28,8 +28,8 @@ use crate::sys::{Mapping, Slice};
 use crate::table::{Access, Run, ScrubPart, SegmentImage};
 use farpool_kernel::{memfd_of, read_lock, write_lock};
 use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES, exactly};
-pub(crate) use flash::Engine;
 pub use flash::FlashStat;
+pub(crate) use flash::{Engine, Fetcher};
 use flash::{Tier, TieredSuperpage};
 use pool::{Pool, PoolSuperpage};
 pub(crate) use pool::{Reserve, identity_at};
@@ -141,6 +141,17 @@ impl Store {
     pub(crate) fn wakes(&self, threads: Vec<OwnedFd>) {
         if let StoreKind::Tiered(tier) = &self.0 {
             tier.wakes(threads);
+        }
+    }
+
+    /// What the thread of this number reads from flash with; None without flash.
+    ///
+    /// # Errors
+    /// The system's: too little memory, or too few descriptors.
+    pub(crate) fn fetcher(&self, thread: usize) -> io::Result<Option<Fetcher>> {
+        match &self.0 {
+            StoreKind::Tiered(tier) => flash::fetcher(tier, thread).map(Some),
+            StoreKind::Own(_) | StoreKind::Pooled(_) => Ok(None),
         }
     }
 
@@ -353,14 +364,14 @@ impl SegmentMemory {
     }
 
     /// Appends the slices of the runs, and what must be kept alive as long as they are used; neither
-    /// if they are away. `thread` is who asks, among the blade's threads.
+    /// if they are away. `fetcher` is that of the thread that asks, if there is flash.
     ///
     /// # Errors
     /// The memory cannot be mapped, a superpage was freed meanwhile, or flash has failed.
     pub(crate) fn place(
         self: &Arc<Self>,
         runs: &[Run],
-        (access, thread): (Access, usize),
+        (access, fetcher): (Access, Option<&mut Fetcher>),
         slices: &mut Vec<Slice>,
         keeps: &mut Vec<Keep>,
     ) -> io::Result<Placed> {
@@ -377,9 +388,10 @@ impl SegmentMemory {
             SegmentKind::Pooled(pooled) => pooled.place(runs, slices, keeps).map(|()| Placed::Here),
             SegmentKind::Tiered(tiered) => {
                 let wanted = tiered.wanted(runs)?;
+                let fetcher = fetcher.ok_or(io::ErrorKind::Unsupported)?;
                 match access {
-                    Access::Read => flash::read(&wanted, thread, slices, keeps),
-                    Access::Write => flash::write(&wanted, thread, slices, keeps),
+                    Access::Read => flash::read(&wanted, fetcher, slices, keeps),
+                    Access::Write => flash::write(&wanted, fetcher.thread(), slices, keeps),
                 }
             }
         }

@@ -29,7 +29,7 @@ use super::turns::Turn;
 use super::way::{self, Opened, Way};
 use crate::audit::Asker;
 use crate::gate::{Gate, Ticket};
-use crate::memory::{Keep, Placed};
+use crate::memory::{Fetcher, Keep, Placed};
 use crate::sources::{Presence, Source};
 use crate::sys::{Iovecs, Slice};
 use crate::table::{Access, Origin, Refused};
@@ -81,8 +81,8 @@ impl Close {
 /// What each thread has once, for all its connections.
 #[derive(Debug)]
 pub(super) struct Tools {
-    /// The thread's number among the blade's.
-    thread: usize,
+    /// Reads from flash, if there is any.
+    pub(super) fetcher: Option<Fetcher>,
     pub(super) iovecs: Iovecs,
     scratch: Scratch,
     slices: Vec<Slice>,
@@ -90,9 +90,9 @@ pub(super) struct Tools {
 }
 
 impl Tools {
-    pub(super) fn of(thread: usize) -> Tools {
+    pub(super) fn with(fetcher: Option<Fetcher>) -> Tools {
         Tools {
-            thread,
+            fetcher,
             iovecs: Iovecs::default(),
             scratch: Scratch::default(),
             slices: Vec::new(),
@@ -460,13 +460,14 @@ impl Talk {
         shared: &Shared,
         tools: &mut Tools,
     ) -> Result<Carried, Refused> {
-        let Tools { thread, scratch, slices, keeps, .. } = tools;
+        let Tools { fetcher, scratch, slices, keeps, .. } = tools;
         let session = &self.session;
         let permit =
             requests::access(&shared.blade, session, segment, extents, Access::Read, scratch)?;
         slices.clear();
         keeps.clear();
-        let placed = permit.memory.place(&scratch.runs, (Access::Read, *thread), slices, keeps);
+        let placed =
+            permit.memory.place(&scratch.runs, (Access::Read, fetcher.as_mut()), slices, keeps);
         if placed.map_err(|error| crate::blade::backing(&error))? == Placed::Away {
             return Ok(Carried::NotYet);
         }
@@ -502,7 +503,7 @@ impl Talk {
         let permit =
             requests::access(&shared.blade, session, segment, extents, Access::Write, scratch)?;
         let mut keeps = Vec::new();
-        let wanted = (Access::Write, tools.thread);
+        let wanted = (Access::Write, tools.fetcher.as_mut());
         let slices = &mut self.arriving.slices;
         match permit.memory.place(&scratch.runs, wanted, slices, &mut keeps) {
             Ok(Placed::Here) => {}

@@ -25,7 +25,7 @@ use rustix::thread::CpuSet;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -38,6 +38,7 @@ const EVENTS_LIMIT: usize = 128;
 const ACCEPTS_LIMIT: usize = 64;
 
 const TOKEN_WAKE: u64 = u64::MAX;
+const TOKEN_FLASH: u64 = u64::MAX - 1;
 /// Tokens from here on are listeners; lower ones are connections.
 const TOKEN_LISTENER: u64 = 1 << 32;
 
@@ -55,8 +56,8 @@ pub(super) struct Worker {
     turns: Turns,
     /// Connections that are held to their rate: when each is to work again, earliest first.
     paused: BinaryHeap<Reverse<(u64, usize)>>,
-    /// Connections whose next request waits for pages on flash; woken with `TOKEN_WAKE`. A number
-    /// may stand for a later connection, which then merely has a turn.
+    /// Connections whose next request waits for pages on flash; A number may stand for a later
+    /// connection, which then merely has a turn.
     away: Vec<usize>,
     /// Where the worker may run.
     cpus: Option<CpuSet>,
@@ -85,12 +86,16 @@ impl Worker {
         listeners: Vec<Listener>,
     ) -> io::Result<Worker> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        let watch = |fd: &OwnedFd, token: u64| {
+        let watch = |fd: BorrowedFd<'_>, token: u64| {
             epoll::add(&epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
         };
-        watch(&shared.mailbox(thread).wake, TOKEN_WAKE)?;
+        watch(shared.mailbox(thread).wake.as_fd(), TOKEN_WAKE)?;
+        let fetcher = shared.blade.fetcher(thread)?;
+        if let Some(fetcher) = &fetcher {
+            watch(fetcher.bell(), TOKEN_FLASH)?;
+        }
         for (token, listener) in (TOKEN_LISTENER..).zip(&listeners) {
-            watch(&listener.socket, token)?;
+            watch(listener.socket.as_fd(), token)?;
         }
         Ok(Worker {
             shared,
@@ -99,7 +104,7 @@ impl Worker {
             listeners,
             connections: Vec::new(),
             free: Vec::new(),
-            tools: Tools::of(thread),
+            tools: Tools::with(fetcher),
             follow: Follow::default(),
             turns: Turns::default(),
             paused: BinaryHeap::new(),
@@ -274,9 +279,13 @@ impl Worker {
                 for arrival in self.shared.mailbox(self.thread).empty() {
                     self.add(arrival);
                 }
-                for index in std::mem::take(&mut self.away) {
-                    self.wait_for_turn(index);
+                self.try_again();
+            }
+            TOKEN_FLASH => {
+                if let Some(fetcher) = &mut self.tools.fetcher {
+                    fetcher.poll();
                 }
+                self.try_again();
             }
             token @ TOKEN_LISTENER.. => self.accept(exactly(token - TOKEN_LISTENER)),
             index => {
@@ -285,6 +294,13 @@ impl Worker {
                     self.wait_for_turn(index);
                 }
             }
+        }
+    }
+
+    /// Has connections that wait for pages on flash work again.
+    fn try_again(&mut self) {
+        for index in std::mem::take(&mut self.away) {
+            self.wait_for_turn(index);
         }
     }
 

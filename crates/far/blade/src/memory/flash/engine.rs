@@ -1,32 +1,28 @@
-//! The thread between memory and flash: reads what is ordered, and sweeps out what was not used.
+//! The thread that sweeps out of memory what was not used.
 //!
 //! A page on flash is sealed: it is encrypted under its superpage's key, which only this process
 //! has, and a page that flash returns flipped, out of date or from elsewhere is told from what was
 //! written. Pages keep their place on flash, and neighbours are written at once.
 
+use super::buffers::Buffers;
 use super::file::DATA_AT_BYTES;
-use super::residence::{Landing, OnWay, PIECE_PAGES};
-use super::tier::{FetchOrder, Tier, TieredSuperpage};
-use farpool_disk::{Ended, Pages, Ring};
-use farpool_kernel::{LogRate, monotonic_ns};
+use super::residence::{OnWay, PIECE_PAGES, Residence};
+use super::tier::{OnRing, Tier, TieredSuperpage, neighbours, page_of, version_of};
+use farpool_disk::{Ended, Ring};
+use farpool_kernel::monotonic_ns;
 use farpool_policy::{Bucket, RateLimit};
-use farpool_seal::PageVersion;
 use farpool_units::{PAGE_BYTES, PAGES_PER_SUPERPAGE, exactly};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::HashMap;
-use std::fs::File;
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 /// Writes to flash under way at most: enough to keep it busy, few enough that reads, which clients
 /// wait for, are not long behind them.
 const WRITES: usize = 8;
-/// Reads of flash under way at most, and their pages (8 MiB of memory); more wait their turn.
-const READS: usize = 256;
-const PAGES_READ: u64 = 2048;
 /// How long the sweep rests when it has found nothing in a whole round: all pages are being sent,
 /// written or were just used.
 const REST: Duration = Duration::from_millis(1);
@@ -37,21 +33,13 @@ const FAILED_REST_LIMIT: Duration = Duration::from_secs(1);
 const PIECES: u32 = PAGES_PER_SUPERPAGE / PIECE_PAGES;
 /// Longest sleep with nothing to do.
 const SLEEP: Duration = Duration::from_secs(1);
-/// Buffers kept for the next requests: of one page, and of a piece.
-const SPARE_PAGES: usize = READS;
-const SPARE_PIECES: usize = WRITES;
-
-/// Everything that one thread needs to serve a tier.
+/// Everything that the sweep needs.
 pub(crate) struct Engine {
     tier: Arc<Tier>,
     ring: Ring,
-    /// Held for its lock.
-    _file: File,
     next_token: u64,
-    fetches: HashMap<u64, OnRing>,
-    pages_read: u64,
     leaves: HashMap<u64, OnRing>,
-    spare: Spare,
+    buffers: Buffers,
     hand: Hand,
     /// Bytes that may be written in a second.
     write_limit: RateLimit,
@@ -59,21 +47,6 @@ pub(crate) struct Engine {
     /// When the sweep goes on, after it had to rest.
     rests_until: Option<Instant>,
     failed_rest: Duration,
-    log: LogRate,
-    started: Instant,
-}
-
-/// Neighbouring pages whose bytes are on their way.
-struct OnRing {
-    superpage: Arc<TieredSuperpage>,
-    pages: Vec<OnWay>,
-}
-
-/// Buffers to be used again: touching new memory costs more than the copy.
-#[derive(Default)]
-struct Spare {
-    pages: Vec<Pages>,
-    pieces: Vec<Pages>,
 }
 
 /// The piece that the sweep looks at next.
@@ -99,27 +72,18 @@ impl std::fmt::Debug for Engine {
 }
 
 impl Engine {
-    pub(super) fn new(
-        tier: Arc<Tier>,
-        (ring, file): (Ring, File),
-        write_limit: RateLimit,
-    ) -> Engine {
+    pub(super) fn new(tier: Arc<Tier>, ring: Ring, write_limit: RateLimit) -> Engine {
         Engine {
             tier,
             ring,
-            _file: file,
             next_token: 0,
-            fetches: HashMap::new(),
-            pages_read: 0,
             leaves: HashMap::new(),
-            spare: Spare::default(),
+            buffers: Buffers::default(),
             hand: Hand { superpage: 0, piece: 0 },
             write_limit,
             bucket: Bucket::new(),
             rests_until: None,
             failed_rest: FAILED_REST,
-            log: LogRate::default(),
-            started: Instant::now(),
         }
     }
 
@@ -127,7 +91,6 @@ impl Engine {
     pub(crate) fn run(mut self) {
         let mut ended = Vec::new();
         while !self.tier.is_ending.load(Ordering::Acquire) {
-            self.fetch();
             let wait = self.sweep_when_wanted();
             self.ring.submit();
             self.wait(wait);
@@ -150,90 +113,12 @@ impl Engine {
         let _ = rustix::io::read(bell, &mut rung);
     }
 
-    /// Begins the reads that are ordered, as far as there is room.
-    fn fetch(&mut self) {
-        while self.fetches.len() < READS
-            && self.pages_read < PAGES_READ
-            && let Some(order) = self.tier.next_order()
-        {
-            if !self.tier.room.take(order.pages.len() as u64) {
-                self.tier.return_order(order);
-                return;
-            }
-            let FetchOrder { superpage, pages } = order;
-            for run in neighbours(&pages) {
-                self.read(&superpage, run);
-            }
-        }
-    }
-
-    fn read(&mut self, superpage: &Arc<TieredSuperpage>, pages: &[OnWay]) {
-        let Some(buffer) = self.spare.take(pages.len()) else {
-            self.land(superpage, pages, None);
-            return;
-        };
-        let offset = DATA_AT_BYTES + superpage.offset_bytes(pages[0].page);
-        let token = self.token();
-        self.ring.read(buffer, offset, pages.len(), token);
-        let superpage = Arc::clone(superpage);
-        self.pages_read += pages.len() as u64;
-        self.fetches.insert(token, OnRing { superpage, pages: pages.to_vec() });
-    }
-
-    fn token(&mut self) -> u64 {
-        self.next_token += 1;
-        self.next_token
-    }
-
-    /// A request has completed.
+    /// A write has completed.
     fn end(&mut self, it: Ended) {
-        let Ended { token, mut pages, is_ok } = it;
-        if let Some(OnRing { superpage, pages: on_way }) = self.fetches.remove(&token) {
-            self.pages_read -= on_way.len() as u64;
-            let bytes = if is_ok { Some(pages.bytes_mut()) } else { None };
-            self.land(&superpage, &on_way, bytes);
-        } else if let Some(OnRing { superpage, pages: on_way }) = self.leaves.remove(&token) {
-            self.end_leave(&superpage, &on_way, is_ok);
+        if let Some(OnRing { superpage, pages }) = self.leaves.remove(&it.token) {
+            self.end_leave(&superpage, &pages, it.is_ok);
         }
-        self.spare.put(pages);
-    }
-
-    /// Puts pages that have arrived where they are waited for; None if they could not be read.
-    fn land(&mut self, at: &TieredSuperpage, pages: &[OnWay], mut bytes: Option<&mut [u8]>) {
-        let (mut taken, mut failed) = (0, 0);
-        for (index, it) in pages.iter().enumerate() {
-            let page = bytes.as_deref_mut().and_then(|bytes| page_of(bytes, index));
-            let opened = page.and_then(|page| {
-                at.key().open(version_of(it), page, &it.tag).ok().map(|()| &*page)
-            });
-            let mut residence = at.residence();
-            match residence.end_fetch(it, opened.is_some()) {
-                Landing::Taken => {
-                    // Under the lock: whoever finds it in memory finds its bytes.
-                    if let Some(page) = opened {
-                        at.slice(&(it.page..it.page + 1)).fill(page);
-                    }
-                    taken += 1;
-                }
-                Landing::Failed => failed += 1,
-                Landing::Dropped => {}
-            }
-        }
-        let waiting = at.residence().take_waiting();
-        self.tier.wake(waiting);
-        self.tier.give_back(pages.len() as u64 - taken);
-        count(&self.tier.counters.pages_fetched, taken);
-        if failed > 0 {
-            count(&self.tier.counters.pages_failed, failed);
-            self.say_failed(failed, bytes.is_some());
-        }
-    }
-
-    fn say_failed(&self, pages: u64, was_read: bool) {
-        if self.log.may_write(self.started.elapsed()) {
-            let why = if was_read { "flash returned other bytes" } else { "flash cannot be read" };
-            tracing::error!(pages, "{why}: who asks for these pages is told that they are lost");
-        }
+        self.buffers.put(it.pages);
     }
 
     /// Sweeps if that is wanted. Returns how long there is nothing to do unless a request ends or
@@ -268,7 +153,7 @@ impl Engine {
     }
 
     fn tell_hidden_lines(&self) {
-        if let Some((more, seconds)) = self.log.more(self.started.elapsed()) {
+        if let Some((more, seconds)) = self.tier.log.more(self.tier.started.elapsed()) {
             tracing::error!("flash failed {more} more times in the last {seconds} s");
         }
     }
@@ -337,7 +222,7 @@ impl Engine {
         &self,
         superpage: &TieredSuperpage,
         runs: &[Range<u32>],
-        residence: std::sync::MutexGuard<'_, super::residence::Residence>,
+        residence: MutexGuard<'_, Residence>,
     ) {
         let dropped = superpage.drop_memory(runs);
         drop(residence);
@@ -350,7 +235,7 @@ impl Engine {
 
     /// Seals neighbouring pages and begins to write them.
     fn write(&mut self, superpage: &Arc<TieredSuperpage>, pages: &[OnWay]) {
-        let Some(mut buffer) = self.spare.take(pages.len()) else {
+        let Some(mut buffer) = self.buffers.take(pages.len()) else {
             self.end_leave(superpage, pages, false);
             return;
         };
@@ -366,7 +251,8 @@ impl Engine {
                 it.tag = superpage.key().seal(version_of(it), page);
             }
         }
-        let token = self.token();
+        self.next_token += 1;
+        let token = self.next_token;
         self.ring.write(
             buffer,
             DATA_AT_BYTES + superpage.offset_bytes(range.start),
@@ -383,63 +269,21 @@ impl Engine {
         let was_failing = self.tier.is_failing.swap(!is_written, Ordering::AcqRel);
         if is_written {
             self.failed_rest = FAILED_REST;
-            count(&self.tier.counters.pages_written, pages.len() as u64);
+            self.tier.counters.pages_written.fetch_add(pages.len() as u64, Ordering::Relaxed);
             if was_failing {
                 tracing::info!("flash takes writes again");
             }
             return;
         }
-        count(&self.tier.counters.writes_failed, 1);
+        self.tier.counters.writes_failed.fetch_add(1, Ordering::Relaxed);
         self.rests_until = Some(Instant::now() + self.failed_rest);
         self.failed_rest = (self.failed_rest * 2).min(FAILED_REST_LIMIT);
         // Who waits for room is told that there is none.
         self.tier.wake_without_room();
-        if self.log.may_write(self.started.elapsed()) {
+        if self.tier.log.may_write(self.tier.started.elapsed()) {
             tracing::error!(
                 "flash takes no writes: what is in memory stays there, and nothing more is lent"
             );
         }
     }
-}
-
-impl Spare {
-    /// A buffer of at least so many pages, at most a piece.
-    fn take(&mut self, pages: usize) -> Option<Pages> {
-        let (kept, count) = if pages == 1 {
-            (&mut self.pages, 1)
-        } else {
-            (&mut self.pieces, PIECE_PAGES as usize)
-        };
-        kept.pop().or_else(|| Pages::new(count))
-    }
-
-    fn put(&mut self, buffer: Pages) {
-        let (kept, limit) = if buffer.count() == 1 {
-            (&mut self.pages, SPARE_PAGES)
-        } else {
-            (&mut self.pieces, SPARE_PIECES)
-        };
-        if kept.len() < limit {
-            kept.push(buffer);
-        }
-    }
-}
-
-/// Splits pages into runs of neighbours, each at most as long as a piece.
-fn neighbours(pages: &[OnWay]) -> impl Iterator<Item = &[OnWay]> {
-    pages
-        .chunk_by(|one, next| one.page + 1 == next.page)
-        .flat_map(|run| run.chunks(PIECE_PAGES as usize))
-}
-
-fn page_of(bytes: &mut [u8], index: usize) -> Option<&mut [u8; PAGE_BYTES]> {
-    bytes[index * PAGE_BYTES..].first_chunk_mut()
-}
-
-fn version_of(it: &OnWay) -> PageVersion {
-    PageVersion { page: it.page, version: u64::from(it.version) }
-}
-
-fn count(counter: &AtomicU64, more: u64) {
-    counter.fetch_add(more, Ordering::Relaxed);
 }

@@ -9,7 +9,7 @@ use farpool_units::SUPERPAGE_BYTES;
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{Error, ErrorKind, Result};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileExt, FileTypeExt};
 
 /// Where the superpages begin. Before that is the name, and nothing else: pieces of 1 MiB stay
@@ -18,12 +18,22 @@ pub(super) const DATA_AT_BYTES: u64 = 1 << 20;
 /// What a blade's flash begins with.
 const NAME: &[u8; 24] = b"farpool blade's flash 1\n";
 
+/// The flash of one blade.
+#[derive(Debug)]
+pub(super) struct FlashFile {
+    direct: OwnedFd,
+    /// It is no device.
+    is_regular: bool,
+    /// Held for its lock.
+    _locked: File,
+}
+
 /// Opens the flash for this process alone, with room for all that it is to hold.
 ///
 /// # Errors
 /// It cannot be opened or is in use, it is not a blade's, others may read it, it lies in memory, or
 /// it has too little room.
-pub(super) fn open(config: &FlashConfig, superpages: u32) -> Result<(Ring, File)> {
+pub(super) fn open(config: &FlashConfig, superpages: u32) -> Result<FlashFile> {
     let (file, is_new) = open_exclusive(&config.path).map_err(|error| {
         let is_busy = error.raw_os_error() == Some(Errno::BUSY.raw_os_error());
         let used = "the device is mounted, part of another device, or used by another process";
@@ -35,15 +45,20 @@ pub(super) fn open(config: &FlashConfig, superpages: u32) -> Result<(Ring, File)
         let _ = std::fs::remove_file(&config.path);
     }
     let is_regular = file.metadata()?.file_type().is_file();
-    Ok((Ring::new(opened?, is_regular)?, file))
+    Ok(FlashFile { direct: opened?, is_regular, _locked: file })
 }
 
-fn prepare(
-    file: &File,
-    is_new: bool,
-    config: &FlashConfig,
-    superpages: u32,
-) -> Result<std::os::fd::OwnedFd> {
+impl FlashFile {
+    /// A thread's access to it.
+    ///
+    /// # Errors
+    /// The system has no io_uring, or too little memory or descriptors.
+    pub(super) fn ring(&self) -> Result<Ring> {
+        Ring::new(self.direct.try_clone()?, self.is_regular)
+    }
+}
+
+fn prepare(file: &File, is_new: bool, config: &FlashConfig, superpages: u32) -> Result<OwnedFd> {
     let kind = file.metadata()?.file_type();
     let bytes = DATA_AT_BYTES + u64::from(superpages) * SUPERPAGE_BYTES;
     lock_alone(file.as_fd())?;

@@ -5,12 +5,14 @@
 //! lends is what flash holds, and memory keeps what is hot of it. The life of a cold page: written
 //! by a client to memory ([`tier::write`]); passed by the sweep twice without being used
 //! ([`residence`]); sealed and written to flash, 1 MiB of neighbours at once, and its memory given
-//! back ([`engine`]); read, opened and put in its place when a client asks for it ([`tier::read`]),
-//! whose connection waits meanwhile, but not its thread.
+//! back ([`engine`]); read, opened and put in its place when a client asks for it ([`tier::read`],
+//! [`fetch`]), whose connection waits meanwhile, but not its thread.
 
 mod bits;
+mod buffers;
 mod counters;
 mod engine;
+mod fetch;
 mod file;
 mod residence;
 #[cfg(test)]
@@ -19,6 +21,7 @@ mod tier;
 
 pub use counters::FlashStat;
 pub(crate) use engine::Engine;
+pub(crate) use fetch::Fetcher;
 pub(super) use tier::{LEAST_BYTES, Tier, TieredSuperpage, Wanted, read, write};
 
 use crate::config::FlashConfig;
@@ -40,8 +43,17 @@ pub(super) fn open(
         let why = format!("above flash a blade needs at least {} MiB of memory", LEAST_BYTES >> 20);
         return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
     }
-    let opened = file::open(config, superpages)?;
-    let tier = Arc::new(Tier::new(memory_bytes, superpages)?);
+    let flash = file::open(config, superpages)?;
+    let ring = flash.ring()?;
+    let tier = Arc::new(Tier::new(flash, memory_bytes, superpages)?);
     let limit = config.write_bytes_per_s.map_or(RateLimit::UNLIMITED, RateLimit::paced);
-    Ok((Arc::clone(&tier), Engine::new(tier, opened, limit)))
+    Ok((Arc::clone(&tier), Engine::new(tier, ring, limit)))
+}
+
+/// What one of the blade's threads reads from flash with.
+///
+/// # Errors
+/// The system's: too little memory, or too few descriptors.
+pub(super) fn fetcher(tier: &Arc<Tier>, thread: usize) -> io::Result<Fetcher> {
+    Fetcher::new(Arc::clone(tier), thread)
 }

@@ -102,6 +102,12 @@ impl Threads {
         self.0[thread / 64] |= 1 << (thread % 64);
     }
 
+    /// The others.
+    pub(super) fn without(mut self, thread: usize) -> Threads {
+        self.0[thread / 64] &= !(1 << (thread % 64));
+        self
+    }
+
     pub(super) fn iter(self) -> impl Iterator<Item = usize> {
         (0..Self::COUNT).filter(move |thread| self.0[thread / 64] >> (thread % 64) & 1 == 1)
     }
@@ -161,6 +167,13 @@ impl Residence {
             }
         }
         dropped
+    }
+
+    /// Pages that [`Self::read`] named are not read after all; who waits for them has to ask again.
+    pub(super) fn cancel_fetch(&mut self, pages: &[OnWay]) {
+        for it in pages {
+            assert!(self.fetching.take(it.page), "page {} was not being read", it.page);
+        }
     }
 
     /// A page was read; `is_whole` if its seal fits.

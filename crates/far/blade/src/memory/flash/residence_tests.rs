@@ -21,6 +21,8 @@ enum Step {
         piece: u32,
         may_write: usize,
     },
+    /// There is no memory for the n-th read of flash: it does not take place.
+    NotFetched(usize),
     /// Ends the n-th read of flash under way. It finds what was there when it began, or now.
     Fetched {
         which: usize,
@@ -52,6 +54,7 @@ fn any_step() -> impl Strategy<Value = Step> {
         1 => range().prop_map(Step::Discard),
         6 => any::<usize>().prop_map(Step::Unpin),
         6 => (0u32..2, 0usize..300).prop_map(|(piece, may_write)| Step::Sweep { piece, may_write }),
+        1 => any::<usize>().prop_map(Step::NotFetched),
         4 => (any::<usize>(), any::<bool>(), mostly()).prop_map(|(which, is_late, is_ok)| {
             Step::Fetched { which, is_late, is_ok }
         }),
@@ -152,6 +155,10 @@ impl World {
                 self.residence.unpin(&range);
             }
             Step::Sweep { piece, may_write } => self.sweep(piece, may_write),
+            Step::NotFetched(which) if !self.fetches.is_empty() => {
+                let (it, _) = self.fetches.swap_remove(which % self.fetches.len());
+                self.residence.cancel_fetch(&[it]);
+            }
             Step::Fetched { which, is_late, is_ok } if !self.fetches.is_empty() => {
                 let (it, before) = self.fetches.swap_remove(which % self.fetches.len());
                 self.land(&it, if is_late { self.flash[it.page as usize] } else { before }, is_ok);
@@ -160,7 +167,7 @@ impl World {
                 let (pages, bytes) = self.leaves.swap_remove(which % self.leaves.len());
                 self.left(&pages, &bytes, is_ok);
             }
-            Step::Unpin(_) | Step::Fetched { .. } | Step::Left { .. } => {}
+            Step::Unpin(_) | Step::NotFetched(_) | Step::Fetched { .. } | Step::Left { .. } => {}
         }
     }
 

@@ -1,26 +1,27 @@
 //! Superpages whose cold pages are on flash: what the blade's threads do with them. They never wait
-//! for flash: they leave an order, and are woken.
+//! for flash or for memory: they are woken when it is worth another try.
 //!
 //! Locks: a superpage's `residence` is held for bookkeeping, for the copy of a page that arrived,
-//! and while memory is given back; `orders` and `superpages` for a moment. Never two of them.
+//! and while memory is given back; `without_room` and `superpages` for a moment. Never two of them.
 
 use super::counters::{FlashCounters, FlashStat};
-use super::residence::{Found, OnWay, Residence, Threads};
+use super::fetch::Fetcher;
+use super::file::FlashFile;
+use super::residence::{Found, OnWay, PIECE_PAGES, Residence, Threads};
 use crate::memory::{Keep, Placed, offset_bytes, to_usize};
 use crate::sys::{Mapping, Slice};
-use farpool_kernel::lock;
-use farpool_seal::SealKey;
+use farpool_kernel::{LogRate, lock};
+use farpool_seal::{PageVersion, SealKey};
 use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES, exactly};
 use farpool_wire::PAGES_PER_FRAME_LIMIT;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
-use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a superpage that is asked for is waited for, if all have been given out and the last
 /// requests to flash of one that was freed are under way.
@@ -45,7 +46,9 @@ pub(in crate::memory) struct Tier {
     pub(super) room: Room,
     superpages: Mutex<Superpages>,
     freed: Condvar,
-    orders: Mutex<Orders>,
+    /// Who waits for memory to become free.
+    without_room: Mutex<Threads>,
+    pub(super) flash: FlashFile,
     /// Wakes the engine.
     pub(super) bell: OwnedFd,
     /// The engine is sweeping, and needs no bell for that.
@@ -56,6 +59,8 @@ pub(in crate::memory) struct Tier {
     /// The last write to flash failed: nothing that needs room is let in.
     pub(super) is_failing: AtomicBool,
     pub(super) is_ending: AtomicBool,
+    pub(super) log: LogRate,
+    pub(super) started: Instant,
 }
 
 /// The pages that may be in memory, and those that are or will be.
@@ -71,16 +76,9 @@ struct Superpages {
     free: Vec<u32>,
 }
 
-#[derive(Debug, Default)]
-struct Orders {
-    fetches: VecDeque<FetchOrder>,
-    /// Who waits for memory to become free.
-    without_room: Threads,
-}
-
-/// Pages that somebody waits for.
+/// Neighbouring pages whose bytes are on their way.
 #[derive(Debug)]
-pub(super) struct FetchOrder {
+pub(super) struct OnRing {
     pub(super) superpage: Arc<TieredSuperpage>,
     pub(super) pages: Vec<OnWay>,
 }
@@ -110,7 +108,7 @@ impl Drop for Pin {
 
 impl Room {
     /// Takes so many pages for a read of flash, or none.
-    pub(super) fn take(&self, pages: u64) -> bool {
+    fn take_to_read(&self, pages: u64) -> bool {
         self.take_up_to(pages, self.limit_pages)
     }
 
@@ -146,7 +144,7 @@ impl Room {
 }
 
 impl Tier {
-    pub(super) fn new(memory_bytes: u64, superpages: u32) -> io::Result<Tier> {
+    pub(super) fn new(flash: FlashFile, memory_bytes: u64, superpages: u32) -> io::Result<Tier> {
         let given = (0..superpages).map(|_| Weak::new()).collect();
         let free = (0..superpages).rev().collect();
         Ok(Tier {
@@ -157,13 +155,16 @@ impl Tier {
             },
             superpages: Mutex::new(Superpages { given, free }),
             freed: Condvar::new(),
-            orders: Mutex::default(),
+            without_room: Mutex::default(),
+            flash,
             bell: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
             is_sweeping: AtomicBool::new(false),
             threads: OnceLock::new(),
             counters: FlashCounters::default(),
             is_failing: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
+            log: LogRate::default(),
+            started: Instant::now(),
         })
     }
 
@@ -205,15 +206,6 @@ impl Tier {
         exactly(self.mapping.bytes() as u64 / SUPERPAGE_BYTES)
     }
 
-    pub(super) fn next_order(&self) -> Option<FetchOrder> {
-        lock(&self.orders).fetches.pop_front()
-    }
-
-    /// Puts an order back that there was no room for.
-    pub(super) fn return_order(&self, order: FetchOrder) {
-        lock(&self.orders).fetches.push_front(order);
-    }
-
     /// Gives back pages that were taken, and wakes who waits for them.
     pub(super) fn give_back(&self, pages: u64) {
         if pages > 0 {
@@ -224,7 +216,7 @@ impl Tier {
 
     /// Wakes who waits for memory to become free.
     pub(super) fn wake_without_room(&self) {
-        let waiting = std::mem::take(&mut lock(&self.orders).without_room);
+        let waiting = std::mem::take(&mut *lock(&self.without_room));
         self.wake(waiting);
     }
 
@@ -243,27 +235,43 @@ impl Tier {
         ring(&self.bell);
     }
 
-    fn order(&self, orders: Vec<FetchOrder>) {
-        if !orders.is_empty() {
-            lock(&self.orders).fetches.extend(orders);
-            ring(&self.bell);
+    /// Says that clients are told that pages are lost.
+    pub(super) fn say_failed(&self, pages: u64, was_read: bool) {
+        if self.log.may_write(self.started.elapsed()) {
+            let why = if was_read { "flash returned other bytes" } else { "flash cannot be read" };
+            tracing::error!(pages, "{why}: who asks for these pages is told that they are lost");
         }
+    }
+
+    /// Takes memory for pages that are to be read from flash; if there is none, the thread is woken
+    /// when there may be.
+    pub(super) fn take_room_to_read(&self, pages: u64, thread: usize) -> bool {
+        let has_room = self.room.take_to_read(pages)
+            || self.wait_for_room(thread, || self.room.take_to_read(pages));
+        self.start_sweep();
+        has_room
     }
 
     /// Takes memory for pages that are to be written to.
     fn take_room(&self, pages: u64, thread: usize) -> io::Result<bool> {
-        if self.room.take_to_write(pages) {
-            self.start_sweep();
-            return Ok(true);
+        let mut has_room = self.room.take_to_write(pages);
+        if !has_room {
+            if self.is_failing.load(Ordering::Acquire) {
+                return Err(flash_error());
+            }
+            has_room = self.wait_for_room(thread, || self.room.take_to_write(pages));
         }
-        if self.is_failing.load(Ordering::Acquire) {
-            return Err(flash_error());
-        }
-        lock(&self.orders).without_room.insert(thread);
-        // Some may have become free before the thread was there to be woken.
-        let has_room = self.room.take_to_write(pages);
-        ring(&self.bell);
+        self.start_sweep();
         Ok(has_room)
+    }
+
+    /// Has the thread woken when memory becomes free. True if `take` succeeds now: some may have
+    /// become free before the thread was there to be woken.
+    fn wait_for_room(&self, thread: usize, take: impl FnOnce() -> bool) -> bool {
+        lock(&self.without_room).insert(thread);
+        let has_room = take();
+        ring(&self.bell);
+        has_room
     }
 
     fn start_sweep(&self) {
@@ -357,14 +365,13 @@ pub(in crate::memory) type Wanted = (Arc<TieredSuperpage>, Range<u32>);
 /// Flash does not return what was written.
 pub(in crate::memory) fn read(
     wanted: &[Wanted],
-    thread: usize,
+    fetcher: &mut Fetcher,
     slices: &mut Vec<Slice>,
     keeps: &mut Vec<Keep>,
 ) -> io::Result<Placed> {
-    let (mut pins, mut orders) = (Vec::new(), Vec::new());
-    let (mut is_away, mut has_failed) = (false, false);
+    let (mut pins, mut is_away, mut has_failed) = (Vec::new(), false, false);
     for (superpage, range) in wanted {
-        let found = superpage.residence().read(range.clone(), thread);
+        let found = superpage.residence().read(range.clone(), fetcher.thread());
         match found {
             Found::Here => {
                 let pin = Pin { superpage: Arc::clone(superpage), range: range.clone() };
@@ -372,16 +379,14 @@ pub(in crate::memory) fn read(
             }
             Found::Away(pages) => {
                 is_away = true;
-                if !pages.is_empty() {
-                    orders.push(FetchOrder { superpage: Arc::clone(superpage), pages });
+                if !pages.is_empty() && !fetcher.fetch(superpage, &pages) {
+                    break;
                 }
             }
             Found::Failed => has_failed = true,
         }
     }
-    if let Some((superpage, _)) = wanted.first() {
-        superpage.tier.order(orders);
-    }
+    fetcher.submit();
     if has_failed {
         return Err(flash_error());
     }
@@ -429,6 +434,23 @@ pub(in crate::memory) fn write(
 /// What a client is told where flash fails.
 fn flash_error() -> io::Error {
     Errno::IO.into()
+}
+
+/// Splits pages into runs of neighbours, each at most as long as a piece.
+pub(super) fn neighbours(pages: &[OnWay]) -> impl Iterator<Item = &[OnWay]> {
+    pages
+        .chunk_by(|one, next| one.page + 1 == next.page)
+        .flat_map(|run| run.chunks(PIECE_PAGES as usize))
+}
+
+/// The page at an index of what was read or is to be written.
+pub(super) fn page_of(bytes: &mut [u8], index: usize) -> Option<&mut [u8; PAGE_BYTES]> {
+    bytes[index * PAGE_BYTES..].first_chunk_mut()
+}
+
+/// What a page's seal is bound to, besides its superpage's key.
+pub(super) fn version_of(it: &OnWay) -> PageVersion {
+    PageVersion { page: it.page, version: u64::from(it.version) }
 }
 
 fn ring(descriptor: &OwnedFd) {
