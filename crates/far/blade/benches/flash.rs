@@ -24,6 +24,8 @@ const PAGES: u32 = SUPERPAGES * PAGES_PER_SUPERPAGE;
 const MEMORY: u64 = 16;
 /// Pages of a large request.
 const LARGE: u32 = 256;
+/// Requests under way of one that asks ahead.
+const AHEAD: u32 = 16;
 /// Readers at once.
 const READERS: u64 = 8;
 
@@ -90,6 +92,10 @@ fn on_flash(tiered: &TestBlade, floor: &Floor, rounds: u32) {
         let (ours, its) = (middle(ours), middle(its));
         println!("| {name} read, p50 us | {its:.0} | {ours:.0} | {:.2} |", ours / its);
     }
+    let begin = Instant::now();
+    side.read_ahead(rounds);
+    let ours = f64::from(rounds) / begin.elapsed().as_secs_f64();
+    println!("| pages/s of one reader, {AHEAD} requests ahead | | {ours:.0} | |");
     side.end();
     at_once(tiered, floor, rounds);
 }
@@ -147,6 +153,20 @@ impl Side {
         let took = begin.elapsed();
         assert_eq!(found.refused(), None);
         took.as_nanos() as u64
+    }
+
+    /// Reads pages one by one, each asked for long before it comes.
+    fn read_ahead(&mut self, rounds: u32) {
+        for round in 0..rounds + AHEAD {
+            if round < rounds {
+                let page = PageNumber(scattered(round + 1_000_000, PAGES));
+                let extents = [Extent::page(page)];
+                self.peer.send(&Request::Read { segment: self.segment, extents: &extents }, &[]);
+            }
+            if round >= AHEAD {
+                assert_eq!(self.peer.receive().unwrap().refused(), None);
+            }
+        }
     }
 
     fn write(&mut self, first: u32, count: u32) -> u64 {

@@ -76,6 +76,35 @@ fn what_does_not_fit_in_memory_comes_back_from_flash() {
 }
 
 #[test]
+fn requests_behind_one_for_flash_are_answered_in_order() {
+    let world = World::start();
+    let mut client = world.blade.client(1);
+    let (segment, _) = client.segment(LENT);
+    spill(&world, &mut client, segment);
+    // Few enough that the answers fit into the socket.
+    const COUNT: u32 = 4;
+    let part = |batch, round| content(batch, round)[..COUNT as usize * PAGE_BYTES].to_vec();
+    let extents = |batch: u32| [Extent::new(PageNumber(batch * BATCH), COUNT)];
+    let read = |client: &mut Peer, batch: u32| {
+        client.send(&Request::Read { segment, extents: &extents(batch) }, &[])
+    };
+    // Cold, hot and cold again; a write in between is not overtaken.
+    let asked = [0, BATCHES - 1, 20, 21, BATCHES - 2, 22, 23];
+    let mut ids: Vec<_> = asked.iter().map(|batch| read(&mut client, *batch)).collect();
+    ids.push(client.send(&Request::Write { segment, extents: &extents(24) }, &part(24, 1)));
+    ids.push(read(&mut client, 24));
+    for (at, id) in ids.into_iter().enumerate() {
+        let answer = client.receive().unwrap();
+        assert_eq!(answer.header.request_id, id);
+        match (at, asked.get(at)) {
+            (_, Some(batch)) => assert!(answer.pages == part(*batch, 0), "batch {batch}"),
+            (7, None) => answer.done(),
+            _ => assert!(answer.pages == part(24, 1), "it was written before"),
+        }
+    }
+}
+
+#[test]
 fn what_fits_in_memory_never_goes_to_flash() {
     let world = World::start();
     let mut client = world.blade.client(1);

@@ -18,7 +18,9 @@
 //!   urgent than what the worker wants done now, and when it has had its share of a turn; then
 //!   [`Connection::work`] says so, since no event would report again what is in the input.
 
-use super::arriving::{Arriving, Write};
+mod pages;
+
+use super::arriving::Arriving;
 use super::input::{Input, Received};
 use super::output::Output;
 use super::pace::Pace;
@@ -29,16 +31,16 @@ use super::turns::Turn;
 use super::way::{self, Opened, Way};
 use crate::audit::Asker;
 use crate::gate::{Gate, Ticket};
-use crate::memory::{Fetcher, Keep, Placed};
+use crate::memory::{Fetcher, Keep};
 use crate::sources::{Presence, Source};
 use crate::sys::{Iovecs, Slice};
-use crate::table::{Access, Origin, Refused};
+use crate::table::{Origin, Refused};
 use farpool_kernel::lock;
-use farpool_units::{PAGE_BYTES, exactly};
 use farpool_wire::{
-    ErrorCode, Extent, Header, Hello, Opcode, PagesChecksum, Priority, Purpose, Request, RequestId,
-    Response, SegmentId, WireError, split_head,
+    ErrorCode, Header, Hello, Opcode, Priority, Purpose, Request, RequestId, Response, WireError,
+    split_head,
 };
+use pages::Carried;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
@@ -133,15 +135,6 @@ struct Talk {
     next: Option<Priority>,
     /// The next one waits for flash; it has passed all rates.
     is_away: bool,
-}
-
-/// Whether a request was carried out.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[must_use]
-enum Carried {
-    Out,
-    /// Its pages are on flash; it is to be tried again.
-    NotYet,
 }
 
 impl Connection {
@@ -338,6 +331,8 @@ impl Connection {
             self.talk.is_away =
                 self.talk.carry_out(header, &request, shared, tools) == Carried::NotYet;
             if self.talk.is_away {
+                let ahead = self.input.bytes().get(header.head_bytes()..).unwrap_or_default();
+                self.talk.look_ahead(ahead, shared, tools);
                 return Ok(true);
             }
             self.talk.turn.requests += 1;
@@ -450,89 +445,6 @@ impl Talk {
         shared: &Shared,
     ) -> Result<(), Refused> {
         answer(&mut self.output, header, response, shared)
-    }
-
-    fn read(
-        &mut self,
-        header: Header,
-        segment: SegmentId,
-        extents: &[Extent],
-        shared: &Shared,
-        tools: &mut Tools,
-    ) -> Result<Carried, Refused> {
-        let Tools { fetcher, scratch, slices, keeps, .. } = tools;
-        let session = &self.session;
-        let permit =
-            requests::access(&shared.blade, session, segment, extents, Access::Read, scratch)?;
-        slices.clear();
-        keeps.clear();
-        let placed =
-            permit.memory.place(&scratch.runs, (Access::Read, fetcher.as_mut()), slices, keeps);
-        if placed.map_err(|error| crate::blade::backing(&error))? == Placed::Away {
-            return Ok(Carried::NotYet);
-        }
-        let mut checksum = PagesChecksum::new();
-        slices.iter().for_each(|slice| slice.checksum(&mut checksum));
-        let bytes: usize = slices.iter().map(|slice| slice.bytes()).sum();
-        // A request for more pages than a frame holds was refused.
-        let page_count: u16 = exactly(bytes / PAGE_BYTES);
-        let response = Response::Pages { page_count };
-        let credits = shared.blade.config().credits;
-        let (id, checksum) = (header.request_id, checksum.value());
-        self.output
-            .push_head(|out| response.encode(Opcode::Read, id, credits, checksum, out))
-            .map_err(|_| Refused::new(ErrorCode::TooLarge, 0))?;
-        self.output.push_pages(slices, keeps);
-        self.turn.pages += u32::from(page_count);
-        count_pages(&self.session, shared, page_count, Access::Read);
-        Ok(Carried::Out)
-    }
-
-    /// Prepares for the pages; those of a refused write are discarded as they arrive.
-    fn begin_write(
-        &mut self,
-        header: Header,
-        segment: SegmentId,
-        extents: &[Extent],
-        shared: &Shared,
-        tools: &mut Tools,
-    ) -> Result<Carried, Refused> {
-        self.arriving.begin(header.pages_bytes());
-        let scratch = &mut tools.scratch;
-        let session = &self.session;
-        let permit =
-            requests::access(&shared.blade, session, segment, extents, Access::Write, scratch)?;
-        let mut keeps = Vec::new();
-        let wanted = (Access::Write, tools.fetcher.as_mut());
-        let slices = &mut self.arriving.slices;
-        match permit.memory.place(&scratch.runs, wanted, slices, &mut keeps) {
-            Ok(Placed::Here) => {}
-            Ok(Placed::Away) => {
-                self.arriving.begin(0);
-                return Ok(Carried::NotYet);
-            }
-            Err(error) => {
-                self.arriving.slices.clear();
-                return Err(crate::blade::backing(&error));
-            }
-        }
-        let writing = self.gate.begin_writing(permit.guard);
-        self.arriving.write = Some(Write::new(header, keeps, writing));
-        Ok(Carried::Out)
-    }
-
-    /// Answers the write whose last byte has arrived.
-    fn end_write(&mut self, shared: &Shared) -> Result<(), Close> {
-        let Some(write) = self.arriving.write.take() else {
-            return Ok(());
-        };
-        if self.arriving.checksum.value() != write.header.pages_checksum {
-            return Err(WireError::PagesChecksum.into());
-        }
-        self.turn.pages += u32::from(write.header.page_count);
-        count_pages(&self.session, shared, write.header.page_count, Access::Write);
-        let _always_fits = self.answer(write.header, &Response::Done, shared);
-        Ok(())
     }
 
     /// Makes this the client's connection, after ending older ones of its slot.
@@ -692,25 +604,4 @@ fn answer(
     output
         .push_head(|out| response.encode(header.opcode, header.request_id, credits, 0, out))
         .map_err(|_| Refused::new(ErrorCode::TooLarge, 0))
-}
-
-fn count_pages(session: &Session, shared: &Shared, page_count: u16, access: Access) {
-    let Ok((_, client)) = session.client() else {
-        return;
-    };
-    let count = u64::from(page_count);
-    let blade = &shared.blade.counters;
-    let (of_client, of_blade) = match access {
-        Access::Read => (&client.pages_read, &blade.pages_read),
-        Access::Write => (&client.pages_written, &blade.pages_written),
-    };
-    of_client.fetch_add(count, Ordering::Relaxed);
-    of_blade.fetch_add(count, Ordering::Relaxed);
-    if let Some(traffic) = session.traffic() {
-        let of_grant = match access {
-            Access::Read => &traffic.pages_read,
-            Access::Write => &traffic.pages_written,
-        };
-        of_grant.fetch_add(count, Ordering::Relaxed);
-    }
 }
