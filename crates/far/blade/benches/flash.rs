@@ -27,7 +27,7 @@ const LARGE: u32 = 256;
 /// Requests under way of one that asks ahead.
 const AHEAD: u32 = 16;
 /// Readers at once.
-const READERS: u64 = 8;
+const READERS: u32 = 8;
 
 fn main() {
     let mut arguments = farpool_benchargs::arguments();
@@ -62,7 +62,7 @@ fn in_memory(plain: &TestBlade, tiered: &TestBlade, rounds: u32) {
                     times.push(if is_write { side.write(page, 1) } else { side.read(page, 1) });
                 }
             }
-            let [one, other] = times.map(|times| middle(times));
+            let [one, other] = times.map(middle);
             let what = if is_write { "written" } else { "read" };
             println!("| {what}, {name} | {one:.1} | {other:.1} | {:.2} |", other / one);
         }
@@ -76,8 +76,8 @@ fn on_flash(tiered: &TestBlade, floor: &Floor, rounds: u32) {
     let mut side = Side::new(tiered, false, SUPERPAGES);
     let (mut ours, mut its) = (Duration::ZERO, Duration::ZERO);
     for first in (0..PAGES).step_by(LARGE as usize) {
-        ours += Duration::from_nanos(side.write(first, LARGE));
-        its += Duration::from_nanos(floor.write(first));
+        ours += side.write(first, LARGE);
+        its += floor.write(first);
     }
     let rate = |time: Duration| f64::from(PAGES >> 8) / time.as_secs_f64();
     let (ours, its) = (rate(ours), rate(its));
@@ -102,7 +102,7 @@ fn on_flash(tiered: &TestBlade, floor: &Floor, rounds: u32) {
 
 /// Pages a second that several readers at once get.
 fn at_once(tiered: &TestBlade, floor: &Floor, rounds: u32) {
-    const EACH: u32 = SUPERPAGES / READERS as u32;
+    const EACH: u32 = SUPERPAGES / READERS;
     let mut sides: Vec<_> = (0..READERS).map(|_| Side::new(tiered, false, EACH)).collect();
     for side in &mut sides {
         (0..EACH * PAGES_PER_SUPERPAGE).step_by(LARGE as usize).for_each(|first| {
@@ -121,12 +121,12 @@ fn at_once(tiered: &TestBlade, floor: &Floor, rounds: u32) {
     let ours = begin.elapsed();
     let begin = Instant::now();
     std::thread::scope(|scope| {
-        for reader in 0..READERS as u32 {
+        for reader in 0..READERS {
             let first = reader * EACH * PAGES_PER_SUPERPAGE;
             scope.spawn(move || run(&mut |page| _ = floor.read(first + page, 1)));
         }
     });
-    let rate = |time: Duration| READERS as f64 * f64::from(rounds) / time.as_secs_f64();
+    let rate = |time: Duration| f64::from(READERS * rounds) / time.as_secs_f64();
     let (ours, its) = (rate(ours), rate(begin.elapsed()));
     println!("| pages/s of {READERS} readers | {its:.0} | {ours:.0} | {:.2} |", ours / its);
 }
@@ -147,12 +147,12 @@ impl Side {
         Side { peer, segment }
     }
 
-    fn read(&mut self, first: u32, count: u32) -> u64 {
+    fn read(&mut self, first: u32, count: u32) -> Duration {
         let begin = Instant::now();
         let found = self.peer.read(self.segment, first, count);
         let took = begin.elapsed();
         assert_eq!(found.refused(), None);
-        took.as_nanos() as u64
+        took
     }
 
     /// Reads pages one by one, each asked for long before it comes.
@@ -169,11 +169,11 @@ impl Side {
         }
     }
 
-    fn write(&mut self, first: u32, count: u32) -> u64 {
+    fn write(&mut self, first: u32, count: u32) -> Duration {
         let bytes = vec![0x5a; count as usize * PAGE_BYTES];
         let begin = Instant::now();
         self.peer.write(self.segment, first, &bytes).done();
-        begin.elapsed().as_nanos() as u64
+        begin.elapsed()
     }
 
     fn end(mut self) {
@@ -192,23 +192,23 @@ impl Floor {
         Floor(file)
     }
 
-    fn read(&self, first: u32, count: u32) -> u64 {
+    fn read(&self, first: u32, count: u32) -> Duration {
         let mut pages = farpool_disk::Pages::new(count as usize).unwrap();
         pages.bytes_mut().fill(1); // its memory is there
         let begin = Instant::now();
         let offset = u64::from(first) * PAGE_BYTES as u64;
         let done = rustix::io::pread(&self.0, pages.bytes_mut(), offset).unwrap();
         assert_eq!(done, count as usize * PAGE_BYTES);
-        begin.elapsed().as_nanos() as u64
+        begin.elapsed()
     }
 
-    fn write(&self, first: u32) -> u64 {
+    fn write(&self, first: u32) -> Duration {
         let mut pages = farpool_disk::Pages::new(LARGE as usize).unwrap();
         pages.bytes_mut().fill(1);
         let begin = Instant::now();
         let offset = u64::from(first) * PAGE_BYTES as u64;
         rustix::io::pwrite(&self.0, pages.bytes(), offset).unwrap();
-        begin.elapsed().as_nanos() as u64
+        begin.elapsed()
     }
 }
 
@@ -219,7 +219,7 @@ fn scattered(round: u32, count: u32) -> u32 {
 }
 
 /// The middle of times, in microseconds.
-fn middle(mut times: Vec<u64>) -> f64 {
+fn middle(mut times: Vec<Duration>) -> f64 {
     times.sort_unstable();
-    times[times.len() / 2] as f64 / 1000.0
+    times[times.len() / 2].as_secs_f64() * 1e6
 }

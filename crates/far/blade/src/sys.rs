@@ -51,8 +51,8 @@ impl Mapping {
     /// Private zero memory, allocated page by page as it is touched.
     pub(crate) fn of_small_pages(bytes: usize) -> io::Result<Mapping> {
         let mapped = MappedMemory::anonymous(bytes)?;
-        // SAFETY: nobody refers to memory just mapped. Where the kernel has no huge pages it refuses
-        // the advice, and there is no need for it.
+        // SAFETY: nobody refers to memory just mapped. Where the kernel has no huge pages it
+        // refuses the advice, and there is no need for it.
         let _ = unsafe { mapped.advise(0..bytes, Advice::LinuxNoHugepage) };
         Ok(Mapping { start: mapped.start().as_ptr(), bytes, _mapped: mapped })
     }

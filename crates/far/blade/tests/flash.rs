@@ -175,25 +175,26 @@ fn check_spoiled(what: &str, spoil: impl FnOnce(&File)) {
     (0..BATCHES).for_each(|batch| client.check_batch(segment, batch, 0));
 }
 
+/// Changes one page in each MiB of the superpage that was given out first, which is the first on
+/// flash.
+fn change_pages(file: &File, change: impl Fn(&mut [u8])) {
+    for page in (0..4096).step_by(256) {
+        let (mut bytes, at) = (vec![0; PAGE_BYTES], DATA_AT + page * PAGE_BYTES as u64);
+        file.read_exact_at(&mut bytes, at).unwrap();
+        change(&mut bytes);
+        file.write_all_at(&bytes, at).unwrap();
+    }
+    file.sync_all().unwrap();
+}
+
 #[test]
 fn what_flash_garbles_is_refused() {
-    // The first superpage that was given out is the first on flash.
-    let every = |file: &File, mut change: Box<dyn FnMut(&mut Vec<u8>)>| {
-        for page in (0..4096u64).step_by(256) {
-            let mut bytes = vec![0; PAGE_BYTES];
-            let at = DATA_AT + page * PAGE_BYTES as u64;
-            file.read_exact_at(&mut bytes, at).unwrap();
-            change(&mut bytes);
-            file.write_all_at(&bytes, at).unwrap();
-        }
-        file.sync_all().unwrap();
-    };
-    check_spoiled("a flipped bit", |file| every(file, Box::new(|bytes| bytes[1234] ^= 16)));
-    check_spoiled("zeros", |file| every(file, Box::new(|bytes| bytes.fill(0))));
+    check_spoiled("a flipped bit", |file| change_pages(file, |bytes| bytes[1234] ^= 16));
+    check_spoiled("zeros", |file| change_pages(file, |bytes| bytes.fill(0)));
     check_spoiled("another page", |file| {
         let mut other = vec![0; PAGE_BYTES];
         file.read_exact_at(&mut other, DATA_AT + 5 * PAGE_BYTES as u64).unwrap();
-        every(file, Box::new(move |bytes| bytes.copy_from_slice(&other)));
+        change_pages(file, |bytes| bytes.copy_from_slice(&other));
     });
 }
 

@@ -123,8 +123,8 @@ impl Store {
         }))
     }
 
-    /// Opens a store of `superpages` on flash, of which `memory_bytes` may be in memory; and what is
-    /// to run on a thread of its own.
+    /// Opens a store of `superpages` on flash, of which `memory_bytes` may be in memory; and what
+    /// is to run on a thread of its own.
     ///
     /// # Errors
     /// There is too little memory, or the flash is of no use.
@@ -293,8 +293,8 @@ impl SegmentMemory {
     }
 
     /// How much of the machine's memory these superpages take up. Memory of a segment's own has
-    /// pages only where something was written, and above flash only what is hot; a pool is reserved,
-    /// and all of it counts.
+    /// pages only where something was written, and above flash only what is hot; a pool is
+    /// reserved, and all of it counts.
     ///
     /// # Errors
     /// The system's.
@@ -363,8 +363,8 @@ impl SegmentMemory {
         }
     }
 
-    /// Appends the slices of the runs, and what must be kept alive as long as they are used; neither
-    /// if they are away. `fetcher` is that of the thread that asks, if there is flash.
+    /// Appends the slices of the runs, and what must be kept alive as long as they are used;
+    /// neither if they are away. `fetcher` is that of the thread that asks, if there is flash.
     ///
     /// # Errors
     /// The memory cannot be mapped, a superpage was freed meanwhile, or flash has failed.
@@ -567,6 +567,6 @@ impl TieredMemory {
 
 /// The pages of a run, counted in its superpage.
 fn pages_of(run: &Run) -> std::ops::Range<u32> {
-    const PAGE: u32 = PAGE_BYTES as u32;
-    run.offset_bytes / PAGE..(run.offset_bytes + run.bytes) / PAGE
+    let page_bytes: u32 = exactly(PAGE_BYTES);
+    run.offset_bytes / page_bytes..(run.offset_bytes + run.bytes) / page_bytes
 }
