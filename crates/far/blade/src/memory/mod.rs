@@ -29,7 +29,7 @@ use crate::table::{Access, Run, ScrubPart, SegmentImage};
 use farpool_kernel::{memfd_of, read_lock, write_lock};
 use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES, exactly};
 pub use flash::FlashStat;
-pub(crate) use flash::{Engine, Fetcher};
+pub(crate) use flash::{Engine, Fetcher, THREADS_LIMIT};
 use flash::{Tier, TieredSuperpage};
 use pool::{Pool, PoolSuperpage};
 pub(crate) use pool::{Reserve, identity_at};

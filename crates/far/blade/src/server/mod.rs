@@ -20,6 +20,7 @@ mod worker;
 use crate::audit::Asker;
 use crate::blade::{Blade, BladeStat};
 use crate::config::BladeConfig;
+use crate::memory::THREADS_LIMIT;
 use certified::Certified;
 use farpool_identity::Refusal;
 use farpool_wire::{Address, ErrorCode};
@@ -173,6 +174,8 @@ impl Server {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             threads => threads,
         };
+        let has_flash = self.blade.config().flash.is_some();
+        let count = if has_flash { count.min(THREADS_LIMIT) } else { count };
         let shared = Shared::new(self.blade, self.certified, count);
         let shared = Arc::new(shared.map_err(ServeError::Threads)?);
         let mut serving = Serving { shared, addresses, threads: Vec::new() };

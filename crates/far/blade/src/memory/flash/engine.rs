@@ -33,6 +33,7 @@ const FAILED_REST_LIMIT: Duration = Duration::from_secs(1);
 const PIECES: u32 = PAGES_PER_SUPERPAGE / PIECE_PAGES;
 /// Longest sleep with nothing to do.
 const SLEEP: Duration = Duration::from_secs(1);
+
 /// Everything that the sweep needs.
 pub(crate) struct Engine {
     tier: Arc<Tier>,

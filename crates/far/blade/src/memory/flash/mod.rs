@@ -22,6 +22,7 @@ mod tier;
 pub use counters::FlashStat;
 pub(crate) use engine::Engine;
 pub(crate) use fetch::Fetcher;
+pub(crate) use residence::THREADS_LIMIT;
 pub(super) use tier::{LEAST_BYTES, Tier, TieredSuperpage, Wanted, read, write};
 
 use crate::config::FlashConfig;

@@ -19,6 +19,10 @@ pub(super) const PIECE_PAGES: u32 = 256;
 /// stays in memory.
 const VERSIONS: u32 = u32::MAX;
 
+/// Threads of a blade with flash at most; it starts no more. `farpool blade --threads` allows as
+/// many, and by default there is one for each processor.
+pub(crate) const THREADS_LIMIT: usize = 256;
+
 /// What a page on flash is recognized by. 20 bytes a page, 0.5 % of what has been on flash.
 #[derive(Clone, Copy, Debug)]
 struct Sealed {
@@ -91,13 +95,9 @@ pub(super) struct Swept {
 
 /// A set of the blade's threads.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Threads([u64; Self::WORDS]);
+pub(super) struct Threads([u64; THREADS_LIMIT / 64]);
 
 impl Threads {
-    const WORDS: usize = Self::COUNT / 64;
-    /// Most threads of a blade; `farpool blade --threads` allows no more.
-    pub(super) const COUNT: usize = 256;
-
     pub(super) fn insert(&mut self, thread: usize) {
         self.0[thread / 64] |= 1 << (thread % 64);
     }
@@ -109,7 +109,7 @@ impl Threads {
     }
 
     pub(super) fn iter(self) -> impl Iterator<Item = usize> {
-        (0..Self::COUNT).filter(move |thread| self.0[thread / 64] >> (thread % 64) & 1 == 1)
+        (0..THREADS_LIMIT).filter(move |thread| self.0[thread / 64] >> (thread % 64) & 1 == 1)
     }
 }
 
@@ -202,7 +202,11 @@ impl Residence {
     /// at most so many.
     pub(super) fn sweep(&mut self, piece: u32, may_write: usize) -> Swept {
         let mut swept = Swept::default();
-        for page in piece * PIECE_PAGES..(piece + 1) * PIECE_PAGES {
+        let pages = piece * PIECE_PAGES..(piece + 1) * PIECE_PAGES;
+        if !self.in_memory.has_any(pages.clone()) {
+            return swept;
+        }
+        for page in pages {
             if !self.in_memory.has(page) || self.writing.has(page) || self.is_pinned(page) {
                 continue;
             }

@@ -7,7 +7,7 @@
 use super::counters::{FlashCounters, FlashStat};
 use super::fetch::Fetcher;
 use super::file::FlashFile;
-use super::residence::{Found, OnWay, PIECE_PAGES, Residence, Threads};
+use super::residence::{Found, OnWay, PIECE_PAGES, Residence, THREADS_LIMIT, Threads};
 use crate::memory::{Keep, Placed, offset_bytes, to_usize};
 use crate::sys::{Mapping, Slice};
 use farpool_kernel::{LogRate, lock};
@@ -24,8 +24,9 @@ use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a superpage that is asked for is waited for, if all have been given out and the last
-/// requests to flash of one that was freed are under way.
-const FREED_WAIT: Duration = Duration::from_secs(1);
+/// requests to flash of one that was freed are under way: longer than flash takes, and a moment for
+/// the thread's other clients. Then the blade is full.
+const FREED_WAIT: Duration = Duration::from_millis(50);
 /// The parts of the memory that are kept free: with less than the first the sweep begins, and it
 /// ends at the second.
 const LOW_PART: u64 = 16;
@@ -170,7 +171,7 @@ impl Tier {
 
     /// Names the descriptors that wake the blade's threads, by their numbers.
     pub(in crate::memory) fn wakes(&self, threads: Vec<OwnedFd>) {
-        assert!(threads.len() <= Threads::COUNT, "a blade has at most 256 threads");
+        assert!(threads.len() <= THREADS_LIMIT, "{} threads are too many", threads.len());
         assert!(self.threads.set(threads).is_ok(), "a blade has its threads once");
     }
 
@@ -426,8 +427,9 @@ pub(in crate::memory) fn write(
     // Pages may have come or gone meanwhile.
     if taken > expected {
         tier.room.add(taken - expected);
+    } else {
+        tier.give_back(expected - taken);
     }
-    tier.give_back(expected.saturating_sub(taken));
     Ok(Placed::Here)
 }
 
