@@ -179,10 +179,11 @@ impl Residence {
     /// A page was read; `is_whole` if its seal fits.
     pub(super) fn end_fetch(&mut self, it: &OnWay, is_whole: bool) -> Landing {
         assert!(self.fetching.take(it.page), "page {} was not being read", it.page);
-        let is_wanted = self.on_flash.has(it.page) && !self.in_memory.has(it.page);
+        let is_wanted = self.on_flash.has(it.page);
         if !is_wanted || self.sealed()[to_index(it.page)].version != it.version {
             return Landing::Dropped;
         }
+        assert!(!self.in_memory.has(it.page), "page {} came twice", it.page);
         if !is_whole {
             self.failed.set(it.page);
             return Landing::Failed;
@@ -241,7 +242,8 @@ impl Residence {
             let sealed = &mut self.sealed()[to_index(it.page)];
             assert_eq!(sealed.version, it.version, "one write of a page at a time");
             sealed.tag = it.tag;
-            if !self.used.has(it.page) && !self.is_pinned(it.page) {
+            if !self.used.has(it.page) {
+                assert!(!self.is_pinned(it.page), "page {} is in use and was not used", it.page);
                 self.in_memory.clear(it.page);
                 append(&mut dropped, it.page);
             }
