@@ -65,7 +65,7 @@ impl FromStr for FlashPart {
     fn from_str(text: &str) -> Result<Self, String> {
         let parts = text.rsplit_once(':').filter(|(path, _)| !path.is_empty());
         let (path, size) = parts.ok_or_else(|| {
-            format!("{text:?} is not a file and a size; write it as /data/kv:200GiB")
+            format!("{text:?} is not a file and a size; write it as /data/flash:200GiB")
         })?;
         Ok(Self { path: PathBuf::from(path), size: size.parse()? })
     }

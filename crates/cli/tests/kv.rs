@@ -308,7 +308,7 @@ fn what_is_not_served_is_refused_with_what_to_write_instead() {
         (["-I", "10g"], "write -I 4m"),
         // 2^44 + 1 MiB: without an overflow check this would become 1 MiB.
         (["-m", "17592186044417"], "no machine has that much memory"),
-        (["-o", "ext_path=/nowhere/kv"], "write it as /data/kv:200GiB"),
+        (["-o", "ext_path=/nowhere/kv"], "write it as /data/flash:200GiB"),
         (["--quota", "1GiB"], "write it as user:=1GiB"),
         (["--policy", "mru"], "choose one of: lru, fifo, clock, sieve, lfu, s3-fifo"),
         (["-D", "é"], "write -D :"),

@@ -165,11 +165,8 @@ impl Blade {
             None => (Store::open(&config.backing, capacity_bytes, reserve)?, None),
             Some(flash) => {
                 check_flash(&config, flash)?;
-                let opened = Store::open_flash(flash, capacity_superpages, config.memory_bytes);
-                let (store, engine) = opened.map_err(|error| {
-                    let text = format!("flash {}: {error}", flash.path.display());
-                    io::Error::new(error.kind(), text)
-                })?;
+                let (store, engine) =
+                    Store::open_flash(flash, capacity_superpages, config.memory_bytes)?;
                 (store, Some(engine))
             }
         };

@@ -19,7 +19,7 @@ mod worker;
 
 use crate::audit::Asker;
 use crate::blade::{Blade, BladeStat};
-use crate::config::BladeConfig;
+use crate::config::{BladeConfig, FlashConfig};
 use crate::memory::THREADS_LIMIT;
 use certified::Certified;
 use farpool_identity::Refusal;
@@ -27,6 +27,7 @@ use farpool_wire::{Address, ErrorCode};
 use listener::Listener;
 use shared::Shared;
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -80,6 +81,16 @@ pub enum ServeError {
         /// The backing store.
         backing: crate::BackingKind,
         /// The system's reason.
+        source: io::Error,
+    },
+    /// The flash is of no use, or not with this memory.
+    #[error("the blade's flash {} ({bytes} bytes) cannot be used", .path.display())]
+    Flash {
+        /// The file or device.
+        path: PathBuf,
+        /// How much of it was to be used.
+        bytes: u64,
+        /// The reason.
         source: io::Error,
     },
     /// Threads or descriptors are not available.
@@ -148,8 +159,11 @@ impl Server {
 
     fn of(listeners: Vec<Listener>, config: BladeConfig) -> Result<Server, ServeError> {
         let (bytes, backing) = (config.memory_bytes, config.backing.clone());
-        let blade =
-            Blade::new(config).map_err(|source| ServeError::Memory { bytes, backing, source })?;
+        let flash = config.flash.clone();
+        let blade = Blade::new(config).map_err(|source| match flash {
+            None => ServeError::Memory { bytes, backing, source },
+            Some(FlashConfig { path, bytes, .. }) => ServeError::Flash { path, bytes, source },
+        })?;
         Ok(Server { blade: Arc::new(blade), certified: None, listeners })
     }
 

@@ -78,9 +78,12 @@ fn prepare(file: &File, is_new: bool, config: &FlashConfig, superpages: u32) -> 
     if kind.is_file() {
         let had_bytes = file.metadata()?.len();
         file.set_len(bytes.max(had_bytes))?;
-        take_room(file, bytes).inspect_err(|_| {
+        take_room(file, bytes).map_err(|error| {
             // Gives back what was allocated.
             let _ = file.set_len(had_bytes);
+            let is_full = error.raw_os_error() == Some(Errno::NOSPC.raw_os_error());
+            let why = "its file system has too little room; give less, or a file on another";
+            if is_full { Error::new(ErrorKind::StorageFull, why) } else { error }
         })?;
     } else {
         let has_bytes = rustix::fs::seek(file, rustix::fs::SeekFrom::End(0))?;
