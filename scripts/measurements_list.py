@@ -154,6 +154,11 @@ SECTIONS = (
         ),
     ),
     Section(
+        "flash",
+        1,
+        (Step(("cargo bench -p farpool-blade --bench flash",)),),
+    ),
+    Section(
         "network-faults",
         20,
         (Step(("cargo bench -p farpool-bench --bench network_faults -- 100",)),),
