@@ -19,7 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{ended, farpool};
-use farpool_testkit::disk::{self, Disk, Fault, Loop};
+use farpool_testkit::disk::{self, Disk, Fault, Loop, Mounted};
 use home::Home;
 use rustix::process::Signal;
 use server::{Client, EVEN_FROM, Known, Kv};
@@ -258,50 +258,6 @@ fn a_disk_that_loses_what_it_took_at_the_start_is_refused() {
     let mut kv = start(home.path(), &disk, &[]);
     let there = known.check(&mut kv.client, ON_FLASH);
     assert!(there > ON_FLASH.len() / 2, "{there} are there when all is well again");
-}
-
-/// A file system that is mounted while this value lives.
-struct Mounted<'a>(&'a Path);
-
-impl<'a> Mounted<'a> {
-    /// Makes an ext4 and mounts it. None, after printing the reason, if that cannot be done.
-    fn ext4(device: &Path, at: &'a Path) -> Option<Self> {
-        std::fs::create_dir_all(at).expect("a folder");
-        if !make_ext4(device) {
-            return None;
-        }
-        let flags = rustix::mount::MountFlags::empty();
-        rustix::mount::mount(device, at, "ext4", flags, None).expect("it is mounted");
-        Some(Self(at))
-    }
-}
-
-impl Drop for Mounted<'_> {
-    fn drop(&mut self) {
-        // It disappears from the folders at once, and entirely with its last user.
-        let _ = rustix::mount::unmount(self.0, rustix::mount::UnmountFlags::DETACH);
-    }
-}
-
-impl<'a> Mounted<'a> {
-    /// Mounts a tmpfs of this size.
-    fn tmpfs(at: &'a Path, size: &str) -> Self {
-        std::fs::create_dir_all(at).expect("a folder");
-        let options = std::ffi::CString::new(format!("size={size}")).expect("no zeros");
-        let flags = rustix::mount::MountFlags::empty();
-        rustix::mount::mount("tmpfs", at, "tmpfs", flags, options.as_c_str())
-            .expect("it is mounted");
-        Self(at)
-    }
-}
-
-fn make_ext4(device: &Path) -> bool {
-    let mut command = Command::new("mkfs.ext4");
-    let made = command.args(["-q", "-F"]).arg(device).stdin(Stdio::null()).status();
-    if made.is_err() {
-        farpool_testkit::skip("mkfs.ext4 is not installed (apt-get install e2fsprogs)");
-    }
-    made.is_ok_and(|status| status.success())
 }
 
 /// A loop device over a new file of this size, and the file.

@@ -5,9 +5,10 @@ mod common;
 
 use common::flash::*;
 use common::*;
-use farpool_testkit::disk::{Disk, Fault};
+use farpool_testkit::disk::{Disk, Fault, Mounted};
 use farpool_units::SUPERPAGE_BYTES;
 use farpool_wire::*;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 const DISK_BYTES: u64 = DATA_AT + LENT as u64 * SUPERPAGE_BYTES;
@@ -31,18 +32,27 @@ impl World {
     /// None if there can be no such disk here.
     fn start() -> Option<World> {
         let disk = Disk::start(DISK_BYTES)?;
-        let blade = TestBlade::start(flash_config(disk.device.path().to_owned()));
+        let path = disk.device.path().to_owned();
+        Some(World::on(disk, path))
+    }
+
+    /// A blade with this flash, which is on the disk.
+    fn on(disk: Disk, path: PathBuf) -> World {
+        let blade = TestBlade::start(flash_config(path));
         let mut client = blade.client(1);
         let (segment, token) = client.segment(LENT);
-        Some(World { blade, client, segment, token, disk })
+        World { blade, client, segment, token, disk }
     }
 
     /// The same, with all that it lends written.
     fn filled() -> Option<World> {
-        let mut world = World::start()?;
-        world.fill(0);
-        world.blade.wait_until_quiet();
-        Some(world)
+        World::start().map(World::fill_all)
+    }
+
+    fn fill_all(mut self) -> World {
+        self.fill(0);
+        self.blade.wait_until_quiet();
+        self
     }
 
     fn fill(&mut self, round: u64) {
@@ -135,11 +145,10 @@ fn a_disk_that_takes_no_writes_means_refusals_in_time() {
     }
 }
 
-#[test]
-fn a_disk_that_hangs_stops_nobody_else() {
-    let Some(mut world) = World::filled() else { return };
-    world.disk.faults.set_from(Fault::Hang, DATA_AT);
+/// Hangs the disk from this byte on: who does not need it goes on, and the others do after that.
+fn check_hanging(mut world: World, first: u64) {
     world.client.ask(&Request::Freeze { segment: world.segment }).done();
+    world.disk.faults.set_from(Fault::Hang, first);
     // More than the blade has threads.
     let mut waiting: Vec<_> = (2..10).map(|id| world.ask_for_cold(id)).collect();
     wait_until("the disk is asked", || world.disk.faults.done() > 0);
@@ -152,6 +161,22 @@ fn a_disk_that_hangs_stops_nobody_else() {
     for peer in &mut waiting {
         assert!(peer.receive().unwrap().pages == content(0, 0));
     }
+}
+
+#[test]
+fn a_disk_that_hangs_stops_nobody_else() {
+    let Some(world) = World::filled() else { return };
+    check_hanging(world, DATA_AT);
+}
+
+/// A file system waits for its disk in other places than a device does.
+#[test]
+fn a_file_on_a_disk_that_hangs_stops_nobody_else() {
+    let Some(disk) = Disk::start(2 * DISK_BYTES) else { return };
+    let folder = folder();
+    let at = folder.path().join("mounted");
+    let Some(_mounted) = Mounted::ext4(disk.device.path(), &at) else { return };
+    check_hanging(World::on(disk, at.join("flash")).fill_all(), 0);
 }
 
 #[test]

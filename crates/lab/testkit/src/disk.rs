@@ -1,5 +1,5 @@
 //! A real block device that fails on the test's orders: a loop device over a file that this process
-//! serves through FUSE.
+//! serves through FUSE. And file systems that are mounted for one test.
 //!
 //! Requests to the device arrive here past all caches but the device's own. Nothing is left behind,
 //! even by a killed test: the mount is detached once the loop device has the file open, and the
@@ -364,4 +364,49 @@ impl Drop for Disk {
         // Processes that still wait for it can then end.
         self.faults.set(Fault::None);
     }
+}
+
+/// A file system that is mounted while this value lives.
+#[derive(Debug)]
+pub struct Mounted<'a>(&'a Path);
+
+impl<'a> Mounted<'a> {
+    /// Makes an ext4 and mounts it. None, after printing the reason, if that cannot be done.
+    pub fn ext4(device: &Path, at: &'a Path) -> Option<Self> {
+        std::fs::create_dir_all(at).expect("a folder");
+        if !make_ext4(device) {
+            return None;
+        }
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount(device, at, "ext4", flags, None).expect("it is mounted");
+        Some(Self(at))
+    }
+}
+
+impl Drop for Mounted<'_> {
+    fn drop(&mut self) {
+        // It disappears from the folders at once, and entirely with its last user.
+        let _ = rustix::mount::unmount(self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+impl<'a> Mounted<'a> {
+    /// Mounts a tmpfs of this size.
+    pub fn tmpfs(at: &'a Path, size: &str) -> Self {
+        std::fs::create_dir_all(at).expect("a folder");
+        let options = std::ffi::CString::new(format!("size={size}")).expect("no zeros");
+        let flags = rustix::mount::MountFlags::empty();
+        rustix::mount::mount("tmpfs", at, "tmpfs", flags, options.as_c_str())
+            .expect("it is mounted");
+        Self(at)
+    }
+}
+
+fn make_ext4(device: &Path) -> bool {
+    let mut command = Command::new("mkfs.ext4");
+    let made = command.args(["-q", "-F"]).arg(device).stdin(Stdio::null()).status();
+    if made.is_err() {
+        crate::skip("mkfs.ext4 is not installed (apt-get install e2fsprogs)");
+    }
+    made.is_ok_and(|status| status.success())
 }
