@@ -275,23 +275,31 @@ fn a_peer_that_leaves_while_it_waits_harms_nobody() {
     });
     let mut client = world.blade.client(1);
     let (segment, _) = client.segment(LENT - 1);
-    // Memory less what is left to reads, and the burst of the rate.
-    let is_full = |world: &World| world.stat().memory_used_bytes >= (128 - 5) << 20;
-    let mut batch = 0;
-    while !is_full(&world) {
-        client.write_batch(segment, batch, 0);
-        batch += 1;
+    // All memory but a thirty-second, which is left to reads. A burst of the rate may leave first.
+    const MOST: u64 = (128 - 4) << 20;
+    const LITTLE: u32 = 16;
+    let mut page = 0;
+    loop {
+        if page >= 120 * BATCH {
+            world.blade.wait_until_quiet();
+        }
+        let free = (MOST - world.stat().memory_used_bytes) / PAGE_BYTES as u64;
+        if free < u64::from(LITTLE) {
+            break;
+        }
+        let count = free.min(u64::from(BATCH));
+        client.write(segment, page, &pages(7, usize::try_from(count).unwrap())).done();
+        page += u32::try_from(count).unwrap();
     }
     let mut leaving = world.blade.client(2);
     let (other, _) = leaving.segment(1);
-    let extents = [Extent::new(PageNumber(0), 256)];
-    // More than there is room for.
-    for _ in 0..8 {
-        leaving.send(&Request::Write { segment: other, extents: &extents }, &pages(1, 256));
-    }
+    let extents = [Extent::new(PageNumber(0), LITTLE)];
+    let bytes = pages(1, LITTLE as usize);
+    leaving.send(&Request::Write { segment: other, extents: &extents }, &bytes);
     drop(leaving);
     wait_until("its memory is free", || world.blade.serving.stat().clients.len() == 1);
-    client.check_batch(segment, 0, 0);
+    let found = client.read(segment, 0, BATCH);
+    assert!(found.pages == pages(7, BATCH as usize));
 }
 
 #[test]

@@ -7,8 +7,8 @@ use crate::table::{
 };
 use farpool_units::at_most;
 use farpool_wire::{
-    Attached, ErrorCode, Extent, Hello, HelloOk, META_LIMIT_BYTES, Purpose, Request, Response,
-    SegmentId, SegmentToken, SuperpagePair,
+    Attached, BladeTotals, ClientUsage, ErrorCode, Extent, Hello, HelloOk, META_LIMIT_BYTES,
+    Purpose, Request, Response, SegmentId, SegmentToken, SuperpagePair,
 };
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -17,7 +17,8 @@ use std::time::Duration;
 /// Most superpages in one attach or list answer: META_LIMIT_BYTES less the fixed fields.
 const LIST_LIMIT: usize = (META_LIMIT_BYTES - 20) / 8;
 /// Most clients in one stat answer.
-const STAT_CLIENTS_LIMIT: usize = (META_LIMIT_BYTES - 160) / 88;
+const STAT_CLIENTS_LIMIT: usize =
+    (META_LIMIT_BYTES - size_of::<BladeTotals>()) / size_of::<ClientUsage>();
 
 /// What a connection belongs to.
 #[derive(Debug)]

@@ -56,7 +56,7 @@ pub(super) struct Worker {
     turns: Turns,
     /// Connections that are held to their rate: when each is to work again, earliest first.
     paused: BinaryHeap<Reverse<(u64, usize)>>,
-    /// Connections whose next request waits for pages on flash; A number may stand for a later
+    /// Connections whose next request waits for pages on flash. A number may stand for a later
     /// connection, which then merely has a turn.
     away: Vec<usize>,
     /// Where the worker may run.

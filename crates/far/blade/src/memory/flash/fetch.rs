@@ -3,7 +3,7 @@
 
 use super::buffers::Buffers;
 use super::file::DATA_AT_BYTES;
-use super::residence::{Landing, OnWay};
+use super::residence::{Landing, OnWay, Threads};
 use super::tier::{OnRing, Tier, TieredSuperpage, neighbours, page_of, version_of};
 use farpool_disk::{Ended, Ring};
 use std::collections::HashMap;
@@ -90,7 +90,9 @@ impl Fetcher {
 
     fn read(&mut self, superpage: &Arc<TieredSuperpage>, pages: &[OnWay]) {
         let Some(buffer) = self.buffers.take(pages.len()) else {
-            self.land(superpage, pages, None);
+            // Nothing is under way that would wake this thread, either.
+            let waiting = self.land(superpage, pages, None);
+            self.tier.wake(waiting);
             return;
         };
         let now = Instant::now();
@@ -112,15 +114,17 @@ impl Fetcher {
             if let Some((OnRing { superpage, pages }, _)) = self.on_ring.remove(&token) {
                 self.pages_read -= pages.len() as u64;
                 let bytes = if is_ok { Some(buffer.bytes_mut()) } else { None };
-                self.land(&superpage, &pages, bytes);
+                let waiting = self.land(&superpage, &pages, bytes);
+                self.tier.wake(waiting.without(self.thread));
             }
             self.buffers.put(buffer);
         }
         self.ended = ended;
     }
 
-    /// Puts pages that have arrived in their place; None if they could not be read.
-    fn land(&self, at: &TieredSuperpage, pages: &[OnWay], mut bytes: Option<&mut [u8]>) {
+    /// Puts pages that have arrived in their place; None if they could not be read. Returns who
+    /// waits for them.
+    fn land(&self, at: &TieredSuperpage, pages: &[OnWay], mut bytes: Option<&mut [u8]>) -> Threads {
         let (mut taken, mut failed) = (0, 0);
         for (index, it) in pages.iter().enumerate() {
             let page = bytes.as_deref_mut().and_then(|bytes| page_of(bytes, index));
@@ -140,13 +144,12 @@ impl Fetcher {
                 Landing::Dropped => {}
             }
         }
-        let waiting = at.residence().take_waiting();
-        self.tier.wake(waiting.without(self.thread));
         self.tier.give_back(pages.len() as u64 - taken);
         self.tier.counters.pages_fetched.fetch_add(taken, Ordering::Relaxed);
         if failed > 0 {
             self.tier.counters.pages_failed.fetch_add(failed, Ordering::Relaxed);
             self.tier.say_failed(failed, bytes.is_some());
         }
+        at.residence().take_waiting()
     }
 }
