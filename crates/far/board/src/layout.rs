@@ -288,7 +288,8 @@ pub struct Slot {
     pub blades_version: AtomicU32,
     /// Entries of the table on which this process has nothing, as bits; of the version above.
     pub blades_left: AtomicU32,
-    /// Entries that this process cannot leave, because no other blade has room, as bits.
+    /// Entries that this process cannot leave, because no other blade has room, as bits; and
+    /// [`GROUPS_CROWDED`].
     pub blades_stuck: AtomicU32,
 }
 

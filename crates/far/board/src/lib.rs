@@ -34,7 +34,7 @@ pub use layout::{
 };
 pub use map::{Board, BoardError};
 pub use redundancy::{COPIES_LIMIT, PARITY_DOMAINS, Redundancy};
-pub use words::BLADE_ENTRIES;
+pub use words::{BLADE_ENTRIES, GROUPS_CROWDED};
 
 /// Environment variable by which a program's processes find their board.
 pub const BOARD_VARIABLE: &str = "FARPOOL_BOARD";

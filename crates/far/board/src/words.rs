@@ -36,3 +36,5 @@ pub(crate) fn load_text(field: &[AtomicU8]) -> String {
 
 /// Entries of the table: as many blades as a pool has slots. More are refused.
 pub const BLADE_ENTRIES: usize = 8;
+/// The bit beyond those of the entries: groups with parity find no room where they would be apart.
+pub const GROUPS_CROWDED: u32 = 1 << BLADE_ENTRIES;

@@ -357,6 +357,43 @@ fn with_too_few_domains_the_rest_is_done_once_there_are_more() {
     assert_eq!(common::reads(&mut lane, segment, &sample(4), 7), Ok(true));
 }
 
+/// A blade with memory for one superpage is where all others would be apart.
+#[test]
+fn groups_that_lie_together_for_want_of_room_are_told_until_there_is_some() {
+    let mut blades = start(4);
+    let pool = connect(&blades);
+    let few = farpool_blade::BladeConfig { memory_bytes: SUPERPAGE_BYTES, ..Default::default() };
+    blades.add("tcp", few);
+    let small = blades.addresses[4].clone();
+    let segment = common::allocate(&pool, 4);
+    assert!(pool.degraded_superpages() > 0 && !pool.is_crowded(), "there is no fifth blade");
+    pool.add_blade(&small.into()).expect("added");
+    complete(&pool, &Alone);
+    assert!(pool.has_all_copies() && !pool.is_crowded());
+    for superpage in 4..8 {
+        pool.allocate_superpage(segment, superpage).expect("allocated");
+    }
+    complete(&pool, &Alone);
+    assert!(pool.degraded_superpages() == 4 && pool.is_crowded(), "the fifth is full");
+    add(&mut blades, &pool);
+    assert!(complete(&pool, &Alone) > 0);
+    assert!(pool.has_all_copies() && !pool.is_crowded());
+    // What is lost has no room either, and then it has.
+    let mut lane = pool.lane().expect("lane");
+    common::write(&mut lane, segment, &sample(8), 7);
+    blades.stop(0);
+    assert_eq!(common::reads(&mut lane, segment, &sample(8), 7), Ok(true));
+    let mut mover = Mover::new(&pool);
+    let step = std::iter::repeat_with(|| mover.complete_copies(&Alone))
+        .find(|it| !matches!(it, Ok(Step::Moved | Step::Waiting)));
+    assert!(matches!(step, Some(Ok(Step::Empty) | Err(PoolError::Full { .. }))), "{step:?}");
+    assert!(pool.degraded_superpages() > 0 && pool.is_crowded());
+    add(&mut blades, &pool);
+    assert!(complete(&pool, &Alone) > 0);
+    assert!(pool.has_all_copies() && !pool.is_crowded());
+    assert_eq!(common::reads(&mut lane, segment, &sample(8), 7), Ok(true));
+}
+
 #[test]
 fn a_frozen_superpage_that_is_lost_is_made_once_for_all_who_share_it() {
     for lost in 0..6_u8 {

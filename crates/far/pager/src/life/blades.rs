@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use farpool_board::{
     BLADE_ENTRIES, BladeRole, BladeSettings, Blades, Board, CONNECTING, COPY_PARTS, Counter,
-    Sealing,
+    GROUPS_CROWDED, Sealing,
 };
 use farpool_pool::{
     BladeIndex, BladeSpec, ClientLimits, CopyDesk, DamageOutcome, Errand, FailureDomain,
@@ -144,6 +144,8 @@ pub struct Follower {
     /// The last error of each entry, so that it is reported once.
     said: [Option<String>; BLADE_ENTRIES],
     stuck: u32,
+    /// Groups with parity find no room where they would be apart.
+    is_crowded: bool,
     /// The last step made a copy, and there may be more to be made.
     makes_copies: bool,
     /// Copies are not made again before this time.
@@ -172,6 +174,7 @@ impl Follower {
             later: [None; BLADE_ENTRIES],
             said: [const { None }; BLADE_ENTRIES],
             stuck: 0,
+            is_crowded: false,
             makes_copies: false,
             copies_later: None,
             copies_said: false,
@@ -287,10 +290,14 @@ impl Follower {
             return None;
         }
         self.publish_degraded();
-        if pool.has_all_copies() || self.copies_later.is_some_and(|later| Instant::now() < later) {
+        let has_all = pool.has_all_copies();
+        self.is_crowded &= !has_all;
+        if has_all || self.copies_later.is_some_and(|later| Instant::now() < later) {
             return Some(COPIES_STEP);
         }
         let step = self.with_mover(|mover, desk, _| mover.complete_copies(desk))?;
+        let is_over = matches!(step, Ok(Step::Empty) | Err(PoolError::Full { .. }));
+        self.is_crowded = is_over && pool.is_crowded();
         self.copies_later = None;
         self.makes_copies = matches!(step, Ok(Step::Moved));
         self.leave_lost();
@@ -406,7 +413,8 @@ impl Follower {
         let left = left.fold(0, |bits, (at, _)| bits | 1 << at);
         let slot = self.core.slot;
         slot.blades_left.store(left, Release);
-        slot.blades_stuck.store(self.stuck, Release);
+        let crowded = if self.is_crowded { GROUPS_CROWDED } else { 0 };
+        slot.blades_stuck.store(self.stuck | crowded, Release);
         slot.blades_version.store(version, SeqCst);
     }
 }

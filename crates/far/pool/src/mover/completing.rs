@@ -121,13 +121,7 @@ impl Mover<'_> {
                 continue;
             }
             for strip in group.strips() {
-                let Some(place) = pool.shared.place_of(strip) else { continue };
-                let domains = pool.domains_of_peers(strip);
-                let own = pool.shared.domains(place.blade);
-                let is_apart = !own.iter().any(|domain| domains.contains(domain));
-                if place.record.is_some() || is_apart || !pool.has_blade_apart_from(&domains) {
-                    continue;
-                }
+                let Some(place) = pool.to_be_parted(strip) else { continue };
                 if self.move_superpage(strip.strand, strip.superpage, Some(place)).is_ok() {
                     return true;
                 }
@@ -199,6 +193,41 @@ impl Mover<'_> {
 }
 
 impl Pool {
+    /// Where a superpage is that is not apart from the rest of its group, if it could be: there is a
+    /// blade, with room or without.
+    fn to_be_parted(&self, strip: Strip) -> Option<Place> {
+        let place = self.shared.place_of(strip).filter(|place| place.record.is_none())?;
+        let domains = self.domains_of_peers(strip);
+        let own = self.shared.domains(place.blade);
+        let is_apart = !own.iter().any(|domain| domains.contains(domain));
+        (!is_apart && self.has_blade_apart_from(&domains)).then_some(place)
+    }
+
+    /// True if a group has superpages that lie together, or lacks one, though there is a blade where
+    /// it would be apart: that has no room.
+    pub fn is_crowded(&self) -> bool {
+        if self.shared.config.redundancy != Redundancy::Parity {
+            return false;
+        }
+        let is_writable = |s: SegmentHandle| self.segment(s).state() == SegmentState::Writable;
+        let is_missing = |strip: Strip| {
+            let place = self.shared.place_of(strip);
+            let lacks = place.is_none_or(Place::is_nowhere) && self.shared.is_recoverable(strip);
+            // A member without a place has nothing.
+            lacks
+                && (place.is_some() || strip.is_parity())
+                && self.has_blade_apart_from(&self.domains_of_peers(strip))
+        };
+        let neighbours = self.shared.neighbours();
+        let groups = self.live_segments().flat_map(|s| self.shared.groups(s));
+        let mut degraded = groups.filter(|group| !self.shared.is_complete(*group, &neighbours));
+        degraded.any(|group| {
+            let may_part = is_writable(group.parity().strand.first());
+            let mut strips = group.strips();
+            strips.any(|it| is_missing(it) || may_part && self.to_be_parted(it).is_some())
+        })
+    }
+
     /// True if a copy can be made once the memory where it was before is freed.
     fn waits_to_free(&self) -> bool {
         let unfreed = self.ledger().unfreed.clone();
