@@ -55,10 +55,6 @@ fn mistakes_exit_with_2_and_name_what_is_wrong() {
         (&["run", "--local", "1G", "--redundancy", "2"], "0 failure domains"),
         (&["run", "--local", "1G", "--redundancy", "parity"], "needs blades on 5 hosts"),
         (
-            &["run", "--local", "1G", "--redundancy", "parity", "--pool", "http://127.0.0.1:1"],
-            "--redundancy parity and --pool cannot both be",
-        ),
-        (
             &["run", "--local", "1G", "--redundancy", "2", "--seal", "never"],
             "seals tell what is right",
         ),

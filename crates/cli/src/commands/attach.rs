@@ -40,7 +40,6 @@ pub fn main(args: AttachArgs) -> anyhow::Result<u8> {
     let (end, trace) = end.map_err(|error| match error {
         RunError::LimitTooSmall { .. }
         | RunError::TooFewDomains { .. }
-        | RunError::ParityOfRack
         | RunError::UnsealedCopies
         | RunError::Address { .. }
         | RunError::Rack(RackError::RemoteTcp { .. }) => UsageError(error.to_string()).into(),

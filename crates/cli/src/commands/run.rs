@@ -30,7 +30,6 @@ pub fn main(args: RunArgs) -> anyhow::Result<u8> {
     let code = farpool_run::run(&options).map_err(|error| match error {
         RunError::LimitTooSmall { .. }
         | RunError::TooFewDomains { .. }
-        | RunError::ParityOfRack
         | RunError::UnsealedCopies
         | RunError::Address { .. }
         | RunError::Rack(RackError::RemoteTcp { .. }) => UsageError(error.to_string()).into(),

@@ -5,7 +5,9 @@ use std::path::Path;
 use std::sync::atomic::Ordering::{Acquire, SeqCst};
 
 use farpool_api::placements::Reach;
-use farpool_board::{BLADE_ENTRIES, BladeOffer, BladeRole, Board, Sealing, address_fits};
+use farpool_board::{
+    BLADE_ENTRIES, BladeOffer, BladeRole, Board, GROUPS_CROWDED, Sealing, address_fits,
+};
 use farpool_wire::Address;
 
 use crate::keeper::may_pass_a_network;
@@ -88,6 +90,12 @@ impl<'a> RunBlades<'a> {
             BladeUse { entry, generation, address, is_leaving, processes, without, is_stuck }
         })
         .collect()
+    }
+
+    /// True if a process has groups with parity of which some lie together, or lack a part, for
+    /// want of room where they would be apart.
+    pub(crate) fn are_groups_crowded(&self) -> bool {
+        self.board.processes().any(|slot| slot.blades_stuck.load(Acquire) & GROUPS_CROWDED != 0)
     }
 
     /// Adds a blade; from now on memory is taken from it. `folder` is the run's.

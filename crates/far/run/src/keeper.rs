@@ -479,11 +479,10 @@ pub(crate) fn check_copies(options: &RunOptions) -> Result<(), RunError> {
     if options.redundancy != Redundancy::NONE && options.seal == SealPolicy::Never {
         return Err(RunError::UnsealedCopies);
     }
-    match (&options.rack, options.redundancy) {
-        (Some(_), Redundancy::Parity) => Err(RunError::ParityOfRack),
+    match &options.rack {
         // It is asked for memory on as many.
-        (Some(_), Redundancy::Copies(_)) => Ok(()),
-        (None, redundancy) => check_domains(redundancy, &options.blades),
+        Some(_) => Ok(()),
+        None => check_domains(options.redundancy, &options.blades),
     }
 }
 

@@ -191,11 +191,6 @@ pub enum RunError {
         .redundancy.domains(), s = if *.domains == 1 { "" } else { "s" }
     )]
     TooFewDomains { redundancy: Redundancy, domains: usize },
-    #[error(
-        "--redundancy parity and --pool cannot both be: parity needs the same five hosts or more \
-         for all far memory; list blades (--blade), or have copies (--redundancy 2)"
-    )]
-    ParityOfRack,
     #[error("--seal never and --redundancy cannot both be: seals tell what is right")]
     UnsealedCopies,
     #[error("{0}. (--no-check starts the program all the same)")]

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use farpool_units::at_most;
 
 use crate::{ClientSegment, ClientSegmentUse, Place, SegmentId, SegmentState};
-use domains::Domains;
+use domains::{Domains, Layout};
 
 /// Smallest segment to ask for: less is not worth a request.
 const SEGMENT_MIN_BYTES: u64 = 512 << 20;
@@ -84,6 +84,20 @@ pub enum Reach {
     Nobody,
 }
 
+/// What is to be asked for next.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Need {
+    /// That a segment has more bytes, where it is.
+    Larger {
+        /// The segment.
+        id: SegmentId,
+        /// How much more than it has.
+        more_bytes: u64,
+    },
+    /// A further segment.
+    Piece(Piece),
+}
+
 /// Memory to ask for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Piece {
@@ -98,8 +112,8 @@ pub struct Piece {
 /// The placements, and the controller's last answer.
 #[derive(Debug)]
 pub struct Placements {
-    /// Copies of what is far, each on another failure domain.
-    copies: u8,
+    /// How what is far is stored.
+    layout: Layout,
     placements: BTreeMap<PlaceKey, Placement>,
     /// Places that all processes have left.
     left: BTreeSet<PlaceKey>,
@@ -116,9 +130,18 @@ impl Placements {
     /// Starts without placements, for so many copies of what is far.
     #[must_use]
     pub fn new(copies: u8) -> Self {
-        assert!(copies > 0, "what is far has at least one copy");
+        Placements::with_layout(Layout::copies(copies))
+    }
+
+    /// Starts without placements, for groups of four with parity.
+    #[must_use]
+    pub fn with_parity() -> Self {
+        Placements::with_layout(Layout::PARITY)
+    }
+
+    fn with_layout(layout: Layout) -> Self {
         Placements {
-            copies,
+            layout,
             placements: BTreeMap::new(),
             left: BTreeSet::new(),
             away: BTreeMap::new(),
@@ -128,9 +151,14 @@ impl Placements {
         }
     }
 
-    /// The copies of what is far.
-    pub fn copies(&self) -> u8 {
-        self.copies
+    /// True if what one failure domain has can be had from others.
+    pub fn are_apart(&self) -> bool {
+        self.layout.is_apart()
+    }
+
+    /// What can be far if so much is stored in all.
+    pub fn far_bytes_of(&self, stored_bytes: u64) -> u64 {
+        self.layout.far_bytes(stored_bytes)
     }
 
     /// Takes in the controller's answer. Returns the actions that it requires.
@@ -200,16 +228,16 @@ impl Placements {
         });
     }
 
-    /// True if the segment has no memory any more, and its copies elsewhere have what it had.
+    /// True if the segment has no memory any more, and what it had can be had from elsewhere.
     fn is_over(&self, segment: &ClientSegment) -> bool {
         let is_over = matches!(segment.state, SegmentState::Lost | SegmentState::Releasing);
-        self.copies > 1 && is_over
+        self.are_apart() && is_over
     }
 
     /// Takes in which processes use each place, by the numbers of their placements. Without copies
     /// nothing replaces a place.
     pub fn look(&mut self, now: Instant, reach: impl Fn(usize) -> Reach) {
-        if self.copies == 1 {
+        if !self.are_apart() {
             return;
         }
         let since = |map: &BTreeMap<PlaceKey, Instant>, key| map.get(&key).copied().unwrap_or(now);
@@ -244,7 +272,7 @@ impl Placements {
             }
             _ => is_in(&self.unused, segment, UNUSED_LIMIT),
         };
-        let useless = self.segments.iter().filter(|_| self.copies > 1).filter(is_useless);
+        let useless = self.segments.iter().filter(|_| self.are_apart()).filter(is_useless);
         useless.map(|segment| segment.id).collect()
     }
 
@@ -255,10 +283,10 @@ impl Placements {
             || self.segments.iter().any(|segment| segment.target.is_some())
     }
 
-    /// False if what the place had is only copied from elsewhere.
+    /// False if what the place had is only had from elsewhere.
     fn has_data(&self, key: PlaceKey) -> bool {
         let segment = self.segments.iter().find(|segment| segment.id == key.0);
-        self.copies == 1
+        !self.are_apart()
             || !self.gone.contains(&key) && segment.is_some_and(|segment| !self.is_over(segment))
     }
 
@@ -287,7 +315,7 @@ impl Placements {
         let is_there =
             |segment: &ClientSegment| !named_by(segment).any(|it| self.gone.contains(&it));
         let all = self.segments.iter().filter(|segment| is_there(segment) && counts(segment));
-        Domains::of(all.map(|segment| &segment.place), self.copies)
+        Domains::of(all.map(|segment| &segment.place), self.layout)
     }
 
     /// The domains of all segments that can be used, or will be: after a restart of the controller,
@@ -298,14 +326,7 @@ impl Placements {
 
     /// True if all far memory fits in segments that stay, with a reserve.
     pub fn has_room_for(&self, far_bytes: u64) -> bool {
-        let stays = |it: &ClientSegment| {
-            is_usable(it.state)
-                && self
-                    .placements
-                    .get(&place_key(it))
-                    .is_some_and(|placement| !placement.is_leaving)
-        };
-        let bytes = self.domains(stays).storable_bytes();
+        let bytes = self.domains(|it| self.stays(it)).storable_bytes();
         !self.is_moving() && bytes > far_bytes.saturating_add(far_bytes / FREE_PART)
     }
 
@@ -317,7 +338,7 @@ impl Placements {
     /// Builds the report on each segment, each with its share of `far_bytes`.
     pub fn report(&self, far_bytes: u64) -> Vec<ClientSegmentUse> {
         let granted = u128::from(self.granted_bytes().max(1));
-        let stored_bytes = u128::from(far_bytes) * u128::from(self.copies);
+        let stored_bytes = self.layout.stored_bytes(far_bytes);
         let share = |bytes: u64| {
             let share = stored_bytes * u128::from(bytes) / granted;
             at_most::<u64, _>(share).min(bytes)
@@ -340,33 +361,73 @@ impl Placements {
 
     /// Returns the memory to ask for now, if any, so that all of `far_bytes` has its copies.
     pub fn wanted(&self, far_bytes: u64, is_full: bool, quota_bytes: u64) -> Option<Piece> {
+        let goal = self.goal(far_bytes, is_full, quota_bytes)?;
+        self.has_entry().then(|| self.piece_for(goal)).flatten()
+    }
+
+    /// Returns how much is to be storable with all copies or parity, if that is more than there is.
+    pub fn goal(&self, far_bytes: u64, is_full: bool, quota_bytes: u64) -> Option<u64> {
         let granted = self.expected().storable_bytes();
-        let room = (quota_bytes / u64::from(self.copies)).saturating_sub(granted);
+        let room = self.far_bytes_of(quota_bytes).saturating_sub(granted);
         let reserve = (granted / FREE_PART).max(FREE_MIN_BYTES);
         let is_short = is_full || far_bytes.saturating_add(reserve) > granted;
         // First the move, unless copies wait for what is asked for.
-        let may_ask = (!self.is_moving() || !self.gone.is_empty()) && self.has_entry() && room > 0;
-        // With copies, what the program has may be more than has room.
+        let may_ask = (!self.is_moving() || !self.gone.is_empty()) && room > 0;
+        // With copies, what the program has may be more than has room; then it is to have the share
+        // that is free, too.
+        let reserve = reserve.max(far_bytes / (FREE_PART - 1));
         let missing = far_bytes.saturating_add(reserve).saturating_sub(granted);
         let more = granted.max(SEGMENT_MIN_BYTES);
-        let more = if self.copies == 1 { more } else { more.max(missing) };
-        let more = (is_short && may_ask).then_some(more.min(room))?;
-        self.piece_for(granted.saturating_add(more))
+        let more = if self.are_apart() { more.max(missing) } else { more };
+        (is_short && may_ask).then(|| granted.saturating_add(more.min(room)))
     }
 
-    /// True if anything can be stored with all copies, now or once all grants are usable.
+    /// Returns what to ask for next, so that in the end `bytes` can be stored with parity; None if
+    /// they can. Segments grow where they are, except for those that were refused more.
+    pub fn need_for(&self, bytes: u64, refused: &BTreeSet<SegmentId>) -> Option<Need> {
+        let domains = self.expected();
+        if domains.storable_bytes() >= bytes {
+            return None;
+        }
+        let segment_at = |place: &Place| self.segments.iter().find(|it| it.place == *place);
+        let can_grow = |place: &Place| {
+            let segment = segment_at(place).filter(|it| it.state == SegmentState::Ready);
+            let used =
+                segment.filter(|it| self.stays(it) && !self.away.contains_key(&place_key(it)));
+            used.is_some_and(|it| !refused.contains(&it.id))
+        };
+        let larger = domains.place_to_grow(bytes, can_grow).and_then(|(place, more_bytes)| {
+            Some(Need::Larger { id: segment_at(place)?.id, more_bytes })
+        });
+        larger.or_else(|| self.piece_for(bytes).map(Need::Piece))
+    }
+
+    /// True if it is used, and not to be left.
+    fn stays(&self, segment: &ClientSegment) -> bool {
+        let placement = self.placements.get(&place_key(segment));
+        is_usable(segment.state)
+            && segment.target.is_none()
+            && placement.is_some_and(|placement| !placement.is_leaving)
+    }
+
+    /// The failure domains that have memory for this program, now or soon.
+    pub fn domain_count(&self) -> usize {
+        self.expected().count()
+    }
+
+    /// True if anything can be stored with all copies or parity, now or once all grants are usable.
     pub fn will_store(&self) -> bool {
         self.expected().storable_bytes() > 0
     }
 
-    /// True if anything can be stored with all copies now.
+    /// True if anything can be stored with all copies or parity now.
     pub fn can_store(&self) -> bool {
         let has_placement = |it: &ClientSegment| self.placements.contains_key(&place_key(it));
         self.domains(|it| is_usable(it.state) && has_placement(it)).storable_bytes() > 0
     }
 
-    /// Returns the memory to ask for next, so that in the end `bytes` can be stored with all
-    /// copies; None if they can.
+    /// Returns the memory to ask for next, so that in the end `bytes` can be stored with all copies
+    /// or parity; None if they can.
     pub fn piece_for(&self, bytes: u64) -> Option<Piece> {
         let mut piece = self.expected().piece_for(bytes)?;
         let gone = self.segments.iter().filter(|segment| self.gone.contains(&place_key(segment)));
@@ -376,7 +437,7 @@ impl Placements {
     }
 
     /// True if there is an entry for one more segment.
-    fn has_entry(&self) -> bool {
+    pub fn has_entry(&self) -> bool {
         let will = self.segments.iter().filter(|segment| !self.is_over(segment)).map(place_key);
         let all: BTreeSet<_> = self.placements.keys().copied().chain(will).collect();
         let there = all.iter().filter(|key| !self.gone.contains(key));

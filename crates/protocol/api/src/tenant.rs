@@ -101,6 +101,28 @@ impl Tenant {
         }
     }
 
+    /// Asks for so much more of a segment, where it is, and for less if there is less. Returns how
+    /// much more it has.
+    ///
+    /// # Errors
+    /// See [`ApiError`]; a collaborating node does not have this operation.
+    pub fn enlarge(&self, id: SegmentId, more_bytes: u64) -> Result<u64, ApiError> {
+        let known = self.client.segment(id)?;
+        let has_bytes = known.place.bytes;
+        let Some(spec) = known.spec else { return Ok(0) };
+        let mut more_bytes = more_bytes;
+        loop {
+            let larger =
+                SegmentSpec { bytes: has_bytes.saturating_add(more_bytes), ..spec.clone() };
+            match self.client.resize_segment(id, &larger, Some(known.revision)) {
+                Err(error) if is_no_room(&error) && more_bytes / 2 >= PIECE_MIN_BYTES => {
+                    more_bytes /= 2;
+                }
+                other => return Ok(other?.place.bytes.saturating_sub(has_bytes)),
+            }
+        }
+    }
+
     /// Reports the program's use of its segments and waits up to `wait` for news. Returns all its
     /// segments, or None if the pool does not know the program (its lease ran out, or the pool lost
     /// its store): then its grants are no longer its own, and it has to [`join`](Self::join) again.

@@ -6,6 +6,7 @@
 //! and for which no other has room, goes into this machine's memory or, if that is short, a file
 //! ([`spill`]).
 
+mod growing;
 mod spill;
 
 use std::collections::BTreeSet;
@@ -15,7 +16,7 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
 use farpool_api::placements::{Action, ENTRIES_LIMIT, Piece, Placements, Reach, first_bytes};
@@ -23,7 +24,9 @@ use farpool_api::tenant::{Tenant, Wish, best_address, retry_after};
 use farpool_api::{
     Access, ApiError, Client, ClientId, ClientSpec, Place, ProblemKind, Segment, SegmentId,
 };
-use farpool_board::{BLADE_ENTRIES, BladeOffer, BladeRole, Board, Counter};
+use farpool_board::{
+    BLADE_ENTRIES, BladeOffer, BladeRole, Board, Counter, PARITY_DOMAINS, Redundancy,
+};
 use farpool_kernel::fill_random;
 use farpool_policy::RateLimit;
 use farpool_units::plain;
@@ -95,6 +98,12 @@ pub enum RackError {
          with room: {error}; start nodes on more hosts, or ask for fewer copies (--redundancy)"
     )]
     TooFewDomains { copies: u8, error: ApiError },
+    #[error(
+        "--redundancy parity needs memory on {PARITY_DOMAINS} failure domains (hosts) of the rack, \
+         and {domains} had room: {error}; start nodes on more hosts (farpool node), or have copies, \
+         which need 2 hosts (--redundancy 2)"
+    )]
+    TooFewForParity { domains: usize, error: ApiError },
     #[error("no random numbers for an id: {0}")]
     Random(std::io::Error),
     #[error("the thread that talks to the controller cannot be started: {0}")]
@@ -137,12 +146,17 @@ impl RackRun {
             tenant,
             board: Arc::clone(board),
             folder: directory.to_owned(),
-            placements: Placements::new(options.redundancy.domains()),
+            placements: match options.redundancy {
+                Redundancy::Copies(copies) => Placements::new(copies),
+                Redundancy::Parity => Placements::with_parity(),
+            },
+            redundancy: options.redundancy,
             quota_bytes: options.quota_bytes.unwrap_or(u64::MAX),
             rate_bytes_per_s: rack.rate_bytes_per_s,
             allow_remote_tcp: options.allow_remote_tcp || options.credentials.is_some(),
             refused_since: None,
             grow_after: None,
+            settles_until: None,
             release_after: None,
             may_grow: true,
             stuck_since: None,
@@ -151,8 +165,7 @@ impl RackRun {
             lost: BTreeSet::new(),
             stop: Arc::clone(&run.stop),
         };
-        let quota_bytes =
-            options.quota_bytes.map(|bytes| bytes / u64::from(agent.placements.copies()));
+        let quota_bytes = options.quota_bytes.map(|bytes| agent.placements.far_bytes_of(bytes));
         agent.begin(first_bytes(quota_bytes, local_bytes))?;
         let thread = std::thread::Builder::new().name("farpool-rack".into());
         thread.spawn(move || agent.keep_up()).map_err(RackError::Thread)?;
@@ -174,6 +187,7 @@ struct Agent {
     /// The run's folder.
     folder: PathBuf,
     placements: Placements,
+    redundancy: Redundancy,
     quota_bytes: u64,
     rate_bytes_per_s: Option<u64>,
     allow_remote_tcp: bool,
@@ -181,6 +195,8 @@ struct Agent {
     refused_since: Option<Instant>,
     /// When the rack may be asked for more again.
     grow_after: Option<Instant>,
+    /// Until when nodes and processes take in what has grown.
+    settles_until: Option<Instant>,
     /// When memory may be given back again, after a refusal.
     release_after: Option<Instant>,
     /// Whether more would be of use: not once a place was granted that this program may not use.
@@ -198,9 +214,9 @@ impl Agent {
     /// Gets the first memory, so much of each copy, in several pieces if there is no single one.
     fn begin(&mut self, bytes: u64) -> Result<(), RackError> {
         let started = Instant::now();
-        match self.placements.copies() {
-            1 => self.begin_with(bytes, started)?,
-            _ => self.begin_apart(bytes, started)?,
+        match self.placements.are_apart() {
+            false => self.begin_with(bytes, started)?,
+            true => self.begin_apart(bytes, started)?,
         }
         while !self.placements.can_store() {
             let why = self.placements.waits_for();
@@ -211,7 +227,7 @@ impl Agent {
                 self.say(&format!("no far memory yet: {why}"));
             }
             self.exchange(BUSY_WAIT)?;
-            if self.placements.copies() > 1 {
+            if self.placements.are_apart() {
                 self.look();
                 self.release();
                 self.grow();
@@ -233,27 +249,35 @@ impl Agent {
         Ok(())
     }
 
-    /// Asks for so much of each copy, on as many failure domains. It takes less, but no fewer
-    /// domains.
+    /// Asks for so much of each copy, or its share of each part of groups with parity, on as many
+    /// failure domains. It takes less, but no fewer domains.
     fn begin_apart(&mut self, bytes: u64, started: Instant) -> Result<(), RackError> {
         while let Some(piece) = self.placements.piece_for(bytes) {
             if let Err(error) = self.ask_first(&piece, started) {
                 if self.placements.will_store() {
                     break;
                 }
-                let copies = self.placements.copies();
-                return Err(match error {
-                    RackError::Api(error) if error.is(ProblemKind::NoRoom) => {
-                        RackError::TooFewDomains { copies, error }
-                    }
-                    other => other,
-                });
+                return Err(self.too_few_domains(error));
             }
             if !self.may_ask_more() {
                 break;
             }
         }
         Ok(())
+    }
+
+    fn too_few_domains(&self, error: RackError) -> RackError {
+        match (error, self.redundancy) {
+            (RackError::Api(error), Redundancy::Copies(copies))
+                if error.is(ProblemKind::NoRoom) =>
+            {
+                RackError::TooFewDomains { copies, error }
+            }
+            (RackError::Api(error), Redundancy::Parity) if error.is(ProblemKind::NoRoom) => {
+                RackError::TooFewForParity { domains: self.placements.domain_count(), error }
+            }
+            (other, _) => other,
+        }
     }
 
     /// True if the board has room for more segments and the moves of all.
@@ -305,7 +329,7 @@ impl Agent {
         let (bytes, rate_bytes_per_s) = (piece.bytes, self.rate_bytes_per_s);
         let fresh_id = || Ok::<_, RackError>(SegmentId::from_u128(random()?));
         let ask = |avoid: &[String], is_whole: bool| {
-            let apart = self.placements.copies() > 1;
+            let apart = self.placements.are_apart();
             let wish = Wish { bytes, rate_bytes_per_s, avoid, apart, is_whole, may_wait };
             self.tenant.ask(wish, fresh_id)
         };
@@ -363,11 +387,15 @@ impl Agent {
         // Once for each node: the loss stays, and so do its reports.
         for node in lost.difference(&self.lost) {
             let node = plain(node);
-            match self.placements.copies() {
-                1 => say!("farpool: node {node} has lost memory of this program"),
-                _ => say!(
+            match self.redundancy {
+                Redundancy::NONE => say!("farpool: node {node} has lost memory of this program"),
+                Redundancy::Copies(_) => say!(
                     "farpool: node {node} has lost memory of this program, of which there are \
                      copies elsewhere"
+                ),
+                Redundancy::Parity => say!(
+                    "farpool: node {node} has lost memory of this program, which is made again \
+                     from the rest of its groups"
                 ),
             }
         }
@@ -407,7 +435,7 @@ impl Agent {
         });
     }
 
-    /// Gives back what is of no use any more, which only copies make possible.
+    /// Gives back what is of no use any more, which only copies or parity make possible.
     fn release(&mut self) {
         let now = Instant::now();
         if self.release_after.is_some_and(|after| now < after) {
@@ -417,31 +445,6 @@ impl Agent {
             if let Err(error) = self.tenant.release(id) {
                 self.release_after = Some(now + GROW_RETRY);
                 self.say(&format!("memory that is of no use cannot be given back: {error}"));
-            }
-        }
-    }
-
-    /// Asks for more before the granted memory runs out.
-    fn grow(&mut self) {
-        let is_full = self.board.header().full_reported.load(Relaxed) != 0;
-        let wanted = self.placements.wanted(self.far_bytes(), is_full, self.quota_bytes);
-        let Some(piece) = wanted.filter(|_| self.may_grow) else {
-            // The next need waits anew.
-            self.refused_since = None;
-            return;
-        };
-        if self.grow_after.is_some_and(|after| Instant::now() < after) {
-            return;
-        }
-        match self.ask_for(&piece, !is_full) {
-            Ok(_) => {
-                self.board.header().full_reported.store(0, Relaxed);
-                self.grow_after = Some(Instant::now() + BUSY_WAIT);
-            }
-            Err(error) => {
-                let pause = pause_after(&error).unwrap_or(GROW_RETRY);
-                self.grow_after = Some(Instant::now() + pause);
-                self.say(&format!("no more far memory for now: {error}"));
             }
         }
     }

@@ -249,7 +249,7 @@ fn a_blade_that_is_away_is_replaced_and_given_back_when_nobody_uses_it_for_long(
     placements.hear(vec![pending, on(2, gib)]);
     placements.look(at(57), left(1, Reach::Nobody));
     assert_eq!(placements.to_release(at(57)), [], "it has a placement: no haste");
-    let one = Placements { copies: 1, ..placements };
+    let one = Placements { layout: Layout::copies(1), ..placements };
     assert_eq!(one.to_release(at(99)), [], "what it has may come back with it");
 }
 
@@ -329,4 +329,82 @@ fn lost_memory_is_given_back_and_left_while_more_is_asked_for() {
     one.hear(vec![on(1, gib)]);
     one.taken(key_on(1), 1, 1);
     assert_eq!(one.hear(vec![lost()]), [], "without copies the program has to learn of it");
+}
+
+/// Groups with parity on these hosts, in the entries of their numbers.
+fn groups_on(hosts: std::ops::RangeInclusive<u8>, bytes: u64) -> Placements {
+    let mut placements = Placements::with_parity();
+    placements.hear(hosts.clone().map(|host| on(host, bytes)).collect());
+    hosts.for_each(|host| placements.taken(key_on(host), host.into(), 1));
+    placements
+}
+
+fn nobody() -> BTreeSet<SegmentId> {
+    BTreeSet::new()
+}
+
+#[test]
+fn parity_is_asked_for_on_five_hosts_and_takes_a_quarter_more() {
+    let gib = 1 << 30;
+    let mut placements = Placements::with_parity();
+    for hosts in 0..5 {
+        placements.hear((1..=hosts).map(|host| on(host, gib / 4)).collect());
+        assert!(!placements.will_store(), "on {hosts} hosts");
+        let piece = placements.piece_for(gib).expect("one more");
+        let all: Vec<u8> = (1..=hosts).collect();
+        assert_eq!((piece.bytes, piece.avoid, piece.avoid_first), (gib / 4, names(&all), vec![]));
+    }
+    let placements = groups_on(1..=5, gib / 4);
+    assert!(placements.can_store() && placements.piece_for(gib).is_none());
+    assert_eq!(placements.far_bytes_of(5 * gib), 4 * gib);
+    assert_eq!(placements.goal(gib, true, 5 * gib / 4), None, "the quota counts the parity");
+    let told: u64 = placements.report(gib / 2).iter().map(|it| it.used_bytes).sum();
+    assert_eq!(told, gib / 2 / 4 * 5);
+}
+
+#[test]
+fn parity_grows_where_it_is_and_on_a_further_host_where_that_is_refused() {
+    let gib = 1 << 30;
+    let mut placements = groups_on(1..=5, gib);
+    assert_eq!(placements.goal(gib, false, u64::MAX), None);
+    let goal = placements.goal(4 * gib, false, u64::MAX).expect("it is nearly full");
+    assert_eq!(goal, 8 * gib);
+    let larger = |host: u8| Some(Need::Larger { id: key_on(host).0, more_bytes: gib });
+    assert_eq!(placements.need_for(goal, &nobody()), larger(1));
+    // The first one has grown, and the second one is not asked again.
+    let rest = |first: ClientSegment| {
+        std::iter::once(first).chain((2..=5).map(|host| on(host, gib))).collect::<Vec<_>>()
+    };
+    placements.hear(rest(on(1, 2 * gib)));
+    assert_eq!(placements.need_for(goal, &nobody()), larger(2));
+    // If one of five cannot grow, it would be of no use that the others do.
+    let piece = placements.need_for(goal, &BTreeSet::from([key_on(2).0]));
+    let further = Piece { bytes: 2 * gib, avoid: names(&[1, 2, 3, 4, 5]), avoid_first: vec![] };
+    assert_eq!(piece, Some(Need::Piece(further)));
+    // What moves stays as large as it is.
+    let target = Some(Target { epoch: 6, place: on(6, gib).place });
+    let moves = ClientSegment { target, state: SegmentState::Moving, ..on(1, gib) };
+    placements.hear(rest(moves));
+    assert!(matches!(placements.need_for(goal, &nobody()), Some(Need::Piece(_))));
+}
+
+#[test]
+fn a_lost_host_of_parity_is_replaced_by_a_further_one() {
+    let gib = 1 << 30;
+    let mut placements = groups_on(1..=5, gib);
+    let begun = Instant::now();
+    placements.look(begun, left(3, Reach::Nobody));
+    placements.look(begun + AWAY_PATIENCE, left(3, Reach::Nobody));
+    let goal = placements.goal(gib, false, u64::MAX).expect("four hosts are too few");
+    let Some(Need::Piece(piece)) = placements.need_for(goal, &nobody()) else {
+        panic!("growing is of no use");
+    };
+    assert!(piece.bytes >= (gib + FREE_MIN_BYTES) / 4, "{}", piece.bytes);
+    assert_eq!(piece.avoid, names(&[1, 2, 4, 5, 3]));
+    let four = (1..=6).filter(|host| *host != 3);
+    placements.hear(four.map(|host| on(host, gib)).collect());
+    placements.taken(key_on(6), 6, 1);
+    placements.look(begun + AWAY_PATIENCE, |_| Reach::All);
+    assert_eq!(placements.goal(gib, false, u64::MAX), None);
+    assert!(placements.can_store());
 }
