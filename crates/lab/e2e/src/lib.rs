@@ -6,6 +6,7 @@
 //! * [`blade`]: a `farpool blade` of its own;
 //! * [`checker`]: a program that checks what it reads, on blades that die;
 //! * [`rack`]: a controller and nodes, and users' commands to them;
+//! * [`lenders`]: a rack whose nodes die under a program that checks what it reads;
 //! * [`far`]: a rack client and its far memory, without a program;
 //! * [`jobs`]: real programs, compiled from source, compared with all-local and held to their
 //!   limit;
@@ -37,6 +38,7 @@ pub mod far;
 pub mod hog;
 pub mod jobs;
 pub mod kv;
+pub mod lenders;
 pub mod liar;
 pub mod network;
 pub mod pki;

@@ -153,12 +153,17 @@ impl Stage {
     /// Starts a program on a host that checks every page it reads. It has 96 MiB, of which 24 MiB
     /// are local.
     pub fn program(&self, host: usize, seconds: &str) -> Running {
+        self.program_with(host, seconds, &[])
+    }
+
+    /// The same with further options of `farpool run`.
+    pub fn program_with(&self, host: usize, seconds: &str, options: &[&str]) -> Running {
         let directory = tempfile::tempdir().expect("directory");
         let stats = directory.path().join("stats.json");
         let (url, name) = (self.url(), self.hosts[host].name());
         let words = ["run", "--local", "24MiB", "--pool", &url, "--host", name];
         let more = ["--quota", "256MiB", "--allow-remote-tcp"];
-        let mut command = self.command(host, &[&words[..], &more].concat());
+        let mut command = self.command(host, &[&words[..], &more, options].concat());
         command.arg("--stats").arg(&stats);
         Run::with(command, Some(stats), Some(directory))
             .own_program("farpool-stress")
