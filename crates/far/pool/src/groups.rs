@@ -196,9 +196,12 @@ impl Pool {
     /// True if a blade that memory can be taken from lies on none of these domains.
     pub(crate) fn has_blade_apart_from(&self, domains: &[FailureDomain]) -> bool {
         let ledger = self.ledger();
-        let mut accounts = ledger.accounts.iter().flatten();
-        accounts.any(|account| {
-            is_apart(account, domains) && !account.is_leaving && !account.is_given_up()
+        let mut accounts = (0..).map(BladeIndex).zip(&ledger.accounts);
+        accounts.any(|(blade, account)| {
+            let is_it = |account: &Account| {
+                is_apart(account, domains) && !account.is_leaving && !account.is_given_up()
+            };
+            account.as_ref().is_some_and(is_it) && !self.is_lost(blade)
         })
     }
 

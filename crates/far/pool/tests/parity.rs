@@ -357,6 +357,34 @@ fn with_too_few_domains_the_rest_is_done_once_there_are_more() {
     assert_eq!(common::reads(&mut lane, segment, &sample(4), 7), Ok(true));
 }
 
+/// Makes what can be made, which is not all.
+fn complete_in_vain(pool: &Pool) {
+    let mut mover = Mover::new(pool);
+    let mut steps = std::iter::repeat_with(|| mover.complete_copies(&Alone));
+    let last = steps.find(|it| !matches!(it, Ok(Step::Moved | Step::Waiting)));
+    assert!(matches!(last, Some(Ok(Step::Empty) | Err(PoolError::Full { .. }))), "{last:?}");
+    assert!(pool.degraded_superpages() > 0);
+}
+
+/// What misses a further blade would not have room if the others had more.
+#[test]
+fn too_few_blades_are_no_crowd() {
+    let mut blades = start(5);
+    let pool = connect(&blades);
+    let segment = common::allocate(&pool, 4);
+    let mut lane = pool.lane().expect("lane");
+    common::write(&mut lane, segment, &sample(4), 7);
+    for blade in 0..2 {
+        blades.stop(blade);
+        // With the second one two superpages are lost.
+        let read = common::read(&mut lane, segment, &sample(4), 7);
+        assert!(!read.contains(&Ok(false)), "{read:?}");
+        drive_until_idle(&mut lane);
+        complete_in_vain(&pool);
+        assert!(!pool.is_crowded());
+    }
+}
+
 /// A blade with memory for one superpage is where all others would be apart.
 #[test]
 fn groups_that_lie_together_for_want_of_room_are_told_until_there_is_some() {
@@ -383,11 +411,8 @@ fn groups_that_lie_together_for_want_of_room_are_told_until_there_is_some() {
     common::write(&mut lane, segment, &sample(8), 7);
     blades.stop(0);
     assert_eq!(common::reads(&mut lane, segment, &sample(8), 7), Ok(true));
-    let mut mover = Mover::new(&pool);
-    let step = std::iter::repeat_with(|| mover.complete_copies(&Alone))
-        .find(|it| !matches!(it, Ok(Step::Moved | Step::Waiting)));
-    assert!(matches!(step, Some(Ok(Step::Empty) | Err(PoolError::Full { .. }))), "{step:?}");
-    assert!(pool.degraded_superpages() > 0 && pool.is_crowded());
+    complete_in_vain(&pool);
+    assert!(pool.is_crowded());
     add(&mut blades, &pool);
     assert!(complete(&pool, &Alone) > 0);
     assert!(pool.has_all_copies() && !pool.is_crowded());

@@ -13,6 +13,10 @@ use farpool_e2e::run::Running;
 use farpool_e2e::stage::{self, Stage};
 use farpool_e2e::{network, turn, wait_until};
 use farpool_hosts::{Hosts, Wiring};
+use serde_json::Value;
+
+/// What a run without a quota asks for on each node at first.
+const FIRST_BYTES: u64 = 128 << 20;
 
 /// Children share what is frozen, in groups of its own: it grows without a quota.
 fn checker(rack: &Rack) -> Running {
@@ -29,13 +33,14 @@ fn nodes_of_a_rack_die_one_after_the_other() {
     rack.finish(running);
 }
 
-/// A node dies for good: what it had is asked for on the sixth, and made there. Then another one
-/// may die, after which there are too few hosts, and the program goes on.
+/// A node dies for good: what it had is asked for on the sixth, and made there; no other one is
+/// asked for more. Then another one may die, after which there are too few hosts, and the program
+/// goes on.
 #[test]
 fn what_a_dead_node_had_is_made_on_a_further_one() {
     let _turn = turn();
     let mut rack = Rack::start(6, "parity");
-    let mut running = checker(&rack);
+    let mut running = rack.checker(rack.run(), 64, "discard,heap,pipe,protect");
     wait_for_copies(&mut running);
     let used = rack.used();
     assert!(used.len() == 5 && !used.iter().any(|it| it == HOST), "{used:?}");
@@ -48,6 +53,9 @@ fn what_a_dead_node_had_is_made_on_a_further_one() {
         rack.used().iter().any(|it| it == HOST).then_some(())
     });
     wait_for_copies(&mut running);
+    let segments = rack.segments();
+    let is_first_size = |it: &Value| it["place"]["bytes"] == FIRST_BYTES;
+    assert!(segments.iter().all(is_first_size), "{segments:?}");
     rack.kill(number_of(&used[0]));
     wait_until("the second loss", PATIENCE, || (degraded(&running)? > 0).then_some(()));
     wait_for_fetches(&running, 1000);

@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::time::Instant;
 
+use farpool_board::Redundancy;
 use farpool_pool::{BladeIndex, PageError, PoolError, SegmentHandle};
 
 use crate::evict::evictor::{Evictor, FULL_RETRY};
@@ -95,8 +96,12 @@ impl Evictor {
         let (core, now) = (self.core, Instant::now());
         if self.refusals.may_send(blade, now) {
             core.pool.set_refusing(blade);
-            // Makes the rack find more memory for the run.
-            core.board.header().full_reported.store(1, SeqCst);
+            // What is asked for in a lost blade's stead is enough, where its pages are to be had.
+            let is_spared = core.settings.redundancy == Redundancy::Parity;
+            if !(is_spared && core.pool.is_lost(blade)) {
+                // Makes the rack find more memory for the run.
+                core.board.header().full_reported.store(1, SeqCst);
+            }
         }
         self.refusals.refuse(blade, now);
         let lost = core.pool.lost().into_iter().find(|lost| lost.blade == blade);

@@ -12,9 +12,11 @@ use std::time::{Duration, Instant};
 use farpool_api::SegmentId;
 use farpool_api::placements::Need;
 use farpool_board::Redundancy;
+use farpool_units::plain;
 
 use super::{Agent, BUSY_WAIT, GROW_RETRY, pause_after};
 use crate::blades::RunBlades;
+use crate::say::say;
 
 /// How long a node takes to serve what was granted, and a process to use it, at most. What they
 /// lacked before says nothing meanwhile.
@@ -31,9 +33,7 @@ impl Agent {
         let is_full = self.board.header().full_reported.load(Relaxed) != 0;
         let wanted = self.placements.wanted(self.far_bytes(), is_full, self.quota_bytes);
         let Some(piece) = wanted.filter(|_| self.may_grow) else {
-            // The next need waits anew.
-            self.refused_since = None;
-            return;
+            return self.forget_need();
         };
         if self.grow_after.is_some_and(|after| Instant::now() < after) {
             return;
@@ -46,7 +46,7 @@ impl Agent {
             Err(error) => {
                 let pause = pause_after(&error).unwrap_or(GROW_RETRY);
                 self.grow_after = Some(Instant::now() + pause);
-                self.say(&format!("no more far memory for now: {error}"));
+                self.say_short(&error.to_string());
             }
         }
     }
@@ -64,15 +64,26 @@ impl Agent {
         let lacks_room = self.settles_until.is_none() && (is_full || is_crowded());
         let goal = self.placements.goal(self.far_bytes(), lacks_room, self.quota_bytes);
         let Some(goal) = goal.filter(|_| self.may_grow) else {
-            self.refused_since = None; // the next need waits anew
-            return;
+            return self.forget_need();
         };
         if self.grow_after.is_some_and(|after| now < after) {
             return;
         }
         if let Err((why, pause)) = self.grow_to(goal, !is_full) {
             self.grow_after = Some(Instant::now() + pause);
-            self.say(&format!("no more far memory for now: {why}"));
+            self.say_short(&why);
+        }
+    }
+
+    /// The next need waits anew, and is told.
+    fn forget_need(&mut self) {
+        (self.refused_since, self.said_short) = (None, None);
+    }
+
+    fn say_short(&mut self, why: &str) {
+        if self.said_short.as_deref() != Some(why) {
+            say!("farpool: no more far memory for now: {}", plain(why));
+            self.said_short = Some(why.to_owned());
         }
     }
 
@@ -96,7 +107,8 @@ impl Agent {
                 Some(Need::Piece(piece)) => match self.ask_for(&piece, may_wait) {
                     Ok(_) => self.settles_until = Some(Instant::now() + SETTLING),
                     Err(error) => {
-                        return Err((error.to_string(), pause_after(&error).unwrap_or(GROW_RETRY)));
+                        let why = format!("a further failure domain is needed, and {error}");
+                        return Err((why, pause_after(&error).unwrap_or(GROW_RETRY)));
                     }
                 },
             }

@@ -162,6 +162,7 @@ impl RackRun {
             stuck_since: None,
             spill: Spill::new(directory, &rack.spill_directory),
             said: None,
+            said_short: None,
             lost: BTreeSet::new(),
             stop: Arc::clone(&run.stop),
         };
@@ -205,6 +206,8 @@ struct Agent {
     spill: Spill,
     /// The last message, so that it is not repeated.
     said: Option<String>,
+    /// The last message about too little memory, until there is enough.
+    said_short: Option<String>,
     /// Nodes that have lost memory of this program, as far as that was said.
     lost: BTreeSet<String>,
     stop: Arc<AtomicBool>,
