@@ -3,8 +3,6 @@
 
 use std::sync::atomic::Ordering;
 
-use farpool_wire::FailureDomain;
-
 use crate::account::{Account, PartKey};
 use crate::copies::is_apart;
 use crate::map::Place;
@@ -12,6 +10,17 @@ use crate::parity::{Group, Strip};
 use crate::pool::Ledger;
 use crate::seals::Seals;
 use crate::{BladeIndex, Pool, PoolError, Redundancy, SegmentHandle};
+
+/// Whether there is memory where a superpage would be apart.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Room {
+    /// No blade lies apart.
+    Nowhere,
+    /// Those that do gave none when they were last asked.
+    Full,
+    /// One of them may give some.
+    Free,
+}
 
 impl Pool {
     /// Allocates a member of a group, and the group's parity with the first of them.
@@ -193,16 +202,18 @@ impl Pool {
         self.shared.place_of(parity)
     }
 
-    /// True if a blade that memory can be taken from lies on none of these domains.
-    pub(crate) fn has_blade_apart_from(&self, domains: &[FailureDomain]) -> bool {
+    /// What there is for a superpage of a group apart from the rest of it.
+    pub(crate) fn room_apart(&self, strip: Strip) -> Room {
+        let domains = self.domains_of_peers(strip);
         let ledger = self.ledger();
-        let mut accounts = (0..).map(BladeIndex).zip(&ledger.accounts);
-        accounts.any(|(blade, account)| {
-            let is_it = |account: &Account| {
-                is_apart(account, domains) && !account.is_leaving && !account.is_given_up()
+        let apart = (0..).map(BladeIndex).zip(&ledger.accounts).filter_map(|(blade, account)| {
+            let is_it = |account: &&Account| {
+                is_apart(account, &domains) && !account.is_leaving && !account.is_given_up()
             };
-            account.as_ref().is_some_and(is_it) && !self.is_lost(blade)
-        })
+            account.as_ref().filter(is_it).filter(|_| !self.is_lost(blade))
+        });
+        let rooms = apart.map(|it| if it.is_full { Room::Full } else { Room::Free });
+        rooms.max().unwrap_or(Room::Nowhere)
     }
 
     /// Gives a place to what others wrote and no blade has, but the rest of its group does.

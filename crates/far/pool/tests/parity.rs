@@ -385,6 +385,26 @@ fn too_few_blades_are_no_crowd() {
     }
 }
 
+/// A full group finds no fifth blade; what another group has on the lost one is made all the same.
+#[test]
+fn what_finds_no_room_keeps_nothing_else_from_being_made() {
+    let mut blades = start(5);
+    let pool = connect(&blades);
+    let segment = common::allocate(&pool, 5);
+    let mut lane = pool.lane().expect("lane");
+    common::write(&mut lane, segment, &sample(5), 7);
+    stop_blade_of(&mut blades, &pool, segment, 4);
+    assert_eq!(common::reads(&mut lane, segment, &sample(5), 7), Ok(true));
+    assert_eq!(pool.degraded_superpages(), 5);
+    complete_in_vain(&pool);
+    assert_eq!(pool.degraded_superpages(), 4);
+    assert!(!pool.is_crowded(), "no blade would help by having more");
+    stop_blade_of(&mut blades, &pool, segment, 4);
+    let page = [4 * SUPERPAGE_PAGES];
+    assert_eq!(common::reads(&mut lane, segment, &page, 7), Ok(true));
+    drive_until_idle(&mut lane);
+}
+
 /// A blade with memory for one superpage is where all others would be apart.
 #[test]
 fn groups_that_lie_together_for_want_of_room_are_told_until_there_is_some() {

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use super::Mover;
 use crate::account::PartKey;
 use crate::copies::is_apart;
+use crate::groups::Room;
 use crate::map::Place;
 use crate::parity::{Group, Strip};
 use crate::pool::Ledger;
@@ -41,10 +42,11 @@ impl Mover<'_> {
             pool.ledger().free_rest();
             let lost = (0_u8..).map(BladeIndex).take(MAX_BLADES).filter(|at| pool.is_lost(*at));
             lost.for_each(|blade| pool.forget_copies_on(blade));
-            if pool.shared.config.redundancy == Redundancy::Parity && mover.take_out_freed() {
+            let has_parity = pool.shared.config.redundancy == Redundancy::Parity;
+            if has_parity && mover.take_out_freed() {
                 return Ok(Step::Moved);
             }
-            let mut somebody_copies = false;
+            let (mut somebody_copies, mut full) = (false, None);
             for copy in SegmentHandle::every() {
                 let Some(missing) = next_missing(pool, copy) else {
                     mover.publish_frozen(copy, desk)?;
@@ -65,11 +67,19 @@ impl Mover<'_> {
                     }
                 }
                 let at = pool.segment(copy).map().get(missing.superpage);
-                mover.move_superpage(copy, missing.superpage, at)?;
-                return Ok(Step::Moved);
+                match mover.move_superpage(copy, missing.superpage, at) {
+                    // Another one, of a group that is not full, may find room.
+                    Err(error @ PoolError::Full { .. }) if has_parity => {
+                        full.get_or_insert(error);
+                    }
+                    moved => return moved.map(|()| Step::Moved),
+                }
             }
             if mover.mend_groups() || mover.part_strips() {
                 return Ok(Step::Moved);
+            }
+            if let Some(error) = full {
+                return Err(error);
             }
             pool.note_copies();
             Ok(if somebody_copies || pool.waits_to_free() { Step::Waiting } else { Step::Empty })
@@ -200,32 +210,35 @@ impl Pool {
         let domains = self.domains_of_peers(strip);
         let own = self.shared.domains(place.blade);
         let is_apart = !own.iter().any(|domain| domains.contains(domain));
-        (!is_apart && self.has_blade_apart_from(&domains)).then_some(place)
+        (!is_apart && self.room_apart(strip) > Room::Nowhere).then_some(place)
     }
 
-    /// True if a group has superpages that lie together, or lacks one, though there is a blade where
-    /// it would be apart: that has no room.
+    /// True if a group has superpages that lie together, or lacks one, and all blades where it would
+    /// be apart are full.
     pub fn is_crowded(&self) -> bool {
         if self.shared.config.redundancy != Redundancy::Parity {
             return false;
         }
-        let is_writable = |s: SegmentHandle| self.segment(s).state() == SegmentState::Writable;
         let is_missing = |strip: Strip| {
             let place = self.shared.place_of(strip);
-            let lacks = place.is_none_or(Place::is_nowhere) && self.shared.is_recoverable(strip);
+            let is_nowhere = place.is_none_or(Place::is_nowhere);
             // A member without a place has nothing.
-            lacks
+            is_nowhere
                 && (place.is_some() || strip.is_parity())
-                && self.has_blade_apart_from(&self.domains_of_peers(strip))
+                && self.shared.is_recoverable(strip)
+        };
+        let lacks_room = |group: Group| {
+            let may_part = self.segment(group.parity().strand.first()).state();
+            let may_part = may_part == SegmentState::Writable;
+            let mut strips = group.strips().filter(|strip| {
+                is_missing(*strip) || may_part && self.to_be_parted(*strip).is_some()
+            });
+            strips.any(|strip| self.room_apart(strip) == Room::Full)
         };
         let neighbours = self.shared.neighbours();
         let groups = self.live_segments().flat_map(|s| self.shared.groups(s));
         let mut degraded = groups.filter(|group| !self.shared.is_complete(*group, &neighbours));
-        degraded.any(|group| {
-            let may_part = is_writable(group.parity().strand.first());
-            let mut strips = group.strips();
-            strips.any(|it| is_missing(it) || may_part && self.to_be_parted(it).is_some())
-        })
+        degraded.any(lacks_room)
     }
 
     /// True if a copy can be made once the memory where it was before is freed.
@@ -244,7 +257,8 @@ fn name_of_copy(part: u128, copy: SegmentHandle) -> u128 {
     part.wrapping_add(1 + copy.nth() as u128)
 }
 
-/// The first superpage of which this strand has no place, and which can be made of others.
+/// A superpage of which this strand has no place, and which can be made of others: with parity one
+/// for which there is room, or may be, if there is one.
 fn next_missing(pool: &Pool, copy: SegmentHandle) -> Option<Missing> {
     if copy.nth() >= pool.shared.config.redundancy.strands()
         || pool.segment(copy).state() == SegmentState::Free
@@ -255,13 +269,27 @@ fn next_missing(pool: &Pool, copy: SegmentHandle) -> Option<Missing> {
         true => pool.shared.groups(copy.first()).iter().map(|it| it.parity().superpage).collect(),
         false => pool.superpages_of(copy.first()).collect(),
     };
-    superpages.into_iter().find_map(|superpage| {
+    let mut missing = superpages.into_iter().filter_map(|superpage| {
         // Where a damaged copy was, the blade may not have freed it yet.
         let is_missing = pool.segment(copy).map().get(superpage).is_none_or(Place::is_nowhere)
             && !pool.ledger().is_unfreed(copy, superpage);
         let of = source_of(pool, copy, superpage).filter(|_| is_missing)?;
         Some(Missing { copy, superpage, of })
-    })
+    });
+    if pool.shared.config.redundancy != Redundancy::Parity {
+        return missing.next();
+    }
+    let mut best: Option<(Room, Missing)> = None;
+    for missing in missing {
+        let room = pool.room_apart(Strip { strand: copy, superpage: missing.superpage });
+        if best.is_none_or(|(of_best, _)| room > of_best) {
+            best = Some((room, missing));
+        }
+        if room == Room::Free {
+            break;
+        }
+    }
+    best.map(|(_, missing)| missing)
 }
 
 /// What a superpage that has no place can be made of: another copy, or what stands for its group.
