@@ -92,7 +92,7 @@ fn memory_grows_where_it_is_and_on_a_further_node() {
     let _turn = turn();
     let donated = ["512MiB", "144MiB", "512MiB", "512MiB", "512MiB", "512MiB"];
     let rack = Rack::start_with(&donated, "parity");
-    let mut running = rack.checker(rack.run(), 400, "discard");
+    let mut running = rack.checker(rack.run(), 400, "pipe");
     let bytes_of = |name: &str| {
         let segments = rack.segments();
         let on = segments.iter().filter(|it| it["place"]["node"] == name);

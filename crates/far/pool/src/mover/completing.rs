@@ -203,8 +203,8 @@ impl Mover<'_> {
 }
 
 impl Pool {
-    /// Where a superpage is that is not apart from the rest of its group, if it could be: there is a
-    /// blade, with room or without.
+    /// Where a superpage is that is not apart from the rest of its group, if it could be: there is
+    /// a blade, with room or without.
     fn to_be_parted(&self, strip: Strip) -> Option<Place> {
         let place = self.shared.place_of(strip).filter(|place| place.record.is_none())?;
         let domains = self.domains_of_peers(strip);
@@ -213,8 +213,8 @@ impl Pool {
         (!is_apart && self.room_apart(strip) > Room::Nowhere).then_some(place)
     }
 
-    /// True if a group has superpages that lie together, or lacks one, and all blades where it would
-    /// be apart are full.
+    /// True if a group has superpages that lie together, or lacks one, and all blades where it
+    /// would be apart are full.
     pub fn is_crowded(&self) -> bool {
         if self.shared.config.redundancy != Redundancy::Parity {
             return false;
