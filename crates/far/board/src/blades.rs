@@ -42,8 +42,8 @@ pub enum BladeRole {
 pub struct BladeOffer {
     /// In text form (numeric; no name is resolved inside a program).
     pub address: String,
-    /// Number of the failure domain that the rack names for it.
-    pub domain: Option<NonZeroU64>,
+    /// What it fails with besides its host.
+    pub domain: BladeDomain,
     /// Key and epoch of the grant of memory there; None where the blade requires no grant.
     pub grant: Option<(u128, u64)>,
     /// Limits on the whole tree's rate of reads and writes. None if unlimited.
@@ -53,7 +53,47 @@ pub struct BladeOffer {
 impl BladeOffer {
     /// A blade without grant and limits.
     pub fn open(address: impl Into<String>) -> Self {
-        BladeOffer { address: address.into(), domain: None, grant: None, limits: None }
+        let domain = BladeDomain::Host;
+        BladeOffer { address: address.into(), domain, grant: None, limits: None }
+    }
+}
+
+/// What a blade fails with besides its host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BladeDomain {
+    /// Nothing that is known.
+    Host,
+    /// The failure domain of this number, which the rack names for it.
+    Named(NonZeroU64),
+    /// The run, and nothing less: the keeper serves it.
+    Run,
+}
+
+impl BladeDomain {
+    /// The word of [`BladeDomain::Run`]; 0 is that of [`BladeDomain::Host`].
+    const RUN: u64 = u64::MAX;
+
+    /// The domain that the rack gives this number. Of 2^64 the outermost two count as their
+    /// neighbours.
+    pub fn named(number: u64) -> Self {
+        let number = number.clamp(1, Self::RUN - 1);
+        NonZeroU64::new(number).map_or(BladeDomain::Host, BladeDomain::Named)
+    }
+
+    fn word(self) -> u64 {
+        match self {
+            BladeDomain::Host => 0,
+            BladeDomain::Named(number) => number.get(),
+            BladeDomain::Run => Self::RUN,
+        }
+    }
+
+    fn of_word(word: u64) -> Self {
+        match NonZeroU64::new(word) {
+            None => BladeDomain::Host,
+            Some(_) if word == Self::RUN => BladeDomain::Run,
+            Some(number) => BladeDomain::Named(number),
+        }
     }
 }
 
@@ -64,7 +104,7 @@ pub struct BladeSettings {
     /// As in [`BladeOffer`].
     pub address: String,
     /// As in [`BladeOffer`].
-    pub domain: Option<NonZeroU64>,
+    pub domain: BladeDomain,
     /// As in [`BladeOffer`].
     pub grant: Option<(u128, u64)>,
     /// True if there are limits; they are kept in [`BladeTable::meters`].
@@ -81,7 +121,7 @@ pub(crate) struct BladeEntry {
     state: AtomicU64,
     /// Key and epoch of the grant; all zeros without one.
     grant: [AtomicU64; 3],
-    /// Number of its failure domain; 0 if none is named.
+    /// A [`BladeDomain`]'s word.
     domain: AtomicU64,
     /// Shared request rate of all processes of the tree; zeroed without limits.
     meters: Meters,
@@ -129,7 +169,7 @@ impl BladeEntry {
             let [low, high, epoch] = [0, 1, 2].map(|at| self.grant[at].load(Relaxed));
             let key = u128::from(high) << 64 | u128::from(low);
             let grant = (key != 0).then_some((key, epoch));
-            let domain = NonZeroU64::new(self.domain.load(Relaxed));
+            let domain = BladeDomain::of_word(self.domain.load(Relaxed));
             let is_limited = self.meters.read.limit().is_some();
             fence(Acquire);
             if self.state.load(Relaxed) == before {
@@ -177,7 +217,7 @@ impl BladeTable {
         for (word, value) in entry.grant.iter().zip([low, high, epoch]) {
             word.store(value, Relaxed);
         }
-        entry.domain.store(offer.domain.map_or(0, NonZeroU64::get), Relaxed);
+        entry.domain.store(offer.domain.word(), Relaxed);
         let [read, write] = offer.limits.unwrap_or([RateLimit::UNLIMITED; 2]);
         let now_ns = monotonic_ns();
         entry.meters.read.set_limit(now_ns, read);
@@ -281,7 +321,7 @@ mod tests {
         let table = table();
         let limits = Some([RateLimit::paced(1 << 20), RateLimit::paced(2 << 20)]);
         let grant = Some((u128::MAX - 5, 9));
-        let domain = NonZeroU64::new(u64::MAX - 7);
+        let domain = BladeDomain::named(u64::MAX - 7);
         let offer = BladeOffer { domain, grant, limits, ..BladeOffer::open("tcp://10.0.0.1:1") };
         table.add(&offer);
         let known = table.load().entries[0].clone().expect("entered");
@@ -292,7 +332,16 @@ mod tests {
         table.remove(0, known.generation);
         table.add(&BladeOffer::open("tcp://10.0.0.2:1"));
         let known = table.load().entries[0].clone().expect("entered");
-        assert_eq!((known.domain, known.grant, known.is_limited), (None, None, false));
+        assert_eq!((known.domain, known.grant, known.is_limited), (BladeDomain::Host, None, false));
+    }
+
+    #[test]
+    fn a_domain_is_what_was_stored() {
+        let number = |number| NonZeroU64::new(number).map(BladeDomain::Named).expect("not zero");
+        for domain in [BladeDomain::Host, BladeDomain::Run, number(1), number(u64::MAX - 1)] {
+            assert_eq!(BladeDomain::of_word(domain.word()), domain);
+        }
+        assert_eq!([0, u64::MAX].map(BladeDomain::named), [number(1), number(u64::MAX - 1)]);
     }
 
     #[test]

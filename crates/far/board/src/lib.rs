@@ -23,7 +23,7 @@ mod redundancy;
 mod words;
 
 pub use blades::{
-    BladeOffer, BladeRole, BladeSettings, BladeTable, Blades, CONNECTING, address_fits,
+    BladeDomain, BladeOffer, BladeRole, BladeSettings, BladeTable, Blades, CONNECTING, address_fits,
 };
 pub use copies::{COPY_ENTRIES, COPY_PARTS, CopyTable, CopyToken, Errand};
 pub use fault_log::{FAULT_ENTRIES, Fault, FaultLog};

@@ -13,6 +13,7 @@ use farpool_wire::{
 };
 
 use crate::copies::ALL_SEGMENTS;
+use crate::shared::Blade;
 use crate::types::BladeToken;
 use crate::types::PARTS_PER_BLADE;
 use crate::{PoolError, SegmentHandle};
@@ -27,6 +28,8 @@ pub(crate) struct Account {
     pub(crate) address: Address,
     /// All that it fails with.
     pub(crate) domains: Arc<[FailureDomain]>,
+    /// Whether the client itself serves it: other memory is taken first.
+    pub(crate) is_of_client: bool,
     /// By [`PartKey`].
     parts: Box<[Option<Part>]>,
     /// Replaced descriptors, which a lane may still be using.
@@ -98,11 +101,12 @@ pub(crate) enum Thawed {
 }
 
 impl Account {
-    pub(crate) fn new(control: Control, address: Address, domains: Arc<[FailureDomain]>) -> Self {
+    pub(crate) fn new(control: Control, address: Address, blade: &Blade) -> Self {
         Account {
             control,
             address,
-            domains,
+            domains: Arc::clone(&blade.domains),
+            is_of_client: blade.is_of_client,
             parts: (0..ALL_SEGMENTS * PARTS_PER_BLADE).map(|_| None).collect(),
             retired: Vec::new(),
             allocated_superpages: 0,

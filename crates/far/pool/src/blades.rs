@@ -9,14 +9,14 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use farpool_fabric::{ClientId, Control, Met, Session};
+use farpool_fabric::{ClientId, Control, Met, Session, Spare};
 use farpool_wire::{Address, Purpose};
 
 use crate::account::Account;
 use crate::map::Place;
 use crate::shared::{Blade, SegmentState, Shared};
 use crate::types::{CONTROL_SLOT, LAPSED, blade_index};
-use crate::{BladeIndex, BladeSpec, LostBlade, MAX_BLADES, Pool, PoolError};
+use crate::{BladeIndex, BladeSpec, LostBlade, MAX_BLADES, Pool, PoolError, Redundancy};
 
 /// The same, where we still hold the memory.
 const LAPSED_BUT_HELD: &str =
@@ -53,8 +53,7 @@ impl Pool {
         if ledger.accounts[number].is_some() {
             return Err(PoolError::SlotInUse(at));
         }
-        ledger.accounts[number] =
-            Some(Account::new(control, spec.address.clone(), Arc::clone(&blade.domains)));
+        ledger.accounts[number] = Some(Account::new(control, spec.address.clone(), &blade));
         slot.fill(blade);
         Ok(())
     }
@@ -204,7 +203,7 @@ impl Blade {
             purpose: Purpose::Client,
             quota_bytes: config.quota_bytes,
             deadline: config.deadline,
-            spare: shared.spare.clone(),
+            spare: if spec.is_of_client { Spare::default() } else { shared.spare.clone() },
             allow_remote_tcp: config.allow_remote_tcp,
             secures_tcp: config.secures_tcp,
             asks: config.asks.clone(),
@@ -213,10 +212,13 @@ impl Blade {
             met: if spec.is_met { Met::by_parent() } else { Met::default() },
         };
         let domains = std::iter::once(spec.address.failure_domain()).chain(spec.domain.clone());
+        // Copies beside each other in memory of one's own would be of no use.
+        let is_apart_from_all = spec.is_of_client && config.redundancy == Redundancy::Parity;
         Blade {
             session: Arc::new(session),
             description: spec.address.to_string(),
-            domains: domains.collect(),
+            domains: domains.filter(|_| !is_apart_from_all).collect(),
+            is_of_client: spec.is_of_client,
             data_loss: OnceLock::new(),
             control_loss: OnceLock::new(),
         }

@@ -269,8 +269,9 @@ impl Shared {
     /// Which blades fail together.
     pub(crate) fn neighbours(&self) -> Neighbours {
         let domains: Vec<_> = (0..MAX_BLADES).map(|at| self.domains(blade_index(at))).collect();
+        // One without any fails only with the client, and takes all of a group.
         let meets = |one: usize, other: usize| {
-            one == other || domains[one].iter().any(|domain| domains[other].contains(domain))
+            domains[one].iter().any(|domain| domains[other].contains(domain))
         };
         let mask = |one| (0..MAX_BLADES).filter(|other| meets(one, *other)).map(|it| 1 << it).sum();
         Neighbours(std::array::from_fn(mask))

@@ -489,8 +489,8 @@ impl Ledger {
         Ok(())
     }
 
-    /// The blade to ask next, and the part for the superpage: one not asked yet; not known to be
-    /// full if possible; with the fewest of our superpages for its size.
+    /// The blade to ask next, and the part for the superpage: one not asked yet; if possible not
+    /// known to be full, nor the client's own; with the fewest of our superpages for its size.
     fn best_blade(
         &mut self,
         asked: &[Option<CallError>],
@@ -505,7 +505,8 @@ impl Ledger {
         });
         candidates.min_by_key(|(number, _, account)| {
             let used_bytes = u128::from(account.allocated_superpages + 1) << 64;
-            (account.is_full, used_bytes / u128::from(account.capacity_bytes().max(1)), *number)
+            let used_share = used_bytes / u128::from(account.capacity_bytes().max(1));
+            (account.is_full, account.is_of_client, used_share, *number)
         })
     }
 

@@ -106,8 +106,10 @@ impl BladeSlot {
 pub(crate) struct Blade {
     pub(crate) session: Arc<Session>,
     pub(crate) description: String,
-    /// All that it fails with.
+    /// All that it fails with; nothing if only the client itself does.
     pub(crate) domains: Arc<[FailureDomain]>,
+    /// Whether the client itself serves it.
+    pub(crate) is_of_client: bool,
     /// Why its pages can no longer be reached.
     pub(crate) data_loss: OnceLock<String>,
     /// Why it takes no more control requests.

@@ -34,6 +34,9 @@ pub struct BladeSpec {
     pub address: Address,
     /// The failure domain that it is in besides that of its address, if its rack names one.
     pub domain: Option<FailureDomain>,
+    /// Whether the client itself serves it, so that it is lost only with the client. It is used
+    /// last, is never given up early, and counts as apart from everything where there is parity.
+    pub is_of_client: bool,
     /// The grant to show, where the blade requires one.
     pub grant: Option<Grant>,
     /// Limits on the request rate, over stream transports; shared by all lanes.
@@ -46,7 +49,14 @@ pub struct BladeSpec {
 impl From<Address> for BladeSpec {
     /// A blade without grant and limits.
     fn from(address: Address) -> Self {
-        BladeSpec { address, domain: None, grant: None, limits: None, is_met: false }
+        BladeSpec {
+            address,
+            domain: None,
+            is_of_client: false,
+            grant: None,
+            limits: None,
+            is_met: false,
+        }
     }
 }
 

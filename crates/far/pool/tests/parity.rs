@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use common::{AMPLE, Blades, Together, drive_until_idle, shared_seals};
 use farpool_pool::{
-    Alone, BladeIndex, CopyDesk, Lane, Mover, PageError, Pool, PoolConfig, PoolError, Redundancy,
-    SUPERPAGE_PAGES, SegmentHandle, Step,
+    Alone, BladeIndex, BladeSpec, CopyDesk, Lane, Mover, PageError, Pool, PoolConfig, PoolError,
+    Redundancy, SUPERPAGE_PAGES, SegmentHandle, Step,
 };
 use farpool_units::SUPERPAGE_BYTES;
 
@@ -224,6 +224,66 @@ fn a_blade_is_left_under_a_program_that_writes() {
     let another = (0..6).find(|it| *it != usize::from(leaving.0)).expect("one");
     blades.stop(another);
     assert_eq!(reads(&mut lane, segment, 1), Ok(true));
+}
+
+/// Moves all that it can. Returns the error of a blade with something on it that has no room.
+fn leave(pool: &Pool, blade: BladeIndex) -> Result<(), PoolError> {
+    let mut mover = Mover::new(pool);
+    while mover.step(blade, &Alone, || true)? != Step::Empty {}
+    pool.remove_blade(blade)
+}
+
+/// Where no blade is left that lies apart, the client's own memory takes all of a group: what fails
+/// only with the client is apart from everything.
+#[test]
+fn what_must_leave_all_blades_goes_into_the_clients_own() {
+    let mut blades = start(5);
+    let pool = connect(&blades);
+    let segment = common::allocate(&pool, SUPERPAGES);
+    let mut lane = pool.lane().expect("lane");
+    write(&mut lane, segment, 7);
+    let all: Vec<BladeIndex> = (0..5).map(BladeIndex).collect();
+    all.iter().for_each(|blade| _ = pool.set_leaving(*blade, true));
+    assert!(all.iter().any(|blade| matches!(leave(&pool, *blade), Err(PoolError::Full { .. }))));
+    let config = farpool_blade::BladeConfig { memory_bytes: 1 << 30, ..Default::default() };
+    blades.add("unix", config);
+    let address = blades.addresses.last().expect("one was added").clone();
+    let own = BladeSpec { is_of_client: true, ..address.into() };
+    let own = pool.add_blade(&own).expect("added");
+    for blade in all {
+        leave(&pool, blade).expect("left");
+    }
+    assert_eq!(pool.superpages_on(own), 8, "six, and the parity of two groups");
+    assert!(pool.degraded_superpages() == 0);
+    assert_eq!(reads(&mut lane, segment, 7), Ok(true));
+    // What the rack has again is used first.
+    (0..5).for_each(|_| _ = add(&mut blades, &pool));
+    pool.set_leaving(own, true);
+    leave(&pool, own).expect("left");
+    assert_eq!(pool.degraded_superpages(), 0);
+    blades.stop(7);
+    assert_eq!(reads(&mut lane, segment, 7), Ok(true));
+}
+
+/// While others have room, the client's own memory is left alone.
+#[test]
+fn the_clients_own_memory_is_used_last() {
+    let mut blades = start(6);
+    let specs = (0_u8..)
+        .zip(&blades.addresses)
+        .map(|(at, address)| BladeSpec { is_of_client: at == 0, ..address.clone().into() });
+    let config = PoolConfig { blades: specs.collect(), ..config(&blades) };
+    let pool = Pool::connect(config).expect("connect");
+    let segment = common::allocate(&pool, SUPERPAGES);
+    assert!(pool.superpages_on(BladeIndex(0)) == 0 && pool.degraded_superpages() == 0);
+    let mut lane = pool.lane().expect("lane");
+    write(&mut lane, segment, 7);
+    blades.stop(1);
+    assert_eq!(reads(&mut lane, segment, 7), Ok(true));
+    assert!(complete(&pool, &Alone) > 0 && pool.has_all_copies());
+    assert!(pool.superpages_on(BladeIndex(0)) > 0);
+    blades.stop(2);
+    assert_eq!(reads(&mut lane, segment, 7), Ok(true));
 }
 
 #[test]

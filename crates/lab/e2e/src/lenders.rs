@@ -192,8 +192,10 @@ pub fn die_one_after_the_other(rack: &mut Rack, running: &mut Running) {
     let (mut deaths, mut hits, mut slowest) = (0, 0, Duration::ZERO);
     let mut last = usize::MAX;
     while begun.elapsed() < length {
-        let used = wait_until("memory in use", PATIENCE, || {
-            let mut used = rack.used();
+        let used = wait_until("memory in use, none of which moves", COPYING, || {
+            // What a node takes back would be a second loss, should there be no room for it.
+            let is_ready = |it: &Value| it["state"] == "ready";
+            let mut used = Some(rack.used()).filter(|_| rack.segments().iter().all(is_ready))?;
             // The controller believes in it for 5 s.
             used.retain(|name| NAMES.get(last) != Some(&name.as_str()));
             Some(used).filter(|used| !used.is_empty())

@@ -193,6 +193,16 @@ impl Running {
         self.child.id()
     }
 
+    /// What `farpool blades` tells of the blades of this run.
+    ///
+    /// # Panics
+    /// If `farpool` cannot be started.
+    pub fn blades(&self) -> String {
+        let mut farpool = Command::new(binaries::program("farpool"));
+        let output = farpool.args(["blades", &self.pid().to_string()]).output();
+        String::from_utf8_lossy(&output.expect("farpool blades").stdout).into_owned()
+    }
+
     /// Process id of the program itself, from the moment it has been executed: children that
     /// `farpool` only forked, such as the one on which it tries to trace, are not the program.
     pub fn program_pid(&self) -> u32 {

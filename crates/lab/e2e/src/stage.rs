@@ -2,6 +2,7 @@
 //! programs on any.
 
 use std::net::Ipv4Addr;
+use std::ops::Range;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -79,18 +80,33 @@ impl Stage {
     /// Starts a node on a host that lends this much at one of the host's addresses. Returns when
     /// all of it is offered.
     pub fn node(&self, host: usize, address: Ipv4Addr, donate: &str) -> Daemon {
+        let node = self.start_node(host, address, donate);
+        self.wait_until_offered(host);
+        node
+    }
+
+    /// The same on several hosts at once, at the first address of each.
+    pub fn nodes(&self, hosts: Range<usize>, donate: &str) -> Vec<Daemon> {
+        let start = |host: usize| self.start_node(host, self.hosts[host].address(), donate);
+        let nodes = hosts.clone().map(start).collect();
+        hosts.for_each(|host| self.wait_until_offered(host));
+        nodes
+    }
+
+    fn start_node(&self, host: usize, address: Ipv4Addr, donate: &str) -> Daemon {
         let (url, name) = (self.url(), self.hosts[host].name());
         let listen = format!("tcp://{address}:{BLADE_PORT}");
         let words = ["node", "--control", &url, "--name", name, "--donate", donate];
         let more = ["--listen", &listen, "--allow-remote-tcp", "--drain-timeout", "100ms"];
-        let node =
-            Daemon::start_command(self.command(host, &[&words[..], &more, &UNHELD].concat()), &[]);
+        Daemon::start_command(self.command(host, &[&words[..], &more, &UNHELD].concat()), &[])
+    }
+
+    fn wait_until_offered(&self, host: usize) {
         wait_until("the node offers all it donates", PATIENCE, || {
-            let node = self.ask(&["node", "show", name]);
+            let node = self.ask(&["node", "show", self.hosts[host].name()]);
             let (lendable, donated) = (&node["lendable_bytes"], &node["donate_bytes"]);
             (lendable.is_u64() && lendable == donated).then_some(())
         });
-        node
     }
 
     /// Runs a `farpool` command against the controller, on the controller's host. Returns its JSON
@@ -150,10 +166,10 @@ impl Stage {
         self.folder().join("over")
     }
 
-    /// Starts a program on a host that checks every page it reads. It has 96 MiB, of which 24 MiB
-    /// are local.
+    /// Starts a program on a host that checks every page it reads. It has 96 MiB and more, of which
+    /// 24 MiB are local.
     pub fn program(&self, host: usize, seconds: &str) -> Running {
-        self.program_with(host, seconds, &[])
+        self.program_with(host, seconds, &["--quota", "256MiB"])
     }
 
     /// The same with further options of `farpool run`.
@@ -162,8 +178,8 @@ impl Stage {
         let stats = directory.path().join("stats.json");
         let (url, name) = (self.url(), self.hosts[host].name());
         let words = ["run", "--local", "24MiB", "--pool", &url, "--host", name];
-        let more = ["--quota", "256MiB", "--allow-remote-tcp"];
-        let mut command = self.command(host, &[&words[..], &more, options].concat());
+        let mut command =
+            self.command(host, &[&words[..], &["--allow-remote-tcp"], options].concat());
         command.arg("--stats").arg(&stats);
         Run::with(command, Some(stats), Some(directory))
             .own_program("farpool-stress")

@@ -8,7 +8,7 @@ use farpool_e2e::lenders::{
     COPYING, HOST, NAMES, PATIENCE, Rack, degraded, die_one_after_the_other, number_of,
     wait_for_copies, wait_for_fetches,
 };
-use farpool_e2e::rack::{Daemon, answer};
+use farpool_e2e::rack::answer;
 use farpool_e2e::run::Running;
 use farpool_e2e::stage::{self, Stage};
 use farpool_e2e::{network, turn, wait_until};
@@ -110,6 +110,8 @@ fn memory_grows_where_it_is_and_on_a_further_node() {
     rack.finish(running);
 }
 
+/// Options of a program for which there is enough memory with its parity.
+const PARITY: [&str; 4] = ["--redundancy", "parity", "--quota", "512MiB"];
 /// Each host's memory, and so much in use on one that it lends nothing any more.
 const HOST_BYTES: u64 = 1 << 30;
 const HOG_BYTES: u64 = 760 << 20;
@@ -120,16 +122,14 @@ fn a_donor_has_its_memory_back_and_nothing_is_missing() {
     let _turn = turn();
     let builder = Hosts::builder(7, Wiring::Bridge).memory_limit_bytes(HOST_BYTES);
     let Some(hosts) = network::make(builder) else { return };
-    let addresses: Vec<_> = hosts.iter().map(farpool_hosts::Host::address).collect();
     let mut stage = Stage::new(hosts, 0);
     stage.start_control(&[]);
     let _borrower = stage.borrower(0);
-    let node = |at: usize| stage.node(at, addresses[at], "512MiB");
-    let mut nodes: Vec<Daemon> = (1..6).map(node).collect();
-    let mut running = stage.program_with(0, "600", &["--redundancy", "parity"]);
+    let mut nodes = stage.nodes(1..6, "512MiB");
+    let mut running = stage.program_with(0, "600", &PARITY);
     running.wait_for_output("filled", 2);
     wait_for_copies(&mut running);
-    nodes.push(node(6));
+    nodes.extend(stage.nodes(6..7, "512MiB"));
     let donor = stage.hosts()[1].name();
     let hog = Hog::start(&stage.hosts()[1], HOG_BYTES);
     wait_until("the donor has its memory back", stage::PATIENCE, || {
@@ -149,6 +149,47 @@ fn a_donor_has_its_memory_back_and_nothing_is_missing() {
     outcome.require_success().require_far();
     assert_eq!(outcome.counter("lost"), 0, "{}", outcome.stderr);
     drop(hog);
+}
+
+/// All donors need their memory back at once: what they had goes into the program's own host, and
+/// back to the rack when that has room again. Then a host may die.
+#[test]
+fn all_donors_have_their_memory_back_and_nothing_is_missing() {
+    let _turn = turn();
+    let builder = Hosts::builder(6, Wiring::Bridge).memory_limit_bytes(HOST_BYTES);
+    let Some(hosts) = network::make(builder) else { return };
+    let mut stage = Stage::new(hosts, 0);
+    stage.start_control(&[]);
+    let _borrower = stage.borrower(0);
+    let mut nodes = stage.nodes(1..6, "512MiB");
+    let mut running = stage.program_with(0, "600", &PARITY);
+    running.wait_for_output("filled", 2);
+    wait_for_copies(&mut running);
+    let hogs: Vec<Hog> = (1..6).map(|at| Hog::start(&stage.hosts()[at], HOG_BYTES)).collect();
+    wait_until("the donors have their memory back", COPYING, || {
+        assert!(running.is_running(), "{}", running.stderr());
+        stage.segments().is_empty().then_some(())
+    });
+    let said = running.stderr();
+    assert!(said.contains("no node has room for memory that must move"), "{said}");
+    assert!(!said.contains("lost"), "{said}");
+    wait_for_copies(&mut running);
+    wait_for_fetches(&running, 1000);
+    drop(hogs);
+    wait_until("the rack has the data again", COPYING, || {
+        let ready = stage.places().iter().filter(|(_, state)| state == "ready").count();
+        (ready == 5 && !running.blades().contains("spill.sock")).then_some(())
+    });
+    wait_for_copies(&mut running);
+    nodes[1].kill();
+    wait_until("the loss to be told", stage::PATIENCE, || {
+        running.stderr().contains("read from their copies").then_some(())
+    });
+    wait_for_fetches(&running, 1000);
+    stage.end_programs();
+    let outcome = running.finish();
+    outcome.require_success().require_far();
+    assert_eq!(outcome.counter("lost"), 0, "{}", outcome.stderr);
 }
 
 #[test]

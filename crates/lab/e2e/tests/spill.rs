@@ -2,13 +2,11 @@
 //! goes into its own host's memory, or into a file if that is short, and back to the rack when the
 //! rack has room again.
 
-use std::process::Command;
-
 use farpool_e2e::hog::Hog;
 use farpool_e2e::rack::Daemon;
 use farpool_e2e::run::Running;
 use farpool_e2e::stage::{PATIENCE, Stage};
-use farpool_e2e::{binaries, network, turn, wait_until};
+use farpool_e2e::{network, turn, wait_until};
 use farpool_hosts::{Hosts, Wiring};
 
 const A: usize = 0;
@@ -92,12 +90,9 @@ fn into_memory_and_back_to_the_rack() {
     wait_until("the rack has the data again", PATIENCE, || {
         (two.segments() == ["\"ready\""]).then_some(())
     });
-    let pid = running.pid().to_string();
     wait_until("the spill is left", PATIENCE, || {
-        let mut command = Command::new(binaries::program("farpool"));
-        let output = command.args(["blades", &pid]).output().expect("farpool blades");
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        (text.contains("tcp://") && !text.contains("spill.sock")).then_some(())
+        let blades = running.blades();
+        (blades.contains("tcp://") && !blades.contains("spill.sock")).then_some(())
     });
     assert!(running.is_running(), "{}", running.stderr());
     wait_until_used(&running);

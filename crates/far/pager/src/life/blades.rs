@@ -10,8 +10,8 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use farpool_board::{
-    BLADE_ENTRIES, BladeRole, BladeSettings, Blades, Board, CONNECTING, COPY_PARTS, Counter,
-    GROUPS_CROWDED, Sealing,
+    BLADE_ENTRIES, BladeDomain, BladeRole, BladeSettings, Blades, Board, CONNECTING, COPY_PARTS,
+    Counter, GROUPS_CROWDED, Sealing,
 };
 use farpool_pool::{
     BladeIndex, BladeSpec, ClientLimits, CopyDesk, DamageOutcome, Errand, FailureDomain,
@@ -117,7 +117,11 @@ fn add(
     let meters = meters.filter(|_| blade.is_limited);
     let spec = BladeSpec {
         address,
-        domain: blade.domain.map(|number| FailureDomain::Named(number.get())),
+        domain: match blade.domain {
+            BladeDomain::Named(number) => Some(FailureDomain::Named(number.get())),
+            BladeDomain::Host | BladeDomain::Run => None,
+        },
+        is_of_client: blade.domain == BladeDomain::Run,
         grant: blade.grant.map(|(key, epoch)| Grant { key: GrantKey(key), epoch }),
         limits: meters.map(|meters| Arc::new(ClientLimits::shared(meters))),
         is_met,

@@ -12,7 +12,6 @@ mod spill;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -25,7 +24,7 @@ use farpool_api::{
     Access, ApiError, Client, ClientId, ClientSpec, Place, ProblemKind, Segment, SegmentId,
 };
 use farpool_board::{
-    BLADE_ENTRIES, BladeOffer, BladeRole, Board, Counter, PARITY_DOMAINS, Redundancy,
+    BLADE_ENTRIES, BladeDomain, BladeOffer, BladeRole, Board, Counter, PARITY_DOMAINS, Redundancy,
 };
 use farpool_kernel::fill_random;
 use farpool_policy::RateLimit;
@@ -534,18 +533,18 @@ fn offer(place: &Place, epoch: u64, allow_remote_tcp: bool) -> Result<BladeOffer
     let rates = [place.read_bytes_per_s, place.write_bytes_per_s];
     Ok(BladeOffer {
         address: text,
-        domain: place.domain.as_deref().map(number_of_domain),
+        domain: place.domain.as_deref().map_or(BladeDomain::Host, domain_of_name),
         grant: place.key.map(|key| (key.0, epoch)),
         limits: Some(rates.map(RateLimit::paced)),
     })
 }
 
-/// Returns a number for the name of a failure domain. Two names with one number, of 2^64, would
+/// Returns the failure domain of this name, by a number. Two names with one number, of 2^64, would
 /// count as one domain.
-fn number_of_domain(name: &str) -> NonZeroU64 {
+fn domain_of_name(name: &str) -> BladeDomain {
     let mut hasher = DefaultHasher::new();
     name.hash(&mut hasher);
-    NonZeroU64::new(hasher.finish()).unwrap_or(NonZeroU64::MAX)
+    BladeDomain::named(hasher.finish())
 }
 
 fn host_name() -> String {

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use farpool_blade::{BackingKind, BladeConfig, ServeError, Server, Serving};
-use farpool_board::BladeOffer;
+use farpool_board::{BladeDomain, BladeOffer};
 use farpool_host::{MemoryFiles, MemoryLevel};
 use farpool_units::SUPERPAGE_BYTES;
 
@@ -68,7 +68,8 @@ impl Spill {
         self.serving = Some(Server::bind(&[listen], config)?.serve()?);
         // The blade has it open; nothing is left of it when the keeper ends, for whatever reason.
         let _not_made = std::fs::remove_file(&file);
-        Ok((BladeOffer::open(format!("unix://{}", self.socket.display())), what))
+        let open = BladeOffer::open(format!("unix://{}", self.socket.display()));
+        Ok((BladeOffer { domain: BladeDomain::Run, ..open }, what))
     }
 }
 

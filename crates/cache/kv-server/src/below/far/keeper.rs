@@ -270,6 +270,7 @@ impl Keeper {
         let rates = [place.read_bytes_per_s, place.write_bytes_per_s].map(RateLimit::paced);
         Ok(BladeSpec {
             domain: None,
+            is_of_client: false,
             address,
             grant: place.key.map(|key| Grant { key: GrantKey(key.0), epoch }),
             limits: Some(Arc::new(ClientLimits::new(rates[0], rates[1]))),
