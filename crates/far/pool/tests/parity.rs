@@ -243,7 +243,7 @@ fn what_must_leave_all_blades_goes_into_the_clients_own() {
     let mut lane = pool.lane().expect("lane");
     write(&mut lane, segment, 7);
     let all: Vec<BladeIndex> = (0..5).map(BladeIndex).collect();
-    all.iter().for_each(|blade| _ = pool.set_leaving(*blade, true));
+    all.iter().for_each(|blade| pool.set_leaving(*blade, true));
     assert!(all.iter().any(|blade| matches!(leave(&pool, *blade), Err(PoolError::Full { .. }))));
     let config = farpool_blade::BladeConfig { memory_bytes: 1 << 30, ..Default::default() };
     blades.add("unix", config);
