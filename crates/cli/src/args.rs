@@ -220,8 +220,7 @@ pub struct RunSettings {
     pub seal: Option<Seal>,
     /// What is stored beside what is far, on other failure domains (hosts): none; 2 or 3 copies in
     /// all; parity, a quarter more, on five. A blade that dies costs a pause of at most a second
-    /// then, and pages are always sealed [default:
-    /// none]
+    /// then, and pages are always sealed [default: with --pool what the tenant has, else none]
     #[arg(long, value_name = "KIND", env = "FARPOOL_RUN_REDUNDANCY", hide_env_values = true)]
     pub redundancy: Option<Redundancy>,
     /// In which time to read all sealed far memory once, so that damage is found before the program
@@ -413,9 +412,9 @@ pub struct AttachArgs {
     pub seal: Seal,
     /// What is stored beside what is far, on other failure domains (hosts): none; 2 or 3 copies in
     /// all; parity, a quarter more, on five. A blade that dies costs a pause of at most a second
-    /// then, and pages are always sealed
-    #[arg(long, value_name = "KIND", default_value = "none")]
-    pub redundancy: Redundancy,
+    /// then, and pages are always sealed [default: with --pool what the tenant has, else none]
+    #[arg(long, value_name = "KIND")]
+    pub redundancy: Option<Redundancy>,
     /// In which time to read all sealed far memory once, so that damage is found before the program
     /// needs it; a damaged copy is made anew from another one. never: do not
     #[arg(long, value_name = "TIME", default_value = "24h")]

@@ -10,7 +10,8 @@ use farpool_api::{Policy, SegmentId, TaskId};
 use serde::{Deserialize, Serialize};
 
 use crate::values::{
-    BladeAddress, BusyRate, ControlRate, Patience, Size, Span, StoreAt, SwitchAt, policy,
+    BladeAddress, BusyRate, ControlRate, Patience, Redundancy, Size, Span, StoreAt, SwitchAt,
+    policy,
 };
 
 #[derive(Debug, Args)]
@@ -446,6 +447,14 @@ pub enum TenantAction {
         /// When the rack is full, tenants with a lower one give up first; 0 to 255
         #[arg(long, value_name = "N", default_value_t = 0)]
         priority: u8,
+        /// Most bandwidth that its segments may be granted together, in each direction, in bytes
+        /// per second [default: no limit]
+        #[arg(long, value_name = "SIZE")]
+        rate: Option<Size>,
+        /// What its programs store beside what is far if they do not say: none, 2 or 3 (so many
+        /// copies in all), or parity [default: none]
+        #[arg(long, value_name = "KIND")]
+        redundancy: Option<Redundancy>,
         #[command(flatten)]
         remote: RemoteArgs,
     },

@@ -11,7 +11,7 @@ use super::service::read_pki;
 use super::{board_of, refuse_remote, trace};
 use crate::args::{AttachArgs, DetachArgs, RunSettings};
 use crate::config::UsageError;
-use crate::values::{Size, Span};
+use crate::values::{Redundancy, Size, Span};
 
 /// Attaches and stays until the process ends or is detached.
 pub fn main(args: AttachArgs) -> anyhow::Result<u8> {
@@ -90,7 +90,7 @@ fn options(args: AttachArgs) -> Result<RunOptions, UsageError> {
     options.stats_file = args.stats;
     options.allow_remote_tcp = args.allow_remote_tcp;
     options.seal = args.seal.into();
-    options.redundancy = args.redundancy.0;
+    options.redundancy = args.redundancy.map(|Redundancy(redundancy)| redundancy);
     options.verify_every = args.verify_every.0;
     options.quiet = args.quiet;
     if let Some(Span(deadline)) = args.deadline {

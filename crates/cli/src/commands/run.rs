@@ -94,9 +94,7 @@ fn options(args: RunArgs) -> anyhow::Result<RunOptions> {
     if let Some(seal) = settings.seal {
         options.seal = seal.into();
     }
-    if let Some(Redundancy(redundancy)) = settings.redundancy {
-        options.redundancy = redundancy;
-    }
+    options.redundancy = settings.redundancy.map(|Redundancy(redundancy)| redundancy);
     if let Some(VerifyEvery(every)) = settings.verify_every {
         options.verify_every = every;
     }

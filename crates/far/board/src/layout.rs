@@ -2,9 +2,11 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use farpool_policy::redundancy::Redundancy;
+
 use crate::blades::{self, BladeOffer, BladeTable};
 use crate::histogram::Histogram;
-use crate::redundancy::Redundancy;
+use crate::redundancy::{number_of, of_number};
 use crate::words::{BLADE_ENTRIES, load_text, store_text};
 
 /// Most processes of one run at a time; a further one is ended with a message.
@@ -354,7 +356,7 @@ impl Header {
         self.allow_remote_tcp.store(u32::from(settings.allow_remote_tcp), Relaxed);
         self.secures_tcp.store(u32::from(settings.secures_tcp), Relaxed);
         self.sealing.store(settings.sealing as u32, Relaxed);
-        self.redundancy.store(settings.redundancy.number(), Relaxed);
+        self.redundancy.store(number_of(settings.redundancy), Relaxed);
         self.when_full.store(u32::from(settings.when_full == WhenFull::Fail), Relaxed);
         self.pager_threads.store(settings.pager_threads, Relaxed);
         self.threshold_bytes.store(settings.threshold_bytes, Relaxed);
@@ -380,7 +382,7 @@ impl Header {
             secures_tcp: self.secures_tcp.load(Relaxed) != 0,
             // What nobody wrote must not be taken for leave to send pages as they are.
             sealing: Sealing::from_number(self.sealing.load(Relaxed)).unwrap_or(Sealing::Sealed),
-            redundancy: Redundancy::of_number(self.redundancy.load(Relaxed))
+            redundancy: of_number(self.redundancy.load(Relaxed))
                 .expect("the keeper has written what a run stores beside what is far"),
             when_full: if fail { WhenFull::Fail } else { WhenFull::Slow },
             victim_policy: load_text(&self.victim_policy),

@@ -26,6 +26,7 @@ pub use blades::{
     BladeDomain, BladeOffer, BladeRole, BladeSettings, BladeTable, Blades, CONNECTING, address_fits,
 };
 pub use copies::{COPY_ENTRIES, COPY_PARTS, CopyTable, CopyToken, Errand};
+pub use farpool_policy::redundancy::{COPIES_LIMIT, PARITY_DOMAINS, Redundancy};
 pub use fault_log::{FAULT_ENTRIES, Fault, FaultLog};
 pub use histogram::{BUCKET_COUNT, Histogram, bucket_of, bucket_upper_ns, quantile_ns, total_ns};
 pub use layout::{
@@ -33,7 +34,6 @@ pub use layout::{
     WhenFull,
 };
 pub use map::{Board, BoardError};
-pub use redundancy::{COPIES_LIMIT, PARITY_DOMAINS, Redundancy};
 pub use words::{BLADE_ENTRIES, GROUPS_CROWDED};
 
 /// Environment variable by which a program's processes find their board.

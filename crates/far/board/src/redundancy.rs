@@ -1,72 +1,21 @@
-//! What a run stores beside what is far, so that a blade's death costs nothing.
+//! How a run's redundancy stands on the board.
 
-use std::fmt;
-use std::str::FromStr;
+use farpool_policy::redundancy::{COPIES_LIMIT, Redundancy};
 
-/// Most copies of a superpage.
-pub const COPIES_LIMIT: u8 = 3;
-/// Failure domains that a group of superpages with its parity is on.
-pub const PARITY_DOMAINS: u8 = 5;
+/// The number of parity, which is no number of copies.
+const PARITY_NUMBER: u32 = 1 << 8;
 
-/// What is stored beside what is far.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Redundancy {
-    /// So many copies in all, each on another failure domain; of one, what a blade has is lost with
-    /// it.
-    Copies(u8),
-    /// One superpage of parity for each group of four, all on different failure domains.
-    Parity,
-}
-
-impl Redundancy {
-    /// Nothing.
-    pub const NONE: Redundancy = Redundancy::Copies(1);
-    /// The number of [`Redundancy::Parity`] on the board, which is no number of copies.
-    const PARITY_NUMBER: u32 = 1 << 8;
-
-    /// Failure domains that there have to be.
-    pub fn domains(self) -> u8 {
-        match self {
-            Redundancy::Copies(copies) => copies,
-            Redundancy::Parity => PARITY_DOMAINS,
-        }
-    }
-
-    pub(crate) fn number(self) -> u32 {
-        match self {
-            Redundancy::Copies(copies) => copies.into(),
-            Redundancy::Parity => Redundancy::PARITY_NUMBER,
-        }
-    }
-
-    pub(crate) fn of_number(number: u32) -> Option<Redundancy> {
-        match u8::try_from(number) {
-            Ok(copies @ 1..=COPIES_LIMIT) => Some(Redundancy::Copies(copies)),
-            _ => (number == Redundancy::PARITY_NUMBER).then_some(Redundancy::Parity),
-        }
+pub(crate) fn number_of(redundancy: Redundancy) -> u32 {
+    match redundancy {
+        Redundancy::Copies(copies) => copies.into(),
+        Redundancy::Parity => PARITY_NUMBER,
     }
 }
 
-impl FromStr for Redundancy {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text.parse::<u8>() {
-            _ if text == "none" => Ok(Redundancy::NONE),
-            _ if text == "parity" => Ok(Redundancy::Parity),
-            Ok(copies) if (2..=COPIES_LIMIT).contains(&copies) => Ok(Redundancy::Copies(copies)),
-            _ => Err(format!("{text:?} is none of none, 2, {COPIES_LIMIT} and parity")),
-        }
-    }
-}
-
-impl fmt::Display for Redundancy {
-    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            &Redundancy::NONE => to.write_str("none"),
-            Redundancy::Copies(copies) => copies.fmt(to),
-            Redundancy::Parity => to.write_str("parity"),
-        }
+pub(crate) fn of_number(number: u32) -> Option<Redundancy> {
+    match u8::try_from(number) {
+        Ok(copies @ 1..=COPIES_LIMIT) => Some(Redundancy::Copies(copies)),
+        _ => (number == PARITY_NUMBER).then_some(Redundancy::Parity),
     }
 }
 
@@ -75,17 +24,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_what_is_read() {
-        for text in ["none", "2", "3", "parity"] {
+    fn a_number_stands_for_what_was_written() {
+        for text in Redundancy::TEXTS {
             let redundancy = text.parse::<Redundancy>().expect("known");
-            assert_eq!(redundancy.to_string(), text);
-            assert_eq!(Redundancy::of_number(redundancy.number()), Some(redundancy));
-        }
-        for text in ["", "0", "1", "4", "Parity", "-2"] {
-            assert!(text.parse::<Redundancy>().is_err(), "{text}");
+            assert_eq!(of_number(number_of(redundancy)), Some(redundancy));
         }
         for number in [0, 4, 255, 257] {
-            assert_eq!(Redundancy::of_number(number), None, "{number}");
+            assert_eq!(of_number(number), None, "{number}");
         }
     }
 }

@@ -30,6 +30,7 @@ use crate::nursery::Nursery;
 use crate::priority::be_prompt;
 use crate::proc::start_ticks;
 use crate::rack::RackRun;
+use crate::redundancy::{check_copies, with_redundancy};
 use crate::renewal::Looks;
 use crate::say::say;
 use crate::sidecars::{self, News, Ward};
@@ -136,7 +137,8 @@ pub fn attach(
     refuse(pid, name.trim_end())?;
     keeper::check_limit(options.local)?;
     keeper::check_quota(options.quota_bytes)?;
-    keeper::check_copies(options)?;
+    let options = &with_redundancy(options)?;
+    check_copies(options)?;
     raise_to_maximum(Resource::Nofile);
     raise_to_maximum(Resource::Fsize);
     needs::check_file_size(keeper::private_bytes(options))?;

@@ -37,7 +37,7 @@ use crate::priority::{at_usual_priority, be_prompt};
 use crate::proc::{is_zombie, start_ticks};
 use crate::program;
 use crate::rack::RackRun;
-use crate::redundancy::check_domains;
+use crate::redundancy::{check_copies, redundancy, with_redundancy};
 use crate::rights;
 use crate::say::say;
 use crate::sidecars;
@@ -84,6 +84,7 @@ fn run_recorded(
     let path = program::find(&options.program)?;
     check_limit(options.local)?;
     check_quota(options.quota_bytes)?;
+    let options = &with_redundancy(options)?;
     check_copies(options)?;
     let [descriptors, file_size] = [Resource::Nofile, Resource::Fsize].map(raise_to_maximum);
     needs::check_file_size(private_bytes(options))?;
@@ -445,7 +446,7 @@ pub(crate) fn settings(options: &RunOptions, blades: Vec<String>, path: &Path) -
     let (limit_bytes, local_percent) = limit_numbers(options.local);
     let is_remote = options.rack.is_some() || blades.iter().any(|it| may_pass_a_network(it));
     let sealing = match options.seal {
-        _ if options.redundancy != Redundancy::NONE => Sealing::Sealed,
+        _ if redundancy(options) != Redundancy::NONE => Sealing::Sealed,
         policy if policy.seals(is_remote) => Sealing::Sealed,
         SealPolicy::Never => Sealing::Plain,
         _ => Sealing::PlainOnThisHost,
@@ -458,7 +459,7 @@ pub(crate) fn settings(options: &RunOptions, blades: Vec<String>, path: &Path) -
         allow_remote_tcp: options.allow_remote_tcp,
         secures_tcp: options.credentials.is_some(),
         sealing,
-        redundancy: options.redundancy,
+        redundancy: redundancy(options),
         when_full: options.when_full,
         victim_policy: options.victim_policy.clone(),
         prefetch_policy: options.prefetch_policy.clone(),
@@ -473,17 +474,6 @@ pub(crate) fn settings(options: &RunOptions, blades: Vec<String>, path: &Path) -
 /// True unless the blade is certain to be on this host.
 pub(crate) fn may_pass_a_network(address: &str) -> bool {
     address.parse().map_or(true, |address| matches!(address, Address::Tcp(_)))
-}
-
-pub(crate) fn check_copies(options: &RunOptions) -> Result<(), RunError> {
-    if options.redundancy != Redundancy::NONE && options.seal == SealPolicy::Never {
-        return Err(RunError::UnsealedCopies);
-    }
-    match &options.rack {
-        // It is asked for memory on as many.
-        Some(_) => Ok(()),
-        None => check_domains(options.redundancy, &options.blades),
-    }
 }
 
 pub(crate) fn check_quota(quota_bytes: Option<u64>) -> Result<(), RunError> {

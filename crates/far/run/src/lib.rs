@@ -113,8 +113,8 @@ pub struct RunOptions {
     pub credentials: Option<Arc<Credentials>>,
     /// When pages are sealed; they are with copies.
     pub seal: SealPolicy,
-    /// What is stored beside what is far.
-    pub redundancy: Redundancy,
+    /// What is stored beside what is far; None: what the tenant has with the rack, or nothing.
+    pub redundancy: Option<Redundancy>,
     /// In this time all that is far and sealed is read once and compared with its seals; None:
     /// never.
     pub verify_every: Option<Duration>,
@@ -153,7 +153,7 @@ impl RunOptions {
             allow_remote_tcp: false,
             credentials: None,
             seal: SealPolicy::default(),
-            redundancy: Redundancy::NONE,
+            redundancy: None,
             verify_every: Some(VERIFY_EVERY),
             stats_file: None,
             no_check: false,

@@ -1,17 +1,52 @@
-//! Whether the blades of a run are enough for what it stores beside what is far.
+//! What a run stores beside what is far, and whether its blades are enough for that.
 
 use std::collections::HashSet;
 
 use farpool_board::Redundancy;
+use farpool_seal::SealPolicy;
 use farpool_wire::Address;
 
-use crate::RunError;
+use crate::rack::redundancy_of_tenant;
+use crate::say::say;
+use crate::{RunError, RunOptions};
+
+/// What the run stores, once [`with_redundancy`] has found it out.
+pub(crate) fn redundancy(options: &RunOptions) -> Redundancy {
+    options.redundancy.unwrap_or(Redundancy::NONE)
+}
+
+/// The options with what the rack's operator has set for the tenant, if they leave it to that.
+///
+/// # Errors
+/// The rack cannot be asked: nothing runs with less than it should have.
+pub(crate) fn with_redundancy(options: &RunOptions) -> Result<RunOptions, RunError> {
+    let mut options = options.clone();
+    if let (None, Some(rack)) = (options.redundancy, &options.rack) {
+        options.redundancy = redundancy_of_tenant(rack)?;
+        if let Some(redundancy) = options.redundancy.filter(|_| !options.quiet) {
+            say!("farpool: --redundancy {redundancy}, as the rack has it for the tenant");
+        }
+    }
+    Ok(options)
+}
+
+pub(crate) fn check_copies(options: &RunOptions) -> Result<(), RunError> {
+    let redundancy = redundancy(options);
+    if redundancy != Redundancy::NONE && options.seal == SealPolicy::Never {
+        return Err(RunError::UnsealedCopies);
+    }
+    match &options.rack {
+        // It is asked for memory on as many.
+        Some(_) => Ok(()),
+        None => check_domains(redundancy, &options.blades),
+    }
+}
 
 /// Checks that the blades are on as many failure domains as there have to be.
 ///
 /// # Errors
 /// They are on fewer.
-pub(crate) fn check_domains(redundancy: Redundancy, blades: &[String]) -> Result<(), RunError> {
+fn check_domains(redundancy: Redundancy, blades: &[String]) -> Result<(), RunError> {
     let addresses = blades.iter().filter_map(|blade| blade.parse::<Address>().ok());
     let domains: HashSet<_> = addresses.map(|address| address.failure_domain()).collect();
     let is_enough = domains.len() >= usize::from(redundancy.domains());

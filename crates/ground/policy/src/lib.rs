@@ -18,6 +18,7 @@
 //! * [`reserve`]: how much memory is kept free, and when the evictor works.
 //! * [`rate`]: how fast bytes may pass, for clients that pace themselves and blades that enforce
 //!   it.
+//! * [`redundancy`]: what is stored beside what is far.
 //!
 //! Policies are chosen by name; an unknown name gives an error with the list of names.
 
@@ -29,6 +30,7 @@ mod list;
 pub mod prefetch;
 pub mod ranking;
 pub mod rate;
+pub mod redundancy;
 pub mod reserve;
 mod rng;
 pub mod sweep;

@@ -110,8 +110,13 @@ impl Rack {
 
     /// A run on the rack's memory.
     pub fn run(&self) -> Run {
-        let pool = ["--pool", &self.control.address, "--host", HOST];
-        Run::far("16MiB").args(pool).redundancy(self.redundancy)
+        self.run_of_tenant("default").redundancy(self.redundancy)
+    }
+
+    /// A run of a tenant, with the redundancy that the rack has for that.
+    pub fn run_of_tenant(&self, tenant: &str) -> Run {
+        let pool = ["--pool", &self.control.address, "--host", HOST, "--tenant", tenant];
+        Run::far("16MiB").args(pool)
     }
 
     /// A program of so many MiB that checks what it reads until it is told to end; part of it is

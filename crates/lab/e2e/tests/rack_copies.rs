@@ -55,3 +55,39 @@ fn with_fewer_domains_than_copies_nothing_is_started() {
     let expected = "2 copies need memory on as many failure domains of the rack";
     assert!(outcome.stderr.contains(expected), "{}", outcome.stderr);
 }
+
+/// What an operator has set for a tenant applies to its programs, unless they say otherwise.
+#[test]
+fn a_tenants_programs_have_its_redundancy() {
+    let _turn = turn();
+    let mut rack = Rack::start(3, "2");
+    let set = ["tenant", "set", "payroll", "--redundancy", "2", "--rate", "1GiB"];
+    let tenant = answer(&rack.control.address, &set);
+    assert_eq!(tenant["redundancy"], "2", "{tenant}");
+    let plain = rack.run_of_tenant("payroll").redundancy("none").args(["--quota", "64MiB"]);
+    let plain = plain.program("true").finish();
+    assert!(plain.code == 0 && !plain.stderr.contains("--redundancy"), "{}", plain.stderr);
+    let run = rack.run_of_tenant("payroll").args(["--quota", "512MiB"]);
+    let mut running = rack.checker(run, 64, "discard,heap,pipe,protect");
+    let said = "farpool: --redundancy 2, as the rack has it for the tenant";
+    assert!(running.stderr().contains(said), "{}", running.stderr());
+    wait_for_copies(&mut running);
+    let used = rack.used();
+    assert_eq!(used.len(), 2, "{used:?}");
+    rack.kill(number_of(&used[0]));
+    wait_until("the loss to be told", PATIENCE, || {
+        running.stderr().contains("read from their copies").then_some(())
+    });
+    wait_for_fetches(&running, 1000);
+    rack.finish(running);
+}
+
+/// A controller that cannot be asked might have said that a program is to have copies.
+#[test]
+fn without_an_answer_about_the_tenant_nothing_is_started() {
+    let _turn = turn();
+    let mut rack = Rack::start(1, "none");
+    rack.control.kill();
+    let outcome = rack.run_of_tenant("payroll").program("true").finish();
+    assert_ne!(outcome.code, 0, "{}", outcome.stderr);
+}

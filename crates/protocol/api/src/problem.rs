@@ -121,6 +121,10 @@ pub struct Problem {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schema(value_type = Option<u32>))]
     pub retry_after_ms: Option<NonZeroU32>,
+    /// With `no-room`: the bandwidth that the tenant may still be granted, in each direction, of
+    /// which more was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate_left_bytes_per_s: Option<u64>,
 }
 
 impl Problem {
@@ -136,6 +140,7 @@ impl Problem {
             etag: None,
             limit: None,
             retry_after_ms: None,
+            rate_left_bytes_per_s: None,
         }
     }
 

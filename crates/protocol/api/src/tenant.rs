@@ -13,6 +13,9 @@ use crate::{
     ProblemKind, Segment, SegmentId, SegmentSpec,
 };
 
+/// Least bandwidth that is taken where a tenant may have no more, in each direction: with less, what
+/// is far is out of reach.
+const RATE_MIN_BYTES_PER_S: u64 = 8 << 20;
 /// Smallest segment accepted when the pool has no more in one piece.
 const PIECE_MIN_BYTES: u64 = 64 << 20;
 
@@ -21,7 +24,7 @@ const PIECE_MIN_BYTES: u64 = 64 << 20;
 pub struct Wish<'a> {
     /// Its size, if the pool has it in one piece.
     pub bytes: u64,
-    /// Bandwidth in each direction; None for the default.
+    /// Bandwidth in each direction; None for the default, or what the tenant may still have.
     pub rate_bytes_per_s: Option<u64>,
     /// Failure domains to avoid.
     pub avoid: &'a [String],
@@ -85,6 +88,14 @@ impl Tenant {
                 }
                 other => other,
             };
+            if let Some(left) = granted.as_ref().err().and_then(rate_left) {
+                let is_some = (RATE_MIN_BYTES_PER_S..spec.read_bytes_per_s).contains(&left);
+                if wish.rate_bytes_per_s.is_some() || !is_some {
+                    return Ok(granted?); // less memory would not help
+                }
+                (spec.read_bytes_per_s, spec.write_bytes_per_s) = (left, left);
+                continue;
+            }
             match granted {
                 Err(error) if wish.may_wait && retry_after(&error).is_some() => {
                     return Err(error.into());
@@ -173,6 +184,12 @@ impl Tenant {
 pub fn is_no_room(error: &ApiError) -> bool {
     use ProblemKind::{Invalid, NoRoom, NotFound};
     [NoRoom, Invalid, NotFound].into_iter().any(|kind| error.is(kind))
+}
+
+/// The bandwidth that the tenant may still be granted, if more was asked for.
+fn rate_left(error: &ApiError) -> Option<u64> {
+    let ApiError::Problem(problem) = error else { return None };
+    problem.rate_left_bytes_per_s
 }
 
 /// Returns when to ask again, if a wish was refused only for as long as memory is on its way back.

@@ -201,10 +201,7 @@ impl Asker {
     /// let it through for the whole rack.
     #[must_use]
     pub fn tenant(&self) -> Option<&str> {
-        match &self.0.as_ref()?.role {
-            Role::Program { tenant, .. } => Some(tenant.as_str()),
-            _ => None,
-        }
+        self.0.as_ref()?.role.tenant()
     }
 
     /// The refusal of something that is not its own, such as `client 7`.

@@ -178,6 +178,15 @@ impl Role {
         matches!(self, Self::Program { tenant: own, .. } if own.as_str() == tenant)
     }
 
+    /// The tenant for which it speaks; only programs have one.
+    #[must_use]
+    pub fn tenant(&self) -> Option<&str> {
+        match self {
+            Self::Program { tenant, .. } => Some(tenant.as_str()),
+            _ => None,
+        }
+    }
+
     /// Whether clients connect to it: a person or a program answers no connection.
     #[must_use]
     pub const fn may_serve(&self) -> bool {

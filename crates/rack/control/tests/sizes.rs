@@ -3,10 +3,12 @@
 mod common;
 
 use common::{Agent, SUPERPAGE, Server, join_client, small};
+use farpool_api::tenant::{Tenant, Wish};
 use farpool_api::{
     ApiError, Client, ClientId, ClientReport, ClientSegment, ClientSegmentUse, ClientSpec,
-    ProblemKind, SegmentId, SegmentSpec, SegmentState, TenantSpec,
+    DEFAULT_RATE_BYTES_PER_S, ProblemKind, SegmentId, SegmentSpec, SegmentState, TenantSpec,
 };
+use farpool_policy::redundancy::Redundancy;
 
 fn refused<T: std::fmt::Debug>(result: Result<T, ApiError>, kind: ProblemKind) -> String {
     let error = result.unwrap_err();
@@ -364,8 +366,13 @@ fn a_quota_is_a_limit_and_tenants_survive_a_restart() {
     let mut process = common::Process::start(&store);
     let api = process.client();
     let mut node = Agent::join(&api, "n0", 10 * SUPERPAGE);
-    let spec =
-        TenantSpec { promised_bytes: SUPERPAGE, quota_bytes: Some(3 * SUPERPAGE), priority: 7 };
+    let spec = TenantSpec {
+        promised_bytes: SUPERPAGE,
+        quota_bytes: Some(3 * SUPERPAGE),
+        priority: 7,
+        rate_bytes_per_s: Some(1 << 30),
+        redundancy: Some(Redundancy::Parity),
+    };
     assert_eq!(api.put_tenant("t", &spec).unwrap().granted_bytes, 0);
     let client = of_tenant(&api, 1, "t");
     api.put_segment(id(1), &of(client, 2)).unwrap();
@@ -380,9 +387,68 @@ fn a_quota_is_a_limit_and_tenants_survive_a_restart() {
     let api = process.client();
     let view = api.tenant("t").unwrap();
     assert_eq!((view.quota_bytes, view.priority), (Some(3 * SUPERPAGE), 7));
+    assert_eq!(view.rate_bytes_per_s, Some(1 << 30));
+    assert_eq!(view.redundancy, Some(Redundancy::Parity));
     assert_eq!((view.granted_bytes, view.segments), (3 * SUPERPAGE, 1));
     api.delete_tenant("t").unwrap();
     refused(api.delete_tenant("t"), ProblemKind::NotFound);
     assert_eq!(api.tenant("t").unwrap().quota_bytes, None, "its segments stay");
     assert_eq!(api.tenants().unwrap().tenants.len(), 1);
+}
+
+/// The segments of a tenant are granted so much bandwidth together. Who asks for a rate gets it or
+/// nothing; who leaves it to the rack takes what is left, if that is of use.
+#[test]
+fn a_tenants_rate_is_shared_by_its_segments() {
+    let server = Server::fresh(|_| {});
+    let api = server.client();
+    let mut node = Agent::join(&api, "n0", 100 * SUPERPAGE);
+    let rate_bytes_per_s = Some(DEFAULT_RATE_BYTES_PER_S + (20 << 20));
+    let set = |rate_bytes_per_s| {
+        api.put_tenant("t", &TenantSpec { rate_bytes_per_s, ..TenantSpec::default() })
+    };
+    refused(set(Some(0)), ProblemKind::Invalid);
+    set(rate_bytes_per_s).unwrap();
+    let client = of_tenant(&api, 1, "t");
+    let faster = |read: u64, write: u64| SegmentSpec {
+        read_bytes_per_s: read,
+        write_bytes_per_s: write,
+        ..of(client, 1)
+    };
+    // Each direction counts for itself.
+    api.put_segment(id(1), &faster(10 << 20, DEFAULT_RATE_BYTES_PER_S)).unwrap();
+    let error = api.put_segment(id(2), &faster(1, 21 << 20)).unwrap_err();
+    let ApiError::Problem(problem) = &error else { panic!("{error:?}") };
+    assert_eq!((problem.limit, problem.rate_left_bytes_per_s), (rate_bytes_per_s, Some(20 << 20)));
+    assert!(problem.detail.contains("tenant t is granted"), "{error}");
+    // Another tenant is not held to it, nor is the size of a segment.
+    api.put_segment(id(3), &of(of_tenant(&api, 2, "u"), 1)).unwrap();
+    api.resize_segment(
+        id(1),
+        &SegmentSpec { bytes: 3 * SUPERPAGE, ..faster(10 << 20, DEFAULT_RATE_BYTES_PER_S) },
+        None,
+    )
+    .unwrap();
+
+    let program = Tenant::new(server.client(), client, client_of("t"));
+    let mut ids = (10..).map(id);
+    let mut ask = |rate_bytes_per_s| {
+        let wish = Wish { bytes: 64 << 20, rate_bytes_per_s, ..Wish::default() };
+        program.ask::<ApiError>(wish, || Ok(ids.next().unwrap()))
+    };
+    refused(ask(Some(21 << 20)), ProblemKind::NoRoom);
+    let less = ask(None).unwrap();
+    assert_eq!(less.place.write_bytes_per_s, 20 << 20);
+    refused(ask(None), ProblemKind::NoRoom);
+    let told = api.tenant("t").unwrap();
+    assert_eq!(Some(told.granted_write_bytes_per_s), rate_bytes_per_s);
+    assert_eq!(told.granted_read_bytes_per_s, 30 << 20);
+    // What is given back may be granted again, also before the node has let go of it.
+    api.delete_segment(id(1), None).unwrap();
+    assert_eq!(ask(Some(DEFAULT_RATE_BYTES_PER_S)).unwrap().place.bytes, 64 << 20);
+    node.settle(&api);
+    // A limit below what is granted takes nothing away.
+    set(Some(1 << 20)).unwrap();
+    assert_eq!(api.tenant("t").unwrap().segments, 2);
+    refused(ask(None), ProblemKind::NoRoom);
 }

@@ -62,6 +62,10 @@ fn size_or_dash(bytes: Option<u64>) -> String {
     bytes.map_or("-".to_owned(), size)
 }
 
+fn per_s(bytes_per_s: u64) -> String {
+    format!("{}/s", Size(bytes_per_s))
+}
+
 /// `name  value` lines for one thing; what a terminal would obey is escaped.
 fn sheet(lines: &[(&str, String)]) -> String {
     let width = lines.iter().map(|(name, _)| name.len()).max().unwrap_or(0);

@@ -2,10 +2,10 @@
 
 use farpool_api::{Tenant, TenantSpec};
 
-use super::{client, sheet, show, size, size_or_dash};
+use super::{client, per_s, sheet, show, size, size_or_dash};
 use crate::args::TenantAction;
 use crate::terminal::table;
-use crate::values::Size;
+use crate::values::{Redundancy, Size};
 
 pub fn main(action: &TenantAction) -> anyhow::Result<u8> {
     match action {
@@ -18,11 +18,13 @@ pub fn main(action: &TenantAction) -> anyhow::Result<u8> {
         TenantAction::Show { name, remote } => {
             show(remote, &client(remote)?.tenant(name)?, |tenant| sheet(&lines(tenant)))
         }
-        TenantAction::Set { name, promise, quota, priority, remote } => {
+        TenantAction::Set { name, promise, quota, priority, rate, redundancy, remote } => {
             let spec = TenantSpec {
                 promised_bytes: promise.map_or(0, |Size(bytes)| bytes),
                 quota_bytes: quota.map(|Size(bytes)| bytes),
                 priority: *priority,
+                rate_bytes_per_s: rate.map(|Size(bytes)| bytes),
+                redundancy: redundancy.map(|Redundancy(redundancy)| redundancy),
             };
             show(remote, &client(remote)?.put_tenant(name, &spec)?, |tenant| sheet(&lines(tenant)))
         }
@@ -35,8 +37,18 @@ pub fn main(action: &TenantAction) -> anyhow::Result<u8> {
     }
 }
 
-const HEADER: [&str; 7] =
-    ["tenant", "promised", "quota", "priority", "granted", "segments", "gives up"];
+const HEADER: [&str; 10] = [
+    "tenant",
+    "promised",
+    "quota",
+    "priority",
+    "rate",
+    "redundancy",
+    "granted",
+    "rate granted",
+    "segments",
+    "gives up",
+];
 
 fn row(tenant: &Tenant) -> Vec<String> {
     vec![
@@ -44,7 +56,10 @@ fn row(tenant: &Tenant) -> Vec<String> {
         size(tenant.promised_bytes),
         size_or_dash(tenant.quota_bytes),
         tenant.priority.to_string(),
+        tenant.rate_bytes_per_s.map_or_else(|| "-".to_owned(), per_s),
+        tenant.redundancy.map_or_else(|| "-".to_owned(), |redundancy| redundancy.to_string()),
         size(tenant.granted_bytes),
+        per_s(tenant.granted_read_bytes_per_s.max(tenant.granted_write_bytes_per_s)),
         tenant.segments.to_string(),
         size(tenant.yielding_bytes),
     ]

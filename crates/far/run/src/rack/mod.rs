@@ -21,7 +21,8 @@ use std::time::{Duration, Instant};
 use farpool_api::placements::{Action, ENTRIES_LIMIT, Piece, Placements, Reach, first_bytes};
 use farpool_api::tenant::{Tenant, Wish, best_address, retry_after};
 use farpool_api::{
-    Access, ApiError, Client, ClientId, ClientSpec, Place, ProblemKind, Segment, SegmentId,
+    Access, ApiError, Client, ClientId, ClientSpec, DEFAULT_TENANT, Place, ProblemKind, Segment,
+    SegmentId,
 };
 use farpool_board::{
     BLADE_ENTRIES, BladeDomain, BladeOffer, BladeRole, Board, Counter, PARITY_DOMAINS, Redundancy,
@@ -31,6 +32,7 @@ use farpool_policy::RateLimit;
 use farpool_units::plain;
 
 use crate::blades::{BladeUse, RunBlades};
+use crate::redundancy::redundancy;
 use crate::say::say;
 use crate::{LocalLimit, PERCENT_FLOOR_BYTES, RunOptions};
 use spill::Spill;
@@ -109,6 +111,19 @@ pub enum RackError {
     Thread(std::io::Error),
 }
 
+/// Returns what the rack's operator has set for the programs of a tenant. Where nodes lend without a
+/// controller there are no tenants to ask about.
+pub(crate) fn redundancy_of_tenant(rack: &RackOptions) -> Result<Option<Redundancy>, RackError> {
+    let own = rack.access.credentials.as_ref().map(|it| it.identity());
+    let own = own.as_ref().and_then(|it| it.role.tenant());
+    let tenant = rack.tenant.as_deref().or(own).unwrap_or(DEFAULT_TENANT);
+    match Client::with(&rack.controllers, &rack.access)?.tenant(tenant) {
+        Ok(tenant) => Ok(tenant.redundancy),
+        Err(error) if error.is(ProblemKind::NotFound) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
 /// The keeper's part in the rack; ends the client when dropped.
 #[derive(Debug)]
 pub struct RackRun {
@@ -145,11 +160,11 @@ impl RackRun {
             tenant,
             board: Arc::clone(board),
             folder: directory.to_owned(),
-            placements: match options.redundancy {
+            placements: match redundancy(options) {
                 Redundancy::Copies(copies) => Placements::new(copies),
                 Redundancy::Parity => Placements::with_parity(),
             },
-            redundancy: options.redundancy,
+            redundancy: redundancy(options),
             quota_bytes: options.quota_bytes.unwrap_or(u64::MAX),
             rate_bytes_per_s: rack.rate_bytes_per_s,
             allow_remote_tcp: options.allow_remote_tcp || options.credentials.is_some(),

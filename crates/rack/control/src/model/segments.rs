@@ -85,7 +85,7 @@ impl State {
         let compute = self.compute_named(&host)?;
         self.check_avoid(&spec.avoid)?;
         let superpages = superpages_for(spec.bytes);
-        self.check_quota(spec.client, superpages)?;
+        self.check_allowed(&spec, superpages)?;
         self.check_claims(spec.client, superpages, to.now_ms)?;
         let request = graph::request(self.rack.graph(), id, &spec, compute);
         let grant = self.rack.allocate(&request);

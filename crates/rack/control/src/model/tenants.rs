@@ -1,4 +1,4 @@
-//! Tenants: promises and quotas. Who gives memory up for whom is in `yielding`.
+//! Tenants: promises, quotas and rates. Who gives memory up for whom is in `yielding`.
 //!
 //! There is one measure of what a tenant has: the superpages that are reserved for its segments
 //! ([`SegmentRecord::superpages`]), those that it gives back included until they are free for
@@ -9,7 +9,9 @@
 
 use std::collections::BTreeMap;
 
-use farpool_api::{ClientId, DEFAULT_TENANT, Problem, ProblemKind, Tenant, TenantList, TenantSpec};
+use farpool_api::{
+    ClientId, DEFAULT_TENANT, Problem, ProblemKind, SegmentSpec, Tenant, TenantList, TenantSpec,
+};
 use farpool_units::{SUPERPAGE_BYTES, format_bytes};
 
 use super::nodes::check_name;
@@ -27,6 +29,28 @@ pub(super) struct Use {
     /// Those of them that it was asked to give up.
     pub yielding: u64,
     segments: u64,
+    /// Bandwidth that is granted to it.
+    rates: Rates,
+}
+
+/// Bandwidth in each direction, in bytes per second.
+#[derive(Clone, Copy, Default)]
+struct Rates {
+    read: u64,
+    write: u64,
+}
+
+impl Rates {
+    fn of(spec: &SegmentSpec) -> Self {
+        Rates { read: spec.read_bytes_per_s, write: spec.write_bytes_per_s }
+    }
+
+    fn plus(self, other: Rates) -> Self {
+        Rates {
+            read: self.read.saturating_add(other.read),
+            write: self.write.saturating_add(other.write),
+        }
+    }
 }
 
 /// Returns the whole superpages that hold `bytes`.
@@ -75,6 +99,7 @@ impl State {
             let tenant = uses.entry(self.tenant_of(segment.spec.client)).or_default();
             tenant.superpages += segment.superpages();
             tenant.segments += 1;
+            tenant.rates = tenant.rates.plus(Rates::of(&segment.spec));
             if self.runtime.get(&segment.id).is_some_and(|runtime| runtime.yielding) {
                 tenant.yielding += segment.superpages();
             }
@@ -91,6 +116,36 @@ impl State {
     /// Whether a tenant is within its promise with so many more superpages.
     pub(super) fn is_within_promise(&self, tenant: &str, more: u64) -> bool {
         self.superpages_of(tenant).saturating_add(more) <= self.promise_of(tenant)
+    }
+
+    /// Refuses more than a tenant may have: of memory, or of bandwidth.
+    pub(super) fn check_allowed(&self, spec: &SegmentSpec, more: u64) -> Result<(), Problem> {
+        self.check_quota(spec.client, more)?;
+        self.check_rate(spec)
+    }
+
+    /// Refuses more bandwidth than a tenant's segments may have together.
+    fn check_rate(&self, spec: &SegmentSpec) -> Result<(), Problem> {
+        let tenant = self.tenant_of(spec.client);
+        let limit = self.tenants.get(tenant).and_then(|tenant| tenant.spec.rate_bytes_per_s);
+        let Some(limit) = limit else { return Ok(()) };
+        let own = self.counted().filter(|segment| self.tenant_of(segment.spec.client) == tenant);
+        let has = own.fold(Rates::default(), |all, it| all.plus(Rates::of(&it.spec)));
+        let with = has.plus(Rates::of(spec));
+        let most = with.read.max(with.write);
+        if most <= limit {
+            return Ok(());
+        }
+        let left = limit.saturating_sub(has.read.max(has.write));
+        let per_s = |bytes: u64| format!("{}/s", format_bytes(bytes));
+        let detail = format!(
+            "tenant {tenant} is granted {} of its {}, and {} more were asked for",
+            per_s(has.read.max(has.write)),
+            per_s(limit),
+            per_s(spec.read_bytes_per_s.max(spec.write_bytes_per_s)),
+        );
+        let problem = Problem::new(ProblemKind::NoRoom, detail);
+        Err(Problem { limit: Some(limit), rate_left_bytes_per_s: Some(left), ..problem })
     }
 
     /// Refuses more superpages than a tenant may have.
@@ -119,6 +174,10 @@ impl State {
         to: &mut Changes<'_>,
     ) -> Result<Outcome, Problem> {
         check_name(name, "tenant")?;
+        if spec.rate_bytes_per_s == Some(0) {
+            let detail = "a rate of 0 lets a tenant have no segment; a quota of 0 says so";
+            return refuse(ProblemKind::Invalid, detail);
+        }
         let is_new = !self.tenants.contains_key(name);
         if is_new && self.tenants.len() >= TENANTS_LIMIT {
             let detail = format!("there are {TENANTS_LIMIT} tenants already");
@@ -170,14 +229,19 @@ impl State {
     }
 
     fn tenant_view(&self, name: &str, used: Use) -> Tenant {
-        let TenantSpec { promised_bytes, quota_bytes, priority } = self.spec_of(name);
+        let TenantSpec { promised_bytes, quota_bytes, priority, rate_bytes_per_s, redundancy } =
+            self.spec_of(name);
         Tenant {
             name: name.to_owned(),
             promised_bytes,
             quota_bytes,
             priority,
+            rate_bytes_per_s,
+            redundancy,
             granted_bytes: used.superpages * SUPERPAGE_BYTES,
             segments: used.segments,
+            granted_read_bytes_per_s: used.rates.read,
+            granted_write_bytes_per_s: used.rates.write,
             yielding_bytes: used.yielding * SUPERPAGE_BYTES,
         }
     }

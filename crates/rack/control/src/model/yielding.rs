@@ -123,7 +123,7 @@ impl State {
             return Outcome::Done;
         };
         let tenant = self.tenant_of(spec.client).to_owned();
-        if self.check_quota(spec.client, needs(spec)).is_err() {
+        if self.check_allowed(spec, needs(spec)).is_err() {
             return Outcome::Done;
         }
         let has_claim = self.claims.contains_key(&tenant);

@@ -1,5 +1,6 @@
 //! The OpenAPI document, with what the types alone do not say.
 
+use farpool_policy::redundancy::Redundancy;
 use serde_json::{Value, json};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{RefOr, SecurityRequirement};
@@ -76,6 +77,10 @@ fn complete(schemas: &mut Value) {
     schemas["NodeGrantUse"]["properties"]["connections"]["maximum"] = json!(u32::MAX);
     schemas["NodeReport"]["properties"]["load_permille"]["maximum"] = json!(u16::MAX);
     schemas["TenantSpec"]["properties"]["priority"]["maximum"] = json!(u8::MAX);
+    schemas["TenantSpec"]["properties"]["rate_bytes_per_s"]["minimum"] = json!(1);
+    let redundancies: Vec<_> = Redundancy::TEXTS.iter().map(|text| json!(text)).collect();
+    let redundancies = redundancies.into_iter().chain([Value::Null]).collect::<Vec<_>>();
+    schemas["TenantSpec"]["properties"]["redundancy"]["enum"] = json!(redundancies);
     let node = &mut schemas["NodeSpec"];
     node["properties"]["addresses"]["items"]["pattern"] = json!(ADDRESS);
     node["properties"]["donate_bytes"]["maximum"] = json!(BRICK_LIMIT_BYTES);
