@@ -22,6 +22,8 @@ pub const NAMES: [&str; 7] = ["n0", "n1", "n2", "n3", "n4", "n5", "n6"];
 pub const DONATED: &str = "512MiB";
 /// The program's host, which lends to itself last.
 pub const HOST: &str = "n0";
+/// Where the controller keeps its state.
+const STORE: &str = "control.redb";
 /// Shortest time between two deaths.
 const GAP: Duration = Duration::from_secs(5);
 /// How long nodes are killed, in seconds, if not as long as in `make test`.
@@ -55,7 +57,7 @@ impl Rack {
     pub fn start_with(donated: &[&str], redundancy: &'static str) -> Rack {
         let folder = tempfile::tempdir().expect("folder");
         let listen = free_address().to_string();
-        let control = Daemon::control(&listen, &folder.path().join("control.redb"));
+        let control = Daemon::control(&listen, &folder.path().join(STORE));
         let mut rack = Rack { control, nodes: Vec::new(), folder, redundancy };
         for (name, donated) in NAMES.iter().zip(donated) {
             rack.nodes.push(Some(Daemon::node(&rack.control.address, name, donated)));
@@ -79,6 +81,13 @@ impl Rack {
         if let Some(mut node) = self.nodes[at].take() {
             node.kill();
         }
+    }
+
+    /// Kills the controller; another one takes its place.
+    pub fn restart_control(&mut self) {
+        self.control.kill();
+        let listen = self.control.address.trim_start_matches("http://");
+        self.control = Daemon::control(listen, &self.folder.path().join(STORE));
     }
 
     /// Kills a node; another one of its name starts, empty, and is taken once the first is missed.

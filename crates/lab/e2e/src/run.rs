@@ -363,10 +363,20 @@ impl Outcome {
     /// read no wrong data.
     pub fn require_lost(&self, blade: &str) -> &Outcome {
         let said = format!("{}: stdout: {} stderr: {}", self.code, self.stdout, self.stderr);
-        assert!(self.code != 0 && !said.contains("WRONG") && self.code != WRONG_DATA, "{said}");
+        assert_ne!(self.require_right().code, 0, "{said}");
         let mut lines = self.stderr.lines();
         let is_clear = |line: &str| line.contains("far memory is lost") && line.contains(blade);
         assert!(lines.any(is_clear), "no line names {blade} and what is lost: {said}");
+        self
+    }
+
+    /// Checks what no program may do, however it ended.
+    ///
+    /// # Panics
+    /// If it read wrong data.
+    pub fn require_right(&self) -> &Outcome {
+        let said = format!("{}: stdout: {} stderr: {}", self.code, self.stdout, self.stderr);
+        assert!(!said.contains("WRONG") && self.code != WRONG_DATA, "{said}");
         self
     }
 

@@ -105,6 +105,17 @@ pub fn all() -> impl Iterator<Item = u32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
+/// The living processes that have this variable with this value. A sidecar has its program's
+/// environment, as it shares its memory.
+pub fn bearers(variable: &str, value: &str) -> Vec<u32> {
+    let word = format!("{variable}={value}\0");
+    let bears = |pid: &u32| {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        environment.windows(word.len()).any(|part| part == word.as_bytes())
+    };
+    all().filter(bears).collect()
+}
+
 /// Whether a process exists and is not a zombie.
 pub fn is_alive(pid: u32) -> bool {
     state_and_parent(pid).is_some_and(|(state, _)| state != ZOMBIE)

@@ -224,7 +224,7 @@ impl Trial {
         let keeper = self.keeper.map(Running::finish);
         let outcome = self.program.finish();
         wait_until("the last process to end", PATIENCE, || {
-            let left = bearers(&self.mark);
+            let left = tree::bearers(MARK, &self.mark);
             if !left.is_empty() {
                 println!("left: {left:?}");
             }
@@ -239,17 +239,6 @@ impl Trial {
 fn is_image(pid: u32) -> bool {
     let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     matches!(name.trim_end(), "verify" | "forks")
-}
-
-/// The living processes of a trial. A sidecar has the program's environment, as it shares its
-/// memory.
-fn bearers(mark: &str) -> Vec<u32> {
-    let word = format!("{MARK}={mark}\0");
-    let bears = |pid: &u32| {
-        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environment.windows(word.len()).any(|part| part == word.as_bytes())
-    };
-    tree::all().filter(bears).collect()
 }
 
 /// Farpool's mounts.
