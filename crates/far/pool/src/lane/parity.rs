@@ -154,14 +154,8 @@ impl Lane {
         let (sum, reads) = match &flight.task {
             Task::Read { .. } => (Sum::Others, self.others(flight, true)),
             Task::Write { before, .. } if self.has_parity(row.group) => {
-                let change = self.change(flight, before.is_some());
-                match change {
-                    Ok(reads) => (Sum::Change, Ok(reads)),
-                    Err(_) => match self.others(flight, false) {
-                        Ok(reads) => (Sum::Others, Ok(reads)),
-                        Err(_) => (Sum::Unknown, Ok(Vec::new())),
-                    },
-                }
+                let (sum, reads) = self.parity_of_write(flight, before.is_some());
+                (sum, Ok(reads))
             }
             Task::Write { .. } => (Sum::NoParity, Ok(Vec::new())),
         };
@@ -197,6 +191,23 @@ impl Lane {
                 self.parity.ready.push(number);
             }
         }
+    }
+
+    /// How the parity of what is written is made, and what is read for that: as few pages as can
+    /// be. Of a row with no other page it is the page itself.
+    fn parity_of_write(
+        &self,
+        flight: &Flight,
+        is_overwritten: bool,
+    ) -> (Sum, Vec<(usize, SegmentPage)>) {
+        let others = || self.others(flight, false).ok().map(|reads| (Sum::Others, reads));
+        let change = || self.change(flight, is_overwritten).ok().map(|reads| (Sum::Change, reads));
+        let count = flight.row.written_without(&flight.seals, Some(flight.at)).count();
+        let made = match count < if is_overwritten { 2 } else { 1 } {
+            true => others().or_else(change),
+            false => change().or_else(others),
+        };
+        made.unwrap_or((Sum::Unknown, Vec::new()))
     }
 
     /// What is read so that the parity can be changed.
