@@ -111,8 +111,8 @@ pub enum RackError {
     Thread(std::io::Error),
 }
 
-/// Returns what the rack's operator has set for the programs of a tenant. Where nodes lend without a
-/// controller there are no tenants to ask about.
+/// Returns what the rack's operator has set for the programs of a tenant. Where nodes lend without
+/// a controller there are no tenants to ask about.
 pub(crate) fn redundancy_of_tenant(rack: &RackOptions) -> Result<Option<Redundancy>, RackError> {
     let own = rack.access.credentials.as_ref().map(|it| it.identity());
     let own = own.as_ref().and_then(|it| it.role.tenant());
@@ -315,6 +315,8 @@ impl Agent {
             let Some(pause) = pause_after(&error) else { return Err(error) };
             self.say(&format!("no far memory yet: {error}"));
             std::thread::sleep(pause.min(FIRST_WAIT));
+            // Who asks is alive: without a report its lease would run out.
+            self.exchange(Duration::ZERO)?;
         }
     }
 
