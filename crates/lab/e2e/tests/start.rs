@@ -164,9 +164,10 @@ fn limits_that_are_too_small_are_told_at_the_start() {
     require_message(&under("ulimit -n 16", &[]), 1, &["may have 16 open files", "ulimit -n"]);
     let soft = under("ulimit -S -n 16", &[]);
     require_message(&soft, 1, &["the program may have 16 open files", "ulimit -n"]);
-    let space = under("ulimit -v 204800", &[]);
-    require_message(&space, 1, &["200 MiB of address space", "ulimit -v"]);
-    let unchecked = under("ulimit -v 204800", &["--no-check"]);
+    // Little less than is asked for: whoever is started all the same has what it needs.
+    let few = "ulimit -v 614400";
+    require_message(&under(few, &[]), 1, &["600 MiB of address space", "ulimit -v"]);
+    let unchecked = under(few, &["--no-check"]);
     assert_eq!(unchecked.code, 0, "{}", unchecked.stderr);
 }
 
