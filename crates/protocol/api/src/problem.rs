@@ -98,7 +98,8 @@ impl ProblemKind {
 pub struct Problem {
     /// A URN that names the kind of problem.
     #[serde(rename = "type")]
-    pub kind: String,
+    #[cfg_attr(feature = "schema", schema(value_type = String))]
+    pub kind: Box<str>,
     /// The kind in words.
     #[cfg_attr(feature = "schema", schema(value_type = String))]
     pub title: Box<str>,
@@ -124,7 +125,8 @@ pub struct Problem {
     /// With `no-room`: the bandwidth that the tenant may still be granted, in each direction, of
     /// which more was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub rate_left_bytes_per_s: Option<u64>,
+    #[cfg_attr(feature = "schema", schema(value_type = Option<u64>))]
+    pub rate_left_bytes_per_s: Option<Box<u64>>,
 }
 
 impl Problem {
@@ -132,7 +134,7 @@ impl Problem {
     #[must_use]
     pub fn new(kind: ProblemKind, detail: impl Into<String>) -> Self {
         Self {
-            kind: kind.urn(),
+            kind: kind.urn().into(),
             title: kind.parts().2.into(),
             status: kind.status(),
             detail: detail.into(),
@@ -147,7 +149,7 @@ impl Problem {
     /// True if it is of this kind.
     #[must_use]
     pub fn is(&self, kind: ProblemKind) -> bool {
-        self.kind == kind.urn()
+        *self.kind == *kind.urn()
     }
 }
 

@@ -13,8 +13,8 @@ use crate::{
     ProblemKind, Segment, SegmentId, SegmentSpec,
 };
 
-/// Least bandwidth that is taken where a tenant may have no more, in each direction: with less, what
-/// is far is out of reach.
+/// Least bandwidth that is taken where a tenant may have no more, in each direction: with less,
+/// what is far is out of reach.
 const RATE_MIN_BYTES_PER_S: u64 = 8 << 20;
 /// Smallest segment accepted when the pool has no more in one piece.
 const PIECE_MIN_BYTES: u64 = 64 << 20;
@@ -189,7 +189,7 @@ pub fn is_no_room(error: &ApiError) -> bool {
 /// The bandwidth that the tenant may still be granted, if more was asked for.
 fn rate_left(error: &ApiError) -> Option<u64> {
     let ApiError::Problem(problem) = error else { return None };
-    problem.rate_left_bytes_per_s
+    problem.rate_left_bytes_per_s.as_deref().copied()
 }
 
 /// Returns when to ask again, if a wish was refused only for as long as memory is on its way back.

@@ -183,7 +183,8 @@ mod tests {
             request.headers_mut().insert(header::CONTENT_TYPE, kind.parse().unwrap());
         }
         let read = Body::<u64>::from_request(request, &()).await;
-        read.map(|Body(number)| number).map_err(|Refusal(problem)| (problem.kind, problem.detail))
+        read.map(|Body(number)| number)
+            .map_err(|Refusal(problem)| (problem.kind.into(), problem.detail))
     }
 
     fn refused(kind: ProblemKind, detail: &str) -> Result<u64, (String, String)> {

@@ -419,7 +419,8 @@ fn a_tenants_rate_is_shared_by_its_segments() {
     api.put_segment(id(1), &faster(10 << 20, DEFAULT_RATE_BYTES_PER_S)).unwrap();
     let error = api.put_segment(id(2), &faster(1, 21 << 20)).unwrap_err();
     let ApiError::Problem(problem) = &error else { panic!("{error:?}") };
-    assert_eq!((problem.limit, problem.rate_left_bytes_per_s), (rate_bytes_per_s, Some(20 << 20)));
+    let left = problem.rate_left_bytes_per_s.as_deref();
+    assert_eq!((problem.limit, left), (rate_bytes_per_s, Some(&(20 << 20))));
     assert!(problem.detail.contains("tenant t is granted"), "{error}");
     // Another tenant is not held to it, nor is the size of a segment.
     api.put_segment(id(3), &of(of_tenant(&api, 2, "u"), 1)).unwrap();

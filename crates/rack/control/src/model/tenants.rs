@@ -145,7 +145,7 @@ impl State {
             per_s(spec.read_bytes_per_s.max(spec.write_bytes_per_s)),
         );
         let problem = Problem::new(ProblemKind::NoRoom, detail);
-        Err(Problem { limit: Some(limit), rate_left_bytes_per_s: Some(left), ..problem })
+        Err(Problem { limit: Some(limit), rate_left_bytes_per_s: Some(left.into()), ..problem })
     }
 
     /// Refuses more superpages than a tenant may have.
