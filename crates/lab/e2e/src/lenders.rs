@@ -38,6 +38,8 @@ pub struct Rack {
     /// By number; None: it is dead.
     pub nodes: Vec<Option<Daemon>>,
     folder: tempfile::TempDir,
+    /// What each node lends.
+    donated: Vec<String>,
     redundancy: &'static str,
 }
 
@@ -58,7 +60,8 @@ impl Rack {
         let folder = tempfile::tempdir().expect("folder");
         let listen = free_address().to_string();
         let control = Daemon::control(&listen, &folder.path().join(STORE));
-        let mut rack = Rack { control, nodes: Vec::new(), folder, redundancy };
+        let (nodes, sizes) = (Vec::new(), donated.iter().map(ToString::to_string).collect());
+        let mut rack = Rack { control, nodes, folder, donated: sizes, redundancy };
         for (name, donated) in NAMES.iter().zip(donated) {
             rack.nodes.push(Some(Daemon::node(&rack.control.address, name, donated)));
         }
@@ -93,7 +96,8 @@ impl Rack {
     /// Kills a node; another one of its name starts, empty, and is taken once the first is missed.
     pub fn replace(&mut self, at: usize) {
         self.kill(at);
-        self.nodes[at] = Some(Daemon::node(&self.control.address, NAMES[at], DONATED));
+        let node = Daemon::node(&self.control.address, NAMES[at], &self.donated[at]);
+        self.nodes[at] = Some(node);
     }
 
     /// The segments that may have memory of a program, also while they move: a node takes its

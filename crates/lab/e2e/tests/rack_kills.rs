@@ -16,7 +16,7 @@ use serde_json::Value;
 
 const KILLS: &str = "FARPOOL_RACK_KILLS";
 const SEED: &str = "FARPOOL_RACK_KILLS_SEED";
-const FEW_KILLS: u64 = 40;
+const FEW_KILLS: u64 = 25;
 /// Kills between two lines of progress.
 const PROGRESS: u64 = 20;
 /// The environment variable that marks all processes of a program, including sidecars.
@@ -26,9 +26,13 @@ const PAUSE_US: u32 = 400_000;
 /// How long a program may take to start while nodes and the controller die, and to end.
 const START_PATIENCE: Duration = Duration::from_secs(120);
 /// How long what a node had may take to be made again, beside programs that start.
-const MENDING: Duration = Duration::from_secs(180);
+const MENDING: Duration = Duration::from_secs(120);
 /// A killed program's memory is its own until its lease with the controller has run out: 30 s.
 const LEASES: Duration = Duration::from_secs(90);
+/// What each node lends: enough also for what programs had that were killed.
+const DONATED: &str = "1GiB";
+/// Pause before a program is started again that was refused: the rack has no room or is not there.
+const START_PAUSE: Duration = Duration::from_millis(500);
 const KILLED: i32 = 128 + libc::SIGKILL;
 
 /// How a program uses the rack.
@@ -51,8 +55,8 @@ const KINDS: [Kind; 4] = [
     Kind {
         redundancy: "2",
         door: Door::Sidecar,
-        operations: "fork,discard,heap,protect",
-        quota: "1GiB",
+        operations: "discard,heap,protect,file",
+        quota: "512MiB",
     },
     Kind {
         redundancy: "2",
@@ -107,6 +111,8 @@ impl Slot {
                     assert!(outcome.require_right().code != 0, "{said}");
                     assert!(outcome.stderr.contains("farpool: "), "{said}");
                     assert!(Instant::now() < until, "it does not start: {said}");
+                    println!("refused: {}", outcome.stderr.trim_end());
+                    std::thread::sleep(START_PAUSE);
                 }
             }
         }
@@ -137,9 +143,11 @@ impl Slot {
 
     /// Waits until nothing of it would be lost with a node.
     fn wait_until_mended(&mut self) {
-        let kind = self.kind;
-        wait_until("what a node had to be made again", MENDING, || {
-            assert!(self.running.is_running(), "{kind:?}: {}", self.running.stderr());
+        let (kind, until) = (self.kind, Instant::now() + MENDING);
+        wait_until("what a node had to be made again", MENDING * 2, || {
+            let is_in_time = self.running.is_running() && Instant::now() < until;
+            let (blades, said) = (self.running.blades(), self.running.stderr());
+            assert!(is_in_time, "{kind:?}: {} {blades}{said}", self.running.pid());
             (degraded(&self.running)? == 0).then_some(())
         });
     }
@@ -205,7 +213,7 @@ struct World {
 
 impl World {
     fn new(seed: u64) -> World {
-        let rack = Rack::start(NAMES.len(), "none");
+        let rack = Rack::start_with(&[DONATED; NAMES.len()], "none");
         let folder = tempfile::tempdir().expect("a folder");
         let mut world = World {
             rack,
@@ -252,25 +260,13 @@ impl World {
             victim => {
                 let Some(pid) = self.slots[at].find(victim) else { return };
                 tree::signal(pid, libc::SIGKILL);
-                self.after_kill(at, victim, pid);
+                // It has memory that is far, so it ends with whatever was killed of it.
+                let outcome = self.replace(at);
+                assert_eq!(outcome.code, KILLED, "{victim:?}: {outcome:?}");
             }
         }
         self.kills[which] += 1;
         self.check_others();
-    }
-
-    /// A program ends with what was killed of it; only a sidecar is replaced if nothing was far.
-    fn after_kill(&mut self, at: usize, victim: Victim, killed: u32) {
-        let slot = &mut self.slots[at];
-        wait_until("the end of the program, or another sidecar", PATIENCE, || {
-            let other = slot.find(Victim::Sidecar).filter(|pid| *pid != killed);
-            let goes_on = victim == Victim::Sidecar && other.is_some();
-            (goes_on || !slot.running.is_running()).then_some(())
-        });
-        if !slot.running.is_running() {
-            let outcome = self.replace(at);
-            assert_eq!(outcome.code, KILLED, "{victim:?}: {outcome:?}");
-        }
     }
 
     /// Kills a node, and has another one take its place, once all programs can spare one.
@@ -299,14 +295,13 @@ impl World {
                 // It finds out by a read or a write, or is told by the controller.
                 wait_until("the loss to be noticed", MENDING, || {
                     assert!(running.is_running(), "{}", running.stderr());
-                    let is_left = !running.blades().contains(&address);
-                    (degraded(running)? > 0 || is_left).then_some(())
+                    (degraded(running)? > 0 || has_left(running, &address)).then_some(())
                 });
                 continue;
             }
             wait_until("the end of a program without a copy", START_PATIENCE, || {
                 let running = &mut self.slots[at].running;
-                (!running.is_running() || !running.blades().contains(&address)).then_some(())
+                (!running.is_running() || has_left(running, &address)).then_some(())
             });
             if !self.slots[at].running.is_running() {
                 self.replace(at).require_lost(&address);
@@ -329,10 +324,13 @@ impl World {
             let segments = answer(&self.rack.control.address, &["segment", "list"]);
             segments["segments"].as_array().is_some_and(Vec::is_empty).then_some(())
         });
-        wait_until("the nodes to have it again", LEASES, || {
+        let until = Instant::now() + LEASES;
+        wait_until("the nodes to have it again", LEASES * 2, || {
             let nodes = answer(&self.rack.control.address, &["node", "list"]);
-            let is_free = |node: &Value| node["granted_bytes"] == 0 && node["used_bytes"] == 0;
-            nodes["nodes"].as_array().is_some_and(|all| all.iter().all(is_free)).then_some(())
+            let has_any = |node: &&Value| node["granted_bytes"] != 0 || node["used_bytes"] != 0;
+            let left: Vec<&Value> = nodes["nodes"].as_array()?.iter().filter(has_any).collect();
+            assert!(left.is_empty() || Instant::now() < until, "{left:?}");
+            left.is_empty().then_some(())
         });
         let told =
             VICTIMS.iter().zip(self.kills).map(|(victim, count)| format!("{count} of {victim:?}"));
@@ -343,6 +341,12 @@ impl World {
             self.refused
         );
     }
+}
+
+/// True if a program has blades, and this one is none of them. Of a program that ends none is told.
+fn has_left(running: &Running, address: &str) -> bool {
+    let blades = running.blades();
+    blades.contains("tcp://") && !blades.contains(address)
 }
 
 fn number(variable: &str, usual: u64) -> u64 {
