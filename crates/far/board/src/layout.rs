@@ -291,7 +291,7 @@ pub struct Slot {
     /// Entries of the table on which this process has nothing, as bits; of the version above.
     pub blades_left: AtomicU32,
     /// Entries that this process cannot leave, because no other blade has room, as bits; and
-    /// [`GROUPS_CROWDED`].
+    /// [`GROUPS_CROWDED`](crate::GROUPS_CROWDED).
     pub blades_stuck: AtomicU32,
 }
 
