@@ -76,8 +76,8 @@ impl BladeDomain {
     /// The domain that the rack gives this number. Of 2^64 the outermost two count as their
     /// neighbours.
     pub fn named(number: u64) -> Self {
-        let number = number.clamp(1, Self::RUN - 1);
-        NonZeroU64::new(number).map_or(BladeDomain::Host, BladeDomain::Named)
+        let number = NonZeroU64::new(number.min(Self::RUN - 1));
+        BladeDomain::Named(number.unwrap_or(NonZeroU64::MIN))
     }
 
     fn word(self) -> u64 {

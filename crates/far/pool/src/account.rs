@@ -13,10 +13,9 @@ use farpool_wire::{
 };
 
 use crate::copies::ALL_SEGMENTS;
-use crate::shared::Blade;
 use crate::types::BladeToken;
 use crate::types::PARTS_PER_BLADE;
-use crate::{PoolError, SegmentHandle};
+use crate::{BladeSpec, PoolError, SegmentHandle};
 
 /// Number given for "no descriptor".
 const NO_FILE: RawFd = -1;
@@ -101,12 +100,12 @@ pub(crate) enum Thawed {
 }
 
 impl Account {
-    pub(crate) fn new(control: Control, address: Address, blade: &Blade) -> Self {
+    pub(crate) fn new(control: Control, spec: &BladeSpec, domains: Arc<[FailureDomain]>) -> Self {
         Account {
             control,
-            address,
-            domains: Arc::clone(&blade.domains),
-            is_of_client: blade.is_of_client,
+            address: spec.address.clone(),
+            domains,
+            is_of_client: spec.is_of_client,
             parts: (0..ALL_SEGMENTS * PARTS_PER_BLADE).map(|_| None).collect(),
             retired: Vec::new(),
             allocated_superpages: 0,

@@ -53,7 +53,7 @@ impl Pool {
         if ledger.accounts[number].is_some() {
             return Err(PoolError::SlotInUse(at));
         }
-        ledger.accounts[number] = Some(Account::new(control, spec.address.clone(), &blade));
+        ledger.accounts[number] = Some(Account::new(control, spec, Arc::clone(&blade.domains)));
         slot.fill(blade);
         Ok(())
     }
@@ -218,7 +218,6 @@ impl Blade {
             session: Arc::new(session),
             description: spec.address.to_string(),
             domains: domains.filter(|_| !is_apart_from_all).collect(),
-            is_of_client: spec.is_of_client,
             data_loss: OnceLock::new(),
             control_loss: OnceLock::new(),
         }

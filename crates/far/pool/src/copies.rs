@@ -26,7 +26,7 @@ use crate::shared::SegmentState;
 use crate::{BladeIndex, MAX_SEGMENTS, Pool, PoolError, Redundancy, SegmentHandle};
 
 /// Most copies of a superpage.
-pub const COPIES_LIMIT: usize = 3;
+pub const COPIES_LIMIT: usize = farpool_policy::redundancy::COPIES_LIMIT as usize;
 /// The segments of all copies.
 pub(crate) const ALL_SEGMENTS: usize = MAX_SEGMENTS * COPIES_LIMIT;
 

@@ -34,6 +34,7 @@ pub use farpool_fabric::{
     Address, AddressError, Ask, ClientId, ClientLimits, Grant, GrantKey, Meters, Opener, RateLimit,
 };
 pub use farpool_kernel::Time;
+pub use farpool_policy::redundancy::Redundancy;
 pub use farpool_wire::FailureDomain;
 pub use lane::Lane;
 pub use mover::{Damage, DamageOutcome, Mover, Step, VERIFY_LIMIT_PAGES, Verified, VerifyPoint};
@@ -43,6 +44,6 @@ pub use refusals::Refusals;
 pub use seals::Seals;
 pub use types::{
     Alone, BladeSpec, COPY_PARTS, Completion, CopyDesk, Errand, FrozenToken, LostBlade, MAX_BLADES,
-    MAX_SEGMENTS, PageRead, PageWrite, PoolConfig, Redundancy, SUPERPAGE_PAGES, SegmentHandle,
-    SegmentPage, TOKEN_PARTS, fresh_client,
+    MAX_SEGMENTS, PageRead, PageWrite, PoolConfig, SUPERPAGE_PAGES, SegmentHandle, SegmentPage,
+    TOKEN_PARTS, fresh_client,
 };

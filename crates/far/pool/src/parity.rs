@@ -31,7 +31,8 @@ use crate::{BladeIndex, MAX_BLADES, Redundancy, SUPERPAGE_PAGES, SegmentHandle, 
 /// Superpages of a group, without their parity: 1.25 times the memory, on five failure domains.
 pub(crate) const GROUP_SUPERPAGES: u32 = 4;
 /// Failure domains that a group and its parity are on.
-pub const PARITY_DOMAINS: usize = GROUP_SUPERPAGES as usize + 1;
+pub const PARITY_DOMAINS: usize = farpool_policy::redundancy::PARITY_DOMAINS as usize;
+const _: () = assert!(GROUP_SUPERPAGES as usize + 1 == PARITY_DOMAINS);
 /// Locks that all rows share, a byte each. Two rows that share one wait for each other.
 const ROW_LOCKS: usize = 1 << 14;
 

@@ -21,6 +21,7 @@ use crate::lane::Sealing;
 use crate::map::{Place, SEGMENT_LIMIT_SUPERPAGES};
 use crate::seals::Seals;
 use crate::shared::{BladeSlot, LaneClock, Segment, SegmentState, Shared};
+use crate::types::Strands;
 use crate::types::{CONTROL_SLOT, blade_index};
 use crate::{
     BladeIndex, FrozenToken, Lane, MAX_BLADES, MAX_SEGMENTS, PoolConfig, PoolError, Redundancy,

@@ -27,6 +27,7 @@ use crate::map::{Place, SuperpageMap};
 use crate::moving::{MAX_RECORDS, Record, Side};
 use crate::parity::RowLocks;
 use crate::seals::Seals;
+use crate::types::Strands;
 use crate::types::{Access, PARTS_PER_BLADE};
 use crate::{BladeIndex, MAX_BLADES, PageError, PoolConfig, SegmentHandle, SegmentPage};
 
@@ -108,8 +109,6 @@ pub(crate) struct Blade {
     pub(crate) description: String,
     /// All that it fails with; nothing if only the client itself does.
     pub(crate) domains: Arc<[FailureDomain]>,
-    /// Whether the client itself serves it.
-    pub(crate) is_of_client: bool,
     /// Why its pages can no longer be reached.
     pub(crate) data_loss: OnceLock<String>,
     /// Why it takes no more control requests.

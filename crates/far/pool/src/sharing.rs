@@ -8,6 +8,7 @@ use crate::map::Place;
 use crate::pool::{Ledger, Still};
 use crate::seals::Seals;
 use crate::shared::SegmentState;
+use crate::types::Strands;
 use crate::types::{BladeToken, LAPSED, TokenPart, blade_index};
 use crate::{FrozenToken, MAX_BLADES, Pool, PoolError, Redundancy, SegmentHandle};
 

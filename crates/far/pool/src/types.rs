@@ -9,7 +9,7 @@ use farpool_units::{PAGES_PER_SUPERPAGE, exactly};
 
 use farpool_wire::{FailureDomain, SegmentToken};
 
-use crate::{BladeIndex, COPIES_LIMIT, PageError, PoolError};
+use crate::{BladeIndex, COPIES_LIMIT, PageError, PoolError, Redundancy};
 
 /// Pages of a superpage (16 MiB), the unit of allocation.
 pub const SUPERPAGE_PAGES: u32 = PAGES_PER_SUPERPAGE;
@@ -88,35 +88,24 @@ pub struct PoolConfig {
     pub time: Time,
 }
 
-/// What is stored beside each superpage, so that a blade's death costs none of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Redundancy {
-    /// So many copies of each superpage, each on another failure domain; 1 to [`COPIES_LIMIT`].
-    Copies(u8),
-    /// One superpage of parity for each group of neighbouring superpages, all on different failure
-    /// domains.
-    Parity,
+/// What a segment is made of inside.
+pub(crate) trait Strands {
+    /// Segments inside that a segment is made of.
+    fn strands(self) -> usize;
+
+    /// Those of them that have the pages themselves.
+    fn copies(self) -> usize;
 }
 
-impl Redundancy {
-    /// Nothing: what a blade has is lost with it.
-    pub const NONE: Redundancy = Redundancy::Copies(1);
-
-    /// True if no superpage is lost with one blade.
-    pub fn survives_a_blade(self) -> bool {
-        self != Redundancy::NONE
-    }
-
-    /// Segments inside that a segment is made of.
-    pub(crate) fn strands(self) -> usize {
+impl Strands for Redundancy {
+    fn strands(self) -> usize {
         match self {
             Redundancy::Copies(copies) => copies.into(),
             Redundancy::Parity => 2,
         }
     }
 
-    /// Those of them that have the pages themselves.
-    pub(crate) fn copies(self) -> usize {
+    fn copies(self) -> usize {
         match self {
             Redundancy::Copies(copies) => copies.into(),
             Redundancy::Parity => 1,

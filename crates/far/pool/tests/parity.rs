@@ -286,6 +286,28 @@ fn the_clients_own_memory_is_used_last() {
     assert_eq!(reads(&mut lane, segment, 7), Ok(true));
 }
 
+/// What is read for the parity of a page: nothing where it is alone in its row, the other one where
+/// there is one, and what it changes where there are more.
+#[test]
+fn the_parity_of_a_page_is_made_of_few() {
+    let blades = start(5);
+    let pool = connect(&blades);
+    let segment = common::allocate(&pool, 4);
+    let mut lane = pool.lane().expect("lane");
+    let pages_read = || {
+        let running = blades.serving.iter().flatten();
+        running.map(|serving| serving.stat().totals.pages_read.get()).sum::<u64>()
+    };
+    let expected = [(0, [0, 0]), (1, [1, 1]), (2, [1, 2])];
+    for (superpage, reads) in expected {
+        for (seed, reads) in (7..).zip(reads) {
+            let before = pages_read();
+            common::write(&mut lane, segment, &[superpage * SUPERPAGE_PAGES + 5], seed);
+            assert_eq!(pages_read() - before, reads, "superpage {superpage}, seed {seed}");
+        }
+    }
+}
+
 #[test]
 fn superpages_are_made_again_under_a_program_that_writes() {
     for lost in [0, 1, 4] {

@@ -24,6 +24,12 @@ impl Redundancy {
     /// The texts of all kinds.
     pub const TEXTS: [&str; 4] = ["none", "2", "3", "parity"];
 
+    /// True if nothing is lost with one blade.
+    #[must_use]
+    pub fn survives_a_blade(self) -> bool {
+        self != Redundancy::NONE
+    }
+
     /// Failure domains that there have to be.
     #[must_use]
     pub fn domains(self) -> u8 {

@@ -199,6 +199,17 @@ pub fn wait_for_fetches(running: &Running, count: u64) {
     });
 }
 
+/// Waits until a program has told that a node is lost, and has fetched pages since.
+///
+/// # Panics
+/// If that takes too long, or far memory is lost.
+pub fn wait_until_it_goes_on(running: &Running) {
+    wait_until("the loss to be told", PATIENCE, || {
+        running.stderr().contains("read from their copies").then_some(())
+    });
+    wait_for_fetches(running, 1000);
+}
+
 /// One node after the other dies, each once what the last one cost is made again.
 ///
 /// # Panics

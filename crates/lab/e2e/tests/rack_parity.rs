@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 use farpool_e2e::hog::Hog;
 use farpool_e2e::lenders::{
     COPYING, HOST, NAMES, PATIENCE, Rack, degraded, die_one_after_the_other, number_of,
-    wait_for_copies, wait_for_fetches,
+    wait_for_copies, wait_for_fetches, wait_until_it_goes_on,
 };
-use farpool_e2e::rack::answer;
+use farpool_e2e::rack::{Daemon, answer};
 use farpool_e2e::run::Running;
 use farpool_e2e::stage::{self, Stage};
 use farpool_e2e::{network, turn, wait_until};
@@ -45,10 +45,7 @@ fn what_a_dead_node_had_is_made_on_a_further_one() {
     let used = rack.used();
     assert!(used.len() == 5 && !used.iter().any(|it| it == HOST), "{used:?}");
     rack.kill(number_of(&used[2]));
-    wait_until("the loss to be told", PATIENCE, || {
-        running.stderr().contains("read from their copies").then_some(())
-    });
-    wait_for_fetches(&running, 1000);
+    wait_until_it_goes_on(&running);
     wait_until("memory of the sixth node", COPYING, || {
         rack.used().iter().any(|it| it == HOST).then_some(())
     });
@@ -78,10 +75,7 @@ fn a_drained_node_gives_what_it_has_to_one_without_any() {
     assert_eq!(after, expected.collect());
     wait_for_copies(&mut running);
     rack.kill(number_of(&used[1]));
-    wait_until("the loss to be told", PATIENCE, || {
-        running.stderr().contains("read from their copies").then_some(())
-    });
-    wait_for_fetches(&running, 1000);
+    wait_until_it_goes_on(&running);
     rack.finish(running);
 }
 
@@ -116,20 +110,47 @@ const PARITY: [&str; 4] = ["--redundancy", "parity", "--quota", "512MiB"];
 const HOST_BYTES: u64 = 1 << 30;
 const HOG_BYTES: u64 = 760 << 20;
 
+/// Hosts that lend, and one with a program. The fields are in the order in which they must be
+/// dropped.
+struct Donors {
+    nodes: Vec<Daemon>,
+    _borrower: Daemon,
+    stage: Stage,
+}
+
+impl Donors {
+    /// Of so many hosts the first one runs the program, and five lend to it.
+    fn start(hosts: usize) -> Option<(Donors, Running)> {
+        let builder = Hosts::builder(hosts, Wiring::Bridge).memory_limit_bytes(HOST_BYTES);
+        let mut stage = Stage::new(network::make(builder)?, 0);
+        stage.start_control(&[]);
+        let borrower = stage.borrower(0);
+        let nodes = stage.nodes(1..6, "512MiB");
+        let mut running = stage.program_with(0, "600", &PARITY);
+        running.wait_for_output("filled", 2);
+        wait_for_copies(&mut running);
+        Some((Donors { nodes, _borrower: borrower, stage }, running))
+    }
+
+    /// Once nothing is missing, a host dies. None of the program's data may be lost or wrong.
+    fn end(mut self, mut running: Running) {
+        wait_for_copies(&mut running);
+        self.nodes[1].kill();
+        wait_until_it_goes_on(&running);
+        self.stage.end_programs();
+        let outcome = running.finish();
+        outcome.require_success().require_far();
+        assert_eq!(outcome.counter("lost"), 0, "{}", outcome.stderr);
+    }
+}
+
 /// A donor needs its memory back: what it had goes to a sixth host. Then another host may die.
 #[test]
 fn a_donor_has_its_memory_back_and_nothing_is_missing() {
     let _turn = turn();
-    let builder = Hosts::builder(7, Wiring::Bridge).memory_limit_bytes(HOST_BYTES);
-    let Some(hosts) = network::make(builder) else { return };
-    let mut stage = Stage::new(hosts, 0);
-    stage.start_control(&[]);
-    let _borrower = stage.borrower(0);
-    let mut nodes = stage.nodes(1..6, "512MiB");
-    let mut running = stage.program_with(0, "600", &PARITY);
-    running.wait_for_output("filled", 2);
-    wait_for_copies(&mut running);
-    nodes.extend(stage.nodes(6..7, "512MiB"));
+    let Some((mut donors, running)) = Donors::start(7) else { return };
+    let stage = &donors.stage;
+    donors.nodes.extend(stage.nodes(6..7, "512MiB"));
     let donor = stage.hosts()[1].name();
     let hog = Hog::start(&stage.hosts()[1], HOG_BYTES);
     wait_until("the donor has its memory back", stage::PATIENCE, || {
@@ -138,16 +159,7 @@ fn a_donor_has_its_memory_back_and_nothing_is_missing() {
     });
     let places = stage.places();
     assert!(places.len() == 5 && places.iter().all(|(node, _)| node != donor), "{places:?}");
-    wait_for_copies(&mut running);
-    nodes[1].kill();
-    wait_until("the loss to be told", stage::PATIENCE, || {
-        running.stderr().contains("read from their copies").then_some(())
-    });
-    wait_for_fetches(&running, 1000);
-    stage.end_programs();
-    let outcome = running.finish();
-    outcome.require_success().require_far();
-    assert_eq!(outcome.counter("lost"), 0, "{}", outcome.stderr);
+    donors.end(running);
     drop(hog);
 }
 
@@ -156,15 +168,8 @@ fn a_donor_has_its_memory_back_and_nothing_is_missing() {
 #[test]
 fn all_donors_have_their_memory_back_and_nothing_is_missing() {
     let _turn = turn();
-    let builder = Hosts::builder(6, Wiring::Bridge).memory_limit_bytes(HOST_BYTES);
-    let Some(hosts) = network::make(builder) else { return };
-    let mut stage = Stage::new(hosts, 0);
-    stage.start_control(&[]);
-    let _borrower = stage.borrower(0);
-    let mut nodes = stage.nodes(1..6, "512MiB");
-    let mut running = stage.program_with(0, "600", &PARITY);
-    running.wait_for_output("filled", 2);
-    wait_for_copies(&mut running);
+    let Some((donors, mut running)) = Donors::start(6) else { return };
+    let stage = &donors.stage;
     let hogs: Vec<Hog> = (1..6).map(|at| Hog::start(&stage.hosts()[at], HOG_BYTES)).collect();
     wait_until("the donors have their memory back", COPYING, || {
         assert!(running.is_running(), "{}", running.stderr());
@@ -180,16 +185,7 @@ fn all_donors_have_their_memory_back_and_nothing_is_missing() {
         let ready = stage.places().iter().filter(|(_, state)| state == "ready").count();
         (ready == 5 && !running.blades().contains("spill.sock")).then_some(())
     });
-    wait_for_copies(&mut running);
-    nodes[1].kill();
-    wait_until("the loss to be told", stage::PATIENCE, || {
-        running.stderr().contains("read from their copies").then_some(())
-    });
-    wait_for_fetches(&running, 1000);
-    stage.end_programs();
-    let outcome = running.finish();
-    outcome.require_success().require_far();
-    assert_eq!(outcome.counter("lost"), 0, "{}", outcome.stderr);
+    donors.end(running);
 }
 
 #[test]

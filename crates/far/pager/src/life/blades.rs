@@ -15,8 +15,7 @@ use farpool_board::{
 };
 use farpool_pool::{
     BladeIndex, BladeSpec, ClientLimits, CopyDesk, DamageOutcome, Errand, FailureDomain,
-    FrozenToken, Grant, GrantKey, MAX_BLADES, Mover, Pool, PoolConfig, PoolError, Redundancy, Step,
-    Verified,
+    FrozenToken, Grant, GrantKey, MAX_BLADES, Mover, Pool, PoolConfig, PoolError, Step, Verified,
 };
 
 use crate::abort::fail_closed;
@@ -40,8 +39,6 @@ const COPIES_STEP: Duration = Duration::from_millis(200);
 const CHILD_STEP: Duration = Duration::from_millis(20);
 
 const _: () = assert!(BLADE_ENTRIES == MAX_BLADES && COPY_PARTS == farpool_pool::COPY_PARTS);
-const _: () = assert!(farpool_board::COPIES_LIMIT as usize == farpool_pool::COPIES_LIMIT);
-const _: () = assert!(farpool_board::PARITY_DOMAINS as usize == farpool_pool::PARITY_DOMAINS);
 
 /// Connects to the blades that the board names, including those to be left, because a parent's
 /// layers may lie there. A blade that cannot be used is left out, and tried again later: nothing of
@@ -81,10 +78,7 @@ fn connect_to_all(
         quota_bytes: settings.quota_bytes,
         deadline: Duration::from_millis(settings.deadline_ms),
         allow_remote_tcp: settings.allow_remote_tcp,
-        redundancy: match settings.redundancy {
-            farpool_board::Redundancy::Copies(copies) => Redundancy::Copies(copies),
-            farpool_board::Redundancy::Parity => Redundancy::Parity,
-        },
+        redundancy: settings.redundancy,
         seals_pages: settings.sealing == Sealing::Sealed,
         secures_tcp: settings.secures_tcp,
         asks: sys::dialer(),
@@ -290,7 +284,7 @@ impl Follower {
     /// again; nobody tells of a loss.
     fn complete_copies(&mut self) -> Option<Duration> {
         let pool = self.core.pool.wait();
-        if self.core.settings.redundancy == farpool_board::Redundancy::NONE {
+        if !self.core.settings.redundancy.survives_a_blade() {
             return None;
         }
         self.publish_degraded();

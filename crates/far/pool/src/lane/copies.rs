@@ -13,6 +13,7 @@ use crate::parity::Strip;
 use crate::sealing::{Asked, CopyPage, CopySet, FlightCopy};
 use crate::shared::Found;
 use crate::types::Access;
+use crate::types::Strands;
 use crate::{
     BladeIndex, COPIES_LIMIT, PageError, PageRead, Redundancy, SUPERPAGE_PAGES, SegmentPage,
 };

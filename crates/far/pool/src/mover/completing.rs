@@ -15,6 +15,7 @@ use crate::map::Place;
 use crate::parity::{Group, Strip};
 use crate::pool::Ledger;
 use crate::shared::SegmentState;
+use crate::types::Strands;
 use crate::{
     BladeIndex, CopyDesk, Errand, FrozenToken, MAX_BLADES, Pool, PoolError, Redundancy,
     SegmentHandle, Step,

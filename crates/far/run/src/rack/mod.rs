@@ -578,6 +578,24 @@ fn random() -> Result<u128, RackError> {
 mod tests {
     use super::*;
 
+    /// The controller might have said that the tenant's programs are to have copies.
+    #[test]
+    fn a_redundancy_that_cannot_be_asked_for_is_not_guessed() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let controllers = format!("http://{}", listener.local_addr().expect("an address"));
+        drop(listener);
+        let rack = RackOptions {
+            controllers,
+            access: Access::default(),
+            host: None,
+            tenant: None,
+            rate_bytes_per_s: None,
+            spill_directory: PathBuf::new(),
+        };
+        let asked = redundancy_of_tenant(&rack);
+        assert!(matches!(asked, Err(RackError::Api(_))), "{asked:?}");
+    }
+
     #[test]
     fn a_programs_name_is_one_that_a_rack_takes() {
         assert_eq!(client_name(OsStr::new("/usr/bin/redis")), "/usr/bin/redis");

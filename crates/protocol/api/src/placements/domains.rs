@@ -1,6 +1,7 @@
 //! How much can be stored with all copies, or with parity, each part on another failure domain;
 //! pure.
 
+use farpool_policy::redundancy::PARITY_DOMAINS;
 use farpool_wire::FailureDomain;
 
 use super::Piece;
@@ -23,7 +24,8 @@ pub(super) struct Layout {
 
 impl Layout {
     /// Four parts and the parity of all four.
-    pub(super) const PARITY: Layout = Layout { domains: 5, members: 4 };
+    pub(super) const PARITY: Layout =
+        Layout { domains: PARITY_DOMAINS, members: PARITY_DOMAINS - 1 };
 
     /// So many parts that are alike.
     pub(super) fn copies(copies: u8) -> Self {

@@ -107,10 +107,14 @@ impl State {
         uses
     }
 
+    /// Those of one tenant.
+    fn counted_of(&self, tenant: &str) -> impl Iterator<Item = &SegmentRecord> {
+        self.counted().filter(move |segment| self.tenant_of(segment.spec.client) == tenant)
+    }
+
     /// The superpages that a tenant has.
     fn superpages_of(&self, tenant: &str) -> u64 {
-        let own = self.counted().filter(|segment| self.tenant_of(segment.spec.client) == tenant);
-        own.map(SegmentRecord::superpages).sum()
+        self.counted_of(tenant).map(SegmentRecord::superpages).sum()
     }
 
     /// Whether a tenant is within its promise with so many more superpages.
@@ -129,7 +133,7 @@ impl State {
         let tenant = self.tenant_of(spec.client);
         let limit = self.tenants.get(tenant).and_then(|tenant| tenant.spec.rate_bytes_per_s);
         let Some(limit) = limit else { return Ok(()) };
-        let own = self.counted().filter(|segment| self.tenant_of(segment.spec.client) == tenant);
+        let own = self.counted_of(tenant);
         let has = own.fold(Rates::default(), |all, it| all.plus(Rates::of(&it.spec)));
         let with = has.plus(Rates::of(spec));
         let most = with.read.max(with.write);

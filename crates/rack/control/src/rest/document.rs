@@ -78,8 +78,8 @@ fn complete(schemas: &mut Value) {
     schemas["NodeReport"]["properties"]["load_permille"]["maximum"] = json!(u16::MAX);
     schemas["TenantSpec"]["properties"]["priority"]["maximum"] = json!(u8::MAX);
     schemas["TenantSpec"]["properties"]["rate_bytes_per_s"]["minimum"] = json!(1);
-    let redundancies: Vec<_> = Redundancy::TEXTS.iter().map(|text| json!(text)).collect();
-    let redundancies = redundancies.into_iter().chain([Value::Null]).collect::<Vec<_>>();
+    let redundancies: Vec<Option<&str>> =
+        Redundancy::TEXTS.into_iter().map(Some).chain([None]).collect();
     schemas["TenantSpec"]["properties"]["redundancy"]["enum"] = json!(redundancies);
     let node = &mut schemas["NodeSpec"];
     node["properties"]["addresses"]["items"]["pattern"] = json!(ADDRESS);
