@@ -189,6 +189,10 @@ pub struct RunSettings {
     /// Maximum far memory of the process tree [default: what the blades grant]
     #[arg(long, value_name = "SIZE", env = "FARPOOL_RUN_QUOTA", hide_env_values = true)]
     pub quota: Option<Size>,
+    /// Share equal pages with programs of the same NAME, and of the same tenant or user, on blades
+    /// that pack (farpool blade --pack); one can tell then by a write's time what another holds
+    #[arg(long, value_name = "NAME", env = "FARPOOL_RUN_SHARE_WITH", hide_env_values = true)]
+    pub share_with: Option<String>,
     /// Policy that chooses which pages to evict: clock, fifo, lru, random or sieve [default: clock]
     #[arg(long, value_name = "NAME", env = "FARPOOL_RUN_POLICY", hide_env_values = true)]
     pub policy: Option<Victim>,
@@ -273,7 +277,8 @@ pub struct BladeArgs {
 #[derive(Clone, Debug, Default, Args, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case", default)]
 pub struct BladeSettings {
-    /// Memory to lend, in superpages of 16 MiB; with --flash, memory for what of it is hot
+    /// Memory to lend, in superpages of 16 MiB; with --flash, memory for what of it is hot, and
+    /// with --pack, for all of it
     #[arg(long, value_name = "SIZE", env = "FARPOOL_BLADE_MEMORY", hide_env_values = true)]
     pub memory: Option<Size>,
     /// Lend this much instead, with what is cold on flash: a file on a disk (created if missing) or
@@ -288,6 +293,19 @@ pub struct BladeSettings {
         hide_env_values = true
     )]
     pub flash_write_rate: Option<Size>,
+    /// Pack what is cold: keep nothing of zero pages, equal pages of programs with one --share-with
+    /// once, the rest compressed. Sealed pages stay as they are: nothing about them can be seen
+    #[arg(long, value_name = "BOOL", env = "FARPOOL_BLADE_PACK", hide_env_values = true)]
+    #[arg(num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub pack: Option<bool>,
+    /// With --pack: lend this much, which may be more than --memory; pages are refused when it is
+    /// full [default: 15/16 of --memory, which has room for whatever is written]
+    #[arg(long, value_name = "SIZE", env = "FARPOOL_BLADE_LEND", hide_env_values = true)]
+    pub lend: Option<Size>,
+    /// With --pack: how long a page is not used before it is packed, unless memory is short
+    /// [default: 10s]
+    #[arg(long, value_name = "TIME", env = "FARPOOL_BLADE_PACK_AFTER", hide_env_values = true)]
+    pub pack_after: Option<Span>,
     /// Where to listen: unix:///path.sock (serves shm:// too) or tcp://ip:port; may be repeated
     #[arg(long, value_name = "ADDR", env = "FARPOOL_BLADE_LISTEN", hide_env_values = true)]
     #[arg(value_delimiter = ',')]
@@ -391,6 +409,10 @@ pub struct AttachArgs {
     /// Maximum far memory of the process [default: what the blades grant]
     #[arg(long, value_name = "SIZE")]
     pub quota: Option<Size>,
+    /// Share equal pages with programs of the same NAME, and of the same tenant or user, on blades
+    /// that pack (farpool blade --pack); one can tell then by a write's time what another holds
+    #[arg(long, value_name = "NAME")]
+    pub share_with: Option<String>,
     /// Policy that chooses which pages to evict: clock, fifo, lru, random or sieve [default: clock]
     #[arg(long, value_name = "NAME")]
     pub policy: Option<Victim>,

@@ -60,13 +60,13 @@ macro_rules! fill_from {
 
 fill_from!(RunSettings:
     options local, peak, pool, pki, token_file, insecure, host, tenant, rate, spill, quota,
-        policy, prefetch, when_full, deadline, pager_threads, threshold, stats, seal, redundancy,
+        share_with, policy, prefetch, when_full, deadline, pager_threads, threshold, stats, seal, redundancy,
         verify_every, allow_remote_tcp, no_check, door,
         when_outside, quiet;
     lists blade);
 fill_from!(BladeSettings:
-    options memory, flash, flash_write_rate, backing, persist, quota, lease, threads, control_rate,
-        pki, audit, allow_remote_tcp;
+    options memory, flash, flash_write_rate, pack, lend, pack_after, backing, persist, quota,
+        lease, threads, control_rate, pki, audit, allow_remote_tcp;
     lists listen);
 fill_from!(StatSettings: options pki; lists blade);
 fill_from!(ControlSettings:

@@ -30,6 +30,7 @@ fn share(number: u64, blade: &Serving) -> Share {
         client: fresh_client().unwrap(),
         client_name: "test".into(),
         quota_bytes: ZONES * ZONE_BYTES,
+        sharing_group: None,
         deadline: PATIENCE,
         allow_remote_tcp: false,
         redundancy: farpool_pool::Redundancy::NONE,

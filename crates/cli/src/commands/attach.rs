@@ -87,6 +87,7 @@ fn options(args: AttachArgs) -> Result<RunOptions, UsageError> {
     };
     options.blades = args.blade.iter().map(ToString::to_string).collect();
     options.quota_bytes = args.quota.map(|Size(bytes)| bytes);
+    options.share_with = args.share_with;
     options.stats_file = args.stats;
     options.allow_remote_tcp = args.allow_remote_tcp;
     options.seal = args.seal.into();

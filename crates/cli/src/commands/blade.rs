@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Context;
-use farpool_blade::{BackingKind, BladeConfig, FlashConfig, Server, Serving};
+use farpool_blade::{BackingKind, BladeConfig, FlashConfig, PackConfig, Server, Serving};
 use farpool_wire::Address;
 use serde_json::json;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -41,10 +41,9 @@ pub fn main(args: &BladeArgs) -> anyhow::Result<u8> {
     }
     // Not before: the process that is taken over has the log until its end.
     config.audit = service::open_audit(settings.audit.as_deref())?;
-    let (memory_bytes, has_flash) = (config.memory_bytes, config.flash.is_some());
     let serving = Server::bind(&addresses, config)?.serve()?;
     tell_past(serving.blade().past());
-    say_ready((memory_bytes, has_flash), &serving, args.json)?;
+    say_ready(&serving, args.json)?;
     let signal = signals.forever().next();
     tracing::info!(signal, "stopping");
     service::tell_systemd("STOPPING=1");
@@ -72,6 +71,11 @@ fn config(settings: &BladeSettings) -> Result<BladeConfig, UsageError> {
     if config.flash.is_some() && config.persist.is_some() {
         let how = "--flash does not outlive the process, as what is hot is in memory; give \
                    --persist or --flash";
+        return Err(UsageError(how.into()));
+    }
+    config.pack = pack(settings, memory_bytes)?;
+    if config.pack.is_some() && config.persist.is_some() {
+        let how = "--pack does not outlive the process; give --persist or --pack";
         return Err(UsageError(how.into()));
     }
     if let Some(Size(bytes)) = settings.quota {
@@ -108,6 +112,25 @@ fn flash(settings: &BladeSettings) -> Result<Option<FlashConfig>, UsageError> {
     Ok(Some(FlashConfig { path, bytes, write_bytes_per_s }))
 }
 
+/// Returns how what is cold is to be packed.
+fn pack(settings: &BladeSettings, memory_bytes: u64) -> Result<Option<PackConfig>, UsageError> {
+    if settings.pack != Some(true) {
+        if settings.lend.is_some() || settings.pack_after.is_some() {
+            let how = "--lend and --pack-after say how a blade packs; give --pack";
+            return Err(UsageError(how.into()));
+        }
+        return Ok(None);
+    }
+    let mut pack = PackConfig::of_memory(memory_bytes);
+    if let Some(Size(bytes)) = settings.lend {
+        pack.lent_bytes = bytes;
+    }
+    if let Some(Span(cold)) = settings.pack_after {
+        pack.cold = cold;
+    }
+    Ok(Some(pack))
+}
+
 /// Creates the socket's folder if missing, as /run is empty after each boot.
 fn make_folder(socket: &Path) -> anyhow::Result<()> {
     let Some(folder) = socket.parent() else {
@@ -121,11 +144,9 @@ fn make_folder(socket: &Path) -> anyhow::Result<()> {
     }
 }
 
-fn say_ready(
-    (memory_bytes, has_flash): (u64, bool),
-    serving: &Serving,
-    json: bool,
-) -> anyhow::Result<()> {
+fn say_ready(serving: &Serving, json: bool) -> anyhow::Result<()> {
+    let config = serving.blade().config();
+    let memory_bytes = config.memory_bytes;
     let lent_bytes = serving.blade().capacity_bytes();
     let listen: Vec<String> = serving.addresses().iter().map(ToString::to_string).collect();
     let past = serving.blade().past();
@@ -133,15 +154,20 @@ fn say_ready(
         let pid = std::process::id();
         let mut line =
             json!({ "event": "ready", "pid": pid, "memory_bytes": memory_bytes, "listen": listen });
-        if has_flash {
+        if config.flash.is_some() {
             line["flash_bytes"] = lent_bytes.into();
+        }
+        if config.pack.is_some() {
+            line["lent_bytes"] = lent_bytes.into();
         }
         add_past(&mut line, past);
         line.to_string()
     } else {
-        let lent = match has_flash {
-            true => format!("{} above {} of flash", Size(memory_bytes), Size(lent_bytes)),
-            false => Size(memory_bytes).to_string(),
+        let (memory, lent) = (Size(memory_bytes), Size(lent_bytes));
+        let lent = match (&config.flash, &config.pack) {
+            (Some(_), _) => format!("{memory} above {lent} of flash"),
+            (None, Some(_)) => format!("{lent} packed into {memory}"),
+            (None, None) => memory.to_string(),
         };
         format!("ready: {lent} on {}", listen.join(" "))
     };

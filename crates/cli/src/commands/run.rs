@@ -54,6 +54,7 @@ fn options(args: RunArgs) -> anyhow::Result<RunOptions> {
     options.rack = rack(&settings)?;
     options.blades = settings.blade.iter().map(ToString::to_string).collect();
     options.quota_bytes = settings.quota.map(|Size(bytes)| bytes);
+    options.share_with = settings.share_with;
     options.stats_file = settings.stats;
     options.allow_remote_tcp = settings.allow_remote_tcp == Some(true);
     options.credentials = match &options.rack {

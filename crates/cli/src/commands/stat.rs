@@ -67,6 +67,7 @@ fn ask(address: &Address, dialer: Option<&Arc<Dialer>>) -> BladeAnswer {
         client_name: "farpool stat".into(),
         purpose: Purpose::Monitor,
         quota_bytes: 0,
+        sharing_group: None,
         deadline: BLADE_DEADLINE,
         // The user named the address, and only counters are sent.
         spare: Spare::default(),
@@ -87,7 +88,7 @@ fn ask(address: &Address, dialer: Option<&Arc<Dialer>>) -> BladeAnswer {
         };
         all.extend_from_slice(clients);
         if clients.is_empty() || all.len() >= totals.clients.get() as usize {
-            return Ok((totals, all));
+            return Ok((*totals, all));
         }
     }
 }
@@ -118,6 +119,7 @@ fn blade_json((address, answer): &(Address, BladeAnswer)) -> Value {
             "superpages_scrubbed": totals.superpages_scrubbed.get(),
             "control_throttled_ns": totals.control_throttled_ns.get(),
             "flash": flash_json(totals),
+            "pack": pack_json(totals),
             "connections": totals.connections.get(),
             "segments": totals.segments.get(),
             "clients": clients.iter().map(client_json).collect::<Vec<_>>(),
@@ -137,6 +139,25 @@ fn flash_json(totals: &BladeTotals) -> Value {
         "pages_written": totals.flash_pages_written.get(),
         "pages_failed": totals.flash_pages_failed.get(),
         "writes_failed": totals.flash_writes_failed.get(),
+    })
+}
+
+/// What a blade has packed; null if it does not pack.
+fn pack_json(totals: &BladeTotals) -> Value {
+    if totals.pack_memory_bytes.get() == 0 {
+        return Value::Null;
+    }
+    json!({
+        "memory_bytes": totals.pack_memory_bytes.get(),
+        "memory_used_bytes": totals.pack_memory_used_bytes.get(),
+        "frames_bytes": totals.pack_frames_bytes.get(),
+        "pages_filled": totals.pack_pages_filled.get(),
+        "pages_in_frames": totals.pack_pages_in_frames.get(),
+        "frames": totals.pack_frames.get(),
+        "zero_pages_found": totals.pack_zero_pages_found.get(),
+        "pages_packed": totals.pack_pages_packed.get(),
+        "pages_unpacked": totals.pack_pages_unpacked.get(),
+        "pages_failed": totals.pack_pages_failed.get(),
     })
 }
 
@@ -304,19 +325,20 @@ const BLADE_HEADER: [&str; 10] = [
 
 fn blades_table(blades: &[(Address, BladeAnswer)]) -> String {
     let mut rows = Vec::new();
-    let (mut unreachable, mut flash) = (String::new(), String::new());
+    let (mut unreachable, mut below) = (String::new(), String::new());
     for (address, answer) in blades {
         match answer {
             Ok((totals, clients)) => {
                 rows.push(blade_row(address, totals));
                 rows.extend(clients.iter().map(client_row));
-                flash += &flash_line(address, totals);
+                below += &flash_line(address, totals);
+                below += &pack_line(address, totals);
             }
             Err(error) => unreachable += &format!("{error}\n"),
         }
     }
     let shown = if rows.is_empty() { String::new() } else { table(&BLADE_HEADER, &rows) };
-    shown + &flash + &unreachable
+    shown + &below + &unreachable
 }
 
 /// Says what a blade's flash did; empty without flash.
@@ -333,6 +355,26 @@ fn flash_line(address: &Address, totals: &BladeTotals) -> String {
         mib(totals.flash_pages_written.get()),
         totals.flash_pages_failed.get(),
         totals.flash_writes_failed.get()
+    )
+}
+
+/// Says what a blade has packed; empty if it does not pack.
+fn pack_line(address: &Address, totals: &BladeTotals) -> String {
+    if totals.pack_memory_bytes.get() == 0 {
+        return String::new();
+    }
+    let mib = |pages: u64| pages >> PAGES_PER_MIB_SHIFT;
+    let (pages, frames) = (totals.pack_pages_in_frames.get(), totals.pack_frames.get());
+    format!(
+        "{address}: {} of {} MiB of memory, packed: {} MiB in {} MiB, {} MiB of them equal to \
+         others, {} MiB of one word, {} pages lost\n",
+        totals.pack_memory_used_bytes.get() >> 20,
+        totals.pack_memory_bytes.get() >> 20,
+        mib(pages),
+        totals.pack_frames_bytes.get() >> 20,
+        mib(pages.saturating_sub(frames)),
+        mib(totals.pack_pages_filled.get()),
+        totals.pack_pages_failed.get()
     )
 }
 

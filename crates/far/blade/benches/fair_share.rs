@@ -150,6 +150,7 @@ impl Client {
             slot,
             generation: 0,
             quota_wanted_bytes: 0,
+            sharing_group: None,
             name: "fair_share",
         };
         client.send(&Request::Hello(hello), &[]);

@@ -12,17 +12,20 @@
 
 mod grants;
 mod kept;
+mod stat;
 
 pub use grants::{CapacityError, Lent, Revoked};
 pub use kept::Past;
 pub(crate) use kept::check_successor;
 
 use crate::audit::Audit;
-use crate::config::{BackingKind, BladeConfig, FlashConfig};
+use crate::config::{BackingKind, BladeConfig, FlashConfig, PackConfig};
 use crate::donor_protection::DonorProtection;
 use crate::gate::Gates;
 use crate::journal::Journal;
-use crate::memory::{Engine, Fetcher, FlashStat, Reserve, SegmentMemory, Store, is_full};
+use crate::memory::{
+    Caller, Domain, Engine, FlashStat, PackStat, Reserve, SegmentMemory, Store, is_full,
+};
 use crate::sources::Sources;
 use crate::table::{
     Access, ClientNumber, Connected, GrantId, GrantPass, Limits, Origin, Permit, Refused, Run,
@@ -35,6 +38,7 @@ use farpool_wire::{
     SegmentToken, SuperpageNumber, SuperpagePair,
 };
 use rustix::io::Errno;
+use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -52,7 +56,7 @@ pub struct Blade {
     capacity_superpages: AtomicU32,
     started: Instant,
     store: Store,
-    /// What moves pages between memory and flash, until it is taken to be run.
+    /// What moves pages to flash or packs them, until it is taken to be run.
     engine: Mutex<Option<Engine>>,
     table: RwLock<Table<Memory>>,
     /// Keeps the table for the next process; see [`kept`].
@@ -66,6 +70,8 @@ pub struct Blade {
     gates: Gates,
     pub(crate) counters: Counters,
     pub(crate) donor_protection: DonorProtection,
+    /// Gives sharing groups their numbers, by a secret: nobody can make two of the same.
+    groups: RandomState,
     pub(crate) sources: Arc<Sources>,
     pub(crate) audit: Audit,
 }
@@ -114,6 +120,10 @@ pub struct BladeStat {
     pub clients: Vec<ClientUsage>,
 }
 
+/// What a blade that packs may lend at most, in parts of its memory: beyond that no program's data
+/// were ever seen to pack, and the tables alone would fill the memory at 500.
+const PACKED_LIMIT: u64 = 16;
+
 /// The table's limits.
 fn limits_of(config: &BladeConfig) -> Limits {
     Limits {
@@ -143,6 +153,25 @@ fn check_flash(config: &BladeConfig, flash: &FlashConfig) -> io::Result<()> {
     Ok(())
 }
 
+/// Refuses what packing cannot be combined with.
+fn check_pack(config: &BladeConfig, pack: &PackConfig) -> io::Result<()> {
+    let refuse = |why: &str| Err(io::Error::new(io::ErrorKind::InvalidInput, why));
+    if config.require_grants {
+        return refuse("a node lends memory as it is, and packing is for a blade");
+    }
+    if config.flash.is_some() {
+        return refuse("a blade packs what is cold or writes it to flash; give one of both");
+    }
+    if config.backing != BackingKind::Automatic && config.backing != BackingKind::Anonymous {
+        return refuse("what is packed is in anonymous memory; give no other kind of backing");
+    }
+    if pack.lent_bytes / PACKED_LIMIT > config.memory_bytes {
+        let why = format!("no memory packs to less than a part in {PACKED_LIMIT}; lend less");
+        return refuse(&why);
+    }
+    Ok(())
+}
+
 impl Blade {
     /// A blade without clients.
     ///
@@ -161,12 +190,17 @@ impl Blade {
         let sources = Arc::new(Sources::new(config.connections_limit));
         // Under grants it is a donor's memory, and what it does not lend is its own programs'.
         let reserve = if config.require_grants { Reserve::Each } else { Reserve::All };
-        let (store, engine) = match &config.flash {
-            None => (Store::open(&config.backing, capacity_bytes, reserve)?, None),
-            Some(flash) => {
+        let memory_bytes = config.memory_bytes;
+        let (store, engine) = match (&config.pack, &config.flash) {
+            (None, None) => (Store::open(&config.backing, capacity_bytes, reserve)?, None),
+            (Some(pack), _) => {
+                check_pack(&config, pack)?;
+                let (store, engine) = Store::open_packed(pack, capacity_superpages, memory_bytes)?;
+                (store, Some(engine))
+            }
+            (None, Some(flash)) => {
                 check_flash(&config, flash)?;
-                let (store, engine) =
-                    Store::open_flash(flash, capacity_superpages, config.memory_bytes)?;
+                let (store, engine) = Store::open_flash(flash, capacity_superpages, memory_bytes)?;
                 (store, Some(engine))
             }
         };
@@ -190,6 +224,7 @@ impl Blade {
             gates: Gates::default(),
             counters: Counters::default(),
             donor_protection: DonorProtection::default(),
+            groups: RandomState::new(),
             sources,
         })
     }
@@ -209,7 +244,7 @@ impl Blade {
         self.config.time.now().saturating_duration_since(self.started)
     }
 
-    /// What is to run on a thread of its own while the blade serves, if there is flash.
+    /// What is to run on a thread of its own while the blade serves, if anything is.
     pub(crate) fn take_engine(&self) -> Option<Engine> {
         lock(&self.engine).take()
     }
@@ -219,12 +254,12 @@ impl Blade {
         self.store.wakes(threads);
     }
 
-    /// What the thread of this number reads from flash with; None without flash.
+    /// What the thread of this number asks for pages with.
     ///
     /// # Errors
     /// The system's.
-    pub(crate) fn fetcher(&self, thread: usize) -> io::Result<Option<Fetcher>> {
-        self.store.fetcher(thread)
+    pub(crate) fn caller(&self, thread: usize) -> io::Result<Caller> {
+        self.store.caller(thread)
     }
 
     /// Ends the engine.
@@ -235,6 +270,20 @@ impl Blade {
     /// What flash below the memory did, if there is any.
     pub fn flash_stat(&self) -> Option<FlashStat> {
         self.store.flash_stat()
+    }
+
+    /// What is packed, if anything may be.
+    pub fn pack_stat(&self) -> Option<PackStat> {
+        self.store.pack_stat()
+    }
+
+    /// The refusal for an error of the backing store.
+    pub(crate) fn refusal(&self, error: &io::Error) -> Refused {
+        if is_full(error) {
+            Refused::new(ErrorCode::BladeFull, self.capacity_bytes())
+        } else {
+            backing(error)
+        }
     }
 
     /// Memory that it lends; see [`Blade::set_capacity`].
@@ -283,10 +332,19 @@ impl Blade {
         span_superpages: u32,
     ) -> Result<(SegmentId, SegmentToken), Refused> {
         let token = SegmentToken(u128::from_le_bytes(random().map_err(|e| backing(&e))?));
-        let make = |superpages| Arc::new(self.store.segment(superpages));
+        let domain = self.domain_of(client);
+        let make = |superpages| Arc::new(self.store.segment(superpages, domain));
         let id = self.change(|table| table.create_segment(client, span_superpages, token, make))?;
         self.keep_changes()?;
         Ok((id, token))
+    }
+
+    /// Whose pages the client's may share frames with.
+    fn domain_of(&self, client: ClientNumber) -> Domain {
+        match self.read().sharing_of(client) {
+            Some(group) => Domain::of_group(self.groups.hash_one(group)),
+            None => Domain::of_client(client.0),
+        }
     }
 
     pub(crate) fn allocate(
@@ -311,10 +369,8 @@ impl Blade {
             self.undo_allocate(client, segment, first, count);
             if is_full(&error) {
                 self.tell_no_room(&error);
-                Refused::new(ErrorCode::BladeFull, self.capacity_bytes())
-            } else {
-                backing(&error)
             }
+            self.refusal(&error)
         })?;
         self.keep_changes()
     }
@@ -528,78 +584,6 @@ impl Blade {
         self.counters.superpages_scrubbed.fetch_add(count, Ordering::Relaxed);
         self.write().scrubbed(part);
     }
-
-    /// All counters. `now` is the time since the blade started.
-    pub fn stat(&self, now: Duration) -> BladeStat {
-        self.stat_page(Visible::All, 0, usize::MAX, now)
-    }
-
-    /// Totals, and at most `limit` of the visible clients after the first `skip`.
-    pub(crate) fn stat_page(
-        &self,
-        visible: Visible,
-        skip: usize,
-        limit: usize,
-        now: Duration,
-    ) -> BladeStat {
-        let table = self.read();
-        let sizes = table.sizes();
-        let is_visible = |grant: Option<GrantId>| match visible {
-            Visible::All => true,
-            Visible::Of(id) => grant == Some(id),
-            Visible::None => false,
-        };
-        let clients = table.clients(0, now).filter(|view| is_visible(view.grant));
-        let clients = clients.skip(skip).take(limit).map(|view| usage_of(&view)).collect();
-        drop(table);
-        let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed).into();
-        let flash = self.flash_stat();
-        let of_flash = |what: fn(&FlashStat) -> u64| flash.as_ref().map_or(0, what).into();
-        let totals = BladeTotals {
-            blade_id: self.id.into(),
-            capacity_bytes: self.capacity_bytes().into(),
-            used_bytes: (u64::from(sizes.used_superpages) * SUPERPAGE_BYTES).into(),
-            uptime_ms: millis(now).into(),
-            pages_read: count(&self.counters.pages_read),
-            pages_written: count(&self.counters.pages_written),
-            requests: count(&self.counters.requests),
-            requests_refused: count(&self.counters.requests_refused),
-            bad_frames: count(&self.counters.bad_frames),
-            leases_expired: sizes.leases_expired.into(),
-            superpages_scrubbed: count(&self.counters.superpages_scrubbed),
-            control_throttled_ns: count(&self.counters.control_throttled_ns),
-            flash_bytes: flash.map_or(0, |_| self.capacity_bytes()).into(),
-            flash_memory_used_bytes: of_flash(|flash| flash.memory_used_bytes),
-            flash_pages_fetched: of_flash(|flash| flash.pages_fetched),
-            flash_pages_written: of_flash(|flash| flash.pages_written),
-            flash_pages_failed: of_flash(|flash| flash.pages_failed),
-            flash_writes_failed: of_flash(|flash| flash.writes_failed),
-            clients: at_most::<u32, _>(sizes.clients).into(),
-            connections: at_most::<u32, _>(self.sources.count()).into(),
-            segments: at_most::<u32, _>(sizes.segments).into(),
-            superpages_held: self.scrubs.held_superpages.load(Ordering::Relaxed).into(),
-        };
-        BladeStat { totals, clients }
-    }
-}
-
-fn usage_of(view: &crate::table::ClientView) -> ClientUsage {
-    let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed).into();
-    let lease_left_ms = view.lease_left.map_or(0, |left| millis(left).max(1));
-    let mut usage = ClientUsage {
-        number: view.number.0.into(),
-        quota_bytes: (u64::from(view.quota_superpages) * SUPERPAGE_BYTES).into(),
-        used_bytes: (u64::from(view.used_superpages) * SUPERPAGE_BYTES).into(),
-        pages_read: count(&view.counters.pages_read),
-        pages_written: count(&view.counters.pages_written),
-        pid: view.pid.into(),
-        connections: view.connections.into(),
-        segments: view.segments.into(),
-        lease_left_ms: at_most::<u32, _>(lease_left_ms).into(),
-        ..Default::default()
-    };
-    usage.set_name(&view.name);
-    usage
 }
 
 pub(crate) fn millis(duration: Duration) -> u64 {

@@ -87,14 +87,41 @@ pub struct FlashConfig {
     pub write_bytes_per_s: Option<u64>,
 }
 
+/// What is cold is packed: kept once, compressed, or as nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PackConfig {
+    /// What the blade lends, rounded down to superpages.
+    pub lent_bytes: u64,
+    /// A page that was not used for so long is packed.
+    pub cold: Duration,
+}
+
+impl PackConfig {
+    /// Long enough that what a program is about to ask for again is not packed in between.
+    const COLD_DEFAULT: Duration = Duration::from_secs(10);
+    /// The part of its memory that a blade keeps for itself: as much as it has free before it
+    /// begins to pack whatever it can.
+    const KEPT_PART: u64 = 16;
+
+    /// A blade that lends as much of its memory as it has room for if nothing packs.
+    pub fn of_memory(memory_bytes: u64) -> PackConfig {
+        let lent_bytes = memory_bytes - memory_bytes.div_ceil(Self::KEPT_PART);
+        PackConfig { lent_bytes, cold: Self::COLD_DEFAULT }
+    }
+}
+
 /// Configuration of a blade. `BladeConfig { memory_bytes, ..Default::default() }` is the usual
 /// form.
 #[derive(Clone, Debug)]
 pub struct BladeConfig {
-    /// Memory to lend, rounded down to superpages; with flash, memory for what is hot.
+    /// Memory to lend, rounded down to superpages; with flash, memory for what is hot, and packed,
+    /// for all of it.
     pub memory_bytes: u64,
     /// Where what is cold goes. Not together with memory of a particular kind, nor with grants.
     pub flash: Option<FlashConfig>,
+    /// What is cold is packed. Not together with flash, with memory of a particular kind, nor with
+    /// grants.
+    pub pack: Option<PackConfig>,
     /// Where the memory comes from.
     pub backing: BackingKind,
     /// What it lends goes on in the next process with the same file. Not with grants, which the
@@ -164,6 +191,7 @@ impl Default for BladeConfig {
         BladeConfig {
             memory_bytes: 1 << 30,
             flash: None,
+            pack: None,
             backing: BackingKind::Automatic,
             persist: None,
             quota_default_bytes: u64::MAX,
@@ -193,9 +221,19 @@ impl BladeConfig {
         self.quota_stranger_bytes.unwrap_or(self.lent_bytes() / STRANGERS_DEFAULT)
     }
 
+    /// Whether it has a way to lend more than its memory holds: with flash, or packed. Then
+    /// requests may have to wait for memory.
+    pub(crate) fn lends_beyond_memory(&self) -> bool {
+        self.flash.is_some() || self.pack.is_some()
+    }
+
     /// What the blade lends.
     pub fn lent_bytes(&self) -> u64 {
-        let bytes = self.flash.as_ref().map_or(self.memory_bytes, |flash| flash.bytes);
+        let bytes = match (&self.flash, &self.pack) {
+            (Some(flash), _) => flash.bytes,
+            (None, Some(pack)) => pack.lent_bytes,
+            (None, None) => self.memory_bytes,
+        };
         bytes / SUPERPAGE_BYTES * SUPERPAGE_BYTES
     }
 }

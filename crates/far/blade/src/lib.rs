@@ -26,9 +26,9 @@ pub mod table;
 mod takeover;
 
 pub use blade::{Blade, BladeStat, CapacityError, Lent, Past, Revoked};
-pub use config::{BackingKind, BackingKindError, BladeConfig, FlashConfig, Persist};
+pub use config::{BackingKind, BackingKindError, BladeConfig, FlashConfig, PackConfig, Persist};
 pub use farpool_wire::GrantKey;
-pub use memory::{FlashStat, SegmentMemory, Store};
+pub use memory::{FlashStat, PackStat, SegmentMemory, Store};
 pub use server::{ServeError, Server, Serving, ShutdownHandle, SteppedServer};
 pub use table::{GrantError, GrantId, GrantSpec, GrantStat};
 pub use takeover::{Predecessor, TakeoverError};

@@ -160,6 +160,27 @@ impl Slice {
     }
 }
 
+/// Bytes that are made to be sent. Whoever keeps a slice of them keeps the buffer beside it, and
+/// nobody can write to it any more.
+#[derive(Debug)]
+pub(crate) struct Buffer(Box<[u8]>);
+
+impl Buffer {
+    /// So many zeros.
+    pub(crate) fn new(bytes: usize) -> Buffer {
+        Buffer(vec![0; bytes].into_boxed_slice())
+    }
+
+    pub(crate) fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.0
+    }
+
+    /// All of it, to be read.
+    pub(crate) fn slice(&self) -> Slice {
+        Slice { start: self.0.as_ptr().cast_mut(), bytes: self.0.len() }
+    }
+}
+
 /// Ranges for one vectored system call.
 #[derive(Debug, Default)]
 pub(crate) struct Iovecs(Vec<libc::iovec>);

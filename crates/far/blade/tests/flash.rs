@@ -313,7 +313,7 @@ fn what_is_of_no_use_as_flash_is_refused_with_words() {
     };
     let nothing = |_: &mut BladeConfig| {};
     let small = refused(&|config| config.memory_bytes = 64 << 20, &path("a"));
-    assert!(small.contains("at least 128 MiB of memory"), "{small}");
+    assert!(small.contains("needs 128 MiB of memory"), "{small}");
     let larger = refused(&|config| config.memory_bytes = 1 << 30, &path("a"));
     assert!(larger.contains("no larger than memory"), "{larger}");
     let kind = refused(&|config| config.backing = BackingKind::Memfd, &path("a"));

@@ -1,8 +1,10 @@
 //! The layout of the board.
 
+use std::num::NonZeroU64;
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use farpool_policy::redundancy::Redundancy;
+use farpool_wire::SharingGroup;
 
 use crate::blades::{self, BladeOffer, BladeTable};
 use crate::histogram::Histogram;
@@ -18,7 +20,7 @@ const NAME_BYTES: usize = 64;
 
 pub(crate) const MAGIC: u64 = u64::from_le_bytes(*b"farpool\x01");
 /// Raised whenever the layout changes; programs and keeper come from one build, `stat` may not.
-pub const VERSION: u32 = 16;
+pub const VERSION: u32 = 17;
 
 /// What happens to a program that needs more far memory than the blades give.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +59,8 @@ pub struct Settings {
     pub local_percent: u32,
     /// Far memory each process may take from the blades.
     pub quota_bytes: u64,
+    /// Whose pages blades that pack may share with the run's.
+    pub sharing_group: Option<SharingGroup>,
     /// The blades at the start.
     pub blades: Vec<BladeOffer>,
     pub allow_remote_tcp: bool,
@@ -97,6 +101,7 @@ pub struct Header {
     pub(crate) when_full: AtomicU32,
     pub(crate) pager_threads: AtomicU32,
     pub(crate) quota_bytes: AtomicU64,
+    pub(crate) sharing_group: AtomicU64,
     pub(crate) threshold_bytes: AtomicU64,
     pub(crate) deadline_ms: AtomicU64,
     pub(crate) verify_every_ms: AtomicU64,
@@ -353,6 +358,8 @@ impl Header {
         self.limit_bytes.store(settings.limit_bytes, Relaxed);
         self.local_percent.store(settings.local_percent, Relaxed);
         self.quota_bytes.store(settings.quota_bytes, Relaxed);
+        let group = settings.sharing_group.map_or(0, |group| group.0.get());
+        self.sharing_group.store(group, Relaxed);
         self.allow_remote_tcp.store(u32::from(settings.allow_remote_tcp), Relaxed);
         self.secures_tcp.store(u32::from(settings.secures_tcp), Relaxed);
         self.sealing.store(settings.sealing as u32, Relaxed);
@@ -377,6 +384,7 @@ impl Header {
             limit_bytes: self.limit_bytes.load(Relaxed),
             local_percent: self.local_percent.load(Relaxed),
             quota_bytes: self.quota_bytes.load(Relaxed),
+            sharing_group: NonZeroU64::new(self.sharing_group.load(Relaxed)).map(SharingGroup),
             blades: self.blades.offers(),
             allow_remote_tcp: self.allow_remote_tcp.load(Relaxed) != 0,
             secures_tcp: self.secures_tcp.load(Relaxed) != 0,

@@ -350,6 +350,7 @@ mod tests {
             limit_bytes: 1 << 30,
             local_percent: 25,
             quota_bytes: 1 << 40,
+            sharing_group: std::num::NonZeroU64::new(7).map(farpool_wire::SharingGroup),
             blades: vec![
                 BladeOffer::open("shm:///run/blade.sock"),
                 BladeOffer::open("tcp://127.0.0.1:7070"),

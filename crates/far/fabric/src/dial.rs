@@ -119,6 +119,7 @@ impl Dialer {
             slot: self.slot,
             generation: self.generation,
             quota_wanted_bytes: session.quota_bytes,
+            sharing_group: session.sharing_group,
             name: &session.client_name[..name_bytes],
         };
         let mut out = Vec::with_capacity(ANSWER_LIMIT_BYTES);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use farpool_kernel::Time;
 use farpool_units::exactly;
-use farpool_wire::{Address, ClientId, ErrorCode, Grant, HelloOk, Purpose};
+use farpool_wire::{Address, ClientId, ErrorCode, Grant, HelloOk, Purpose, SharingGroup};
 
 use crate::asked::Opener;
 use crate::descriptor::DescriptorSet;
@@ -34,6 +34,8 @@ pub struct Session {
     /// The most memory that the client would like, in bytes; counts when the blade first sees the
     /// client.
     pub quota_bytes: u64,
+    /// Whose pages a blade that packs may share with the client's; counts as the quota does.
+    pub sharing_group: Option<SharingGroup>,
     /// A request older than this means that the blade is lost. So does a connection that cannot be
     /// made again before the blade's lease has run out.
     pub deadline: Duration,

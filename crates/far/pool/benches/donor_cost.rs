@@ -136,6 +136,7 @@ fn read_at_pace(
         client: farpool_pool::fresh_client()?,
         client_name: "donor_cost".into(),
         quota_bytes: u64::from(SUPERPAGES) * 16 * MIB,
+        sharing_group: None,
         deadline: Duration::from_secs(10),
         allow_remote_tcp: false,
         redundancy: farpool_pool::Redundancy::NONE,

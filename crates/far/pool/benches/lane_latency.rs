@@ -116,6 +116,7 @@ fn lane(address: &Address) -> Result<(Vec<Duration>, Vec<Duration>), Failure> {
         client: fresh_client()?,
         client_name: "lane_latency".into(),
         quota_bytes: 1 << 30,
+        sharing_group: None,
         deadline: Duration::from_secs(5),
         allow_remote_tcp: false,
         redundancy: farpool_pool::Redundancy::NONE,

@@ -165,6 +165,7 @@ fn config(blades: Vec<BladeSpec>, quota_bytes: u64) -> PoolConfig {
         client: farpool_pool::fresh_client().expect("random bits"),
         client_name: "move_speed".into(),
         quota_bytes,
+        sharing_group: None,
         deadline: Duration::from_secs(5),
         allow_remote_tcp: false,
         redundancy: farpool_pool::Redundancy::NONE,

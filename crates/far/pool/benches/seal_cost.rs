@@ -47,6 +47,7 @@ impl Side {
             client: fresh_client()?,
             client_name: "seal_cost".into(),
             quota_bytes: 1 << 30,
+            sharing_group: None,
             deadline: Duration::from_secs(5),
             allow_remote_tcp: false,
             redundancy: farpool_pool::Redundancy::NONE,

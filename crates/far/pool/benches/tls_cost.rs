@@ -64,6 +64,7 @@ impl Side {
             client: fresh_client()?,
             client_name: "tls_cost".into(),
             quota_bytes: 1 << 30,
+            sharing_group: None,
             deadline: Duration::from_secs(5),
             allow_remote_tcp: false,
             redundancy: farpool_pool::Redundancy::NONE,

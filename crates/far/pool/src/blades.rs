@@ -202,6 +202,7 @@ impl Blade {
             client_name: config.client_name.clone(),
             purpose: Purpose::Client,
             quota_bytes: config.quota_bytes,
+            sharing_group: config.sharing_group,
             deadline: config.deadline,
             spare: if spec.is_of_client { Spare::default() } else { shared.spare.clone() },
             allow_remote_tcp: config.allow_remote_tcp,

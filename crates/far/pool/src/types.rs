@@ -7,7 +7,7 @@ use farpool_fabric::{Address, ClientId, ClientLimits, Grant, Opener};
 use farpool_kernel::{Time, fill_random};
 use farpool_units::{PAGES_PER_SUPERPAGE, exactly};
 
-use farpool_wire::{FailureDomain, SegmentToken};
+use farpool_wire::{FailureDomain, SegmentToken, SharingGroup};
 
 use crate::{BladeIndex, COPIES_LIMIT, PageError, PoolError, Redundancy};
 
@@ -71,6 +71,8 @@ pub struct PoolConfig {
     pub client_name: String,
     /// The most this client may use, in bytes, over all blades together.
     pub quota_bytes: u64,
+    /// Whose pages blades that pack may share with this client's.
+    pub sharing_group: Option<SharingGroup>,
     /// A request older than this means that its blade is lost.
     pub deadline: Duration,
     /// Permits TCP to other hosts without certificates, where nothing but pages is encrypted.

@@ -1,5 +1,6 @@
 //! The keeper: starts the program, watches its tree, passes on signals and the exit code.
 
+use std::num::NonZeroU64;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
@@ -15,7 +16,7 @@ use farpool_board::{
 use farpool_kernel::raise_to_maximum;
 use farpool_seal::SealPolicy;
 use farpool_units::{SUPERPAGE_BYTES, at_most, exactly};
-use farpool_wire::Address;
+use farpool_wire::{Address, SharingGroup};
 use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Resource, Rlimit, WaitId, WaitIdOptions, WaitOptions, WaitStatus, pidfd_open,
@@ -24,6 +25,7 @@ use rustix::process::{
 use signal_hook::consts::signal;
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
+use twox_hash::XxHash3_64;
 
 use crate::blades::RunBlades;
 use crate::dialing::{self, DIAL_SOCKET, Dialing};
@@ -455,6 +457,7 @@ pub(crate) fn settings(options: &RunOptions, blades: Vec<String>, path: &Path) -
         limit_bytes,
         local_percent,
         quota_bytes: quota_bytes(options),
+        sharing_group: options.share_with.as_deref().map(group_named),
         blades: blades.into_iter().map(BladeOffer::open).collect(),
         allow_remote_tcp: options.allow_remote_tcp,
         secures_tcp: options.credentials.is_some(),
@@ -469,6 +472,13 @@ pub(crate) fn settings(options: &RunOptions, blades: Vec<String>, path: &Path) -
         verify_every_ms: options.verify_every.map_or(0, |every| at_most(every.as_millis())),
         program: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
     }
+}
+
+/// The number that blades know a group by. Groups with the same number would share pages; they are
+/// of the same tenant or user anyway.
+fn group_named(name: &str) -> SharingGroup {
+    let number = XxHash3_64::oneshot(name.as_bytes());
+    SharingGroup(NonZeroU64::new(number).unwrap_or(NonZeroU64::MIN))
 }
 
 /// True unless the blade is certain to be on this host.

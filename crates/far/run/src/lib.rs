@@ -101,6 +101,8 @@ pub struct RunOptions {
     pub rack: Option<RackOptions>,
     /// Far memory for each process, and the size of a private blade; None: the machine's memory.
     pub quota_bytes: Option<u64>,
+    /// A name; on blades that pack, equal pages of runs with the same one are kept once.
+    pub share_with: Option<String>,
     pub victim_policy: String,
     pub prefetch_policy: String,
     pub when_full: WhenFull,
@@ -144,6 +146,7 @@ impl RunOptions {
             blades: Vec::new(),
             rack: None,
             quota_bytes: None,
+            share_with: None,
             victim_policy: "clock".into(),
             prefetch_policy: "sequential".into(),
             when_full: WhenFull::Slow,

@@ -182,6 +182,7 @@ fn check_blade(options: &RunOptions, address: &str) -> Result<(), RunError> {
         limits: None,
         purpose: Purpose::Client,
         quota_bytes: 0,
+        sharing_group: None,
         deadline: BLADE_WAIT.min(options.deadline),
         spare: Spare::default(),
         allow_remote_tcp: options.allow_remote_tcp,

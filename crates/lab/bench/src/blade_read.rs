@@ -50,6 +50,7 @@ fn session(address: &str, quota_bytes: u64) -> Result<Arc<Session>, BenchError> 
         client_name: "farpool bench".to_owned(),
         purpose: Purpose::Client,
         quota_bytes,
+        sharing_group: None,
         deadline: DEADLINE,
         spare: Spare::default(),
         allow_remote_tcp: false,

@@ -95,6 +95,7 @@ impl Far {
             client: farpool_pool::fresh_client().expect("random numbers"),
             client_name: "rack test".into(),
             quota_bytes: place.bytes,
+            sharing_group: None,
             deadline: PATIENCE,
             allow_remote_tcp: false,
             redundancy: farpool_pool::Redundancy::NONE,

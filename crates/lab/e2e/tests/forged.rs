@@ -80,6 +80,7 @@ fn stored(seals_pages: bool) -> Stored {
         client: farpool_pool::fresh_client().expect("random numbers"),
         client_name: "forged".into(),
         quota_bytes: 1 << 30,
+        sharing_group: None,
         deadline: PATIENCE,
         allow_remote_tcp: false,
         redundancy: farpool_pool::Redundancy::NONE,

@@ -134,6 +134,7 @@ impl Program {
             client: ClientId(1),
             client_name: "vopr".into(),
             quota_bytes: 1 << 40,
+            sharing_group: None,
             deadline,
             allow_remote_tcp: true,
             redundancy: habits.redundancy,

@@ -1,6 +1,7 @@
 //! Identifiers as types, so that a page number is never taken for a superpage number.
 
 use std::fmt;
+use std::num::NonZeroU64;
 
 use farpool_units::{PAGE_BYTES, PAGES_PER_SUPERPAGE, SUPERPAGE_BYTES};
 
@@ -24,6 +25,11 @@ pub struct PageNumber(pub u32);
 /// client, so they are secret and not shown by `Debug`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientId(pub u128);
+
+/// A group of clients whose equal pages a blade may keep once. Clients of different tenants or
+/// users are in different groups, whatever they say.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct SharingGroup(pub NonZeroU64);
 
 /// Capability to attach to a segment: 128 random bits chosen by the blade. Secret, not shown by
 /// `Debug`.

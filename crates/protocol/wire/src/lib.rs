@@ -39,7 +39,8 @@ pub use checksum::PagesChecksum;
 pub use error::{ErrorCode, WireError};
 pub use header::{Head, Header, Kind, Opcode, Priority, split_head};
 pub use ids::{
-    ClientId, Grant, GrantKey, PageNumber, RequestId, SegmentId, SegmentToken, SuperpageNumber,
+    ClientId, Grant, GrantKey, PageNumber, RequestId, SegmentId, SegmentToken, SharingGroup,
+    SuperpageNumber,
 };
 pub use request::{Extent, Hello, Purpose, Request, pages_in};
 pub use response::{Attached, HelloOk, Response, SegmentState, SuperpagePair};

@@ -5,9 +5,11 @@ use crate::header::{Head, Header, Kind, Opcode, append_head};
 use crate::{
     ClientId, DISCARD_EXTENTS_LIMIT, EXTENTS_LIMIT, Grant, GrantKey, NAME_LIMIT_BYTES,
     PAGES_PER_FRAME_LIMIT, PageNumber, RequestId, SPAN_LIMIT_SUPERPAGES,
-    SUPERPAGES_PER_REQUEST_LIMIT, SegmentId, SegmentToken, SuperpageNumber, WireError,
+    SUPERPAGES_PER_REQUEST_LIMIT, SegmentId, SegmentToken, SharingGroup, SuperpageNumber,
+    WireError,
 };
 use farpool_units::exactly;
+use std::num::NonZeroU64;
 use zerocopy::little_endian::U32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -112,6 +114,9 @@ pub struct Hello<'a> {
     /// The quota that the client asks for, in bytes; 0 means the blade's default. Used only for a
     /// new client.
     pub quota_wanted_bytes: u64,
+    /// Whose pages a blade that packs may share with this client's; none is nobody's. Used only for
+    /// a new client.
+    pub sharing_group: Option<SharingGroup>,
     /// Name, for people who read stat; at most [`NAME_LIMIT_BYTES`] bytes.
     pub name: &'a str,
 }
@@ -129,6 +134,7 @@ impl<'a> Hello<'a> {
             slot: 0,
             generation: 0,
             quota_wanted_bytes: 0,
+            sharing_group: None,
             name,
         }
     }
@@ -398,6 +404,7 @@ impl<'a> Hello<'a> {
         out.put_u128(self.grant.map_or(0, |grant| grant.key.0));
         out.put_u64(self.grant.map_or(0, |grant| grant.epoch));
         out.put_u64(self.quota_wanted_bytes);
+        out.put_u64(self.sharing_group.map_or(0, |group| group.0.get()));
         out.put_u32(self.pid);
         out.put_u32(self.slot);
         out.put_u32(self.generation);
@@ -413,6 +420,7 @@ impl<'a> Hello<'a> {
             (key, epoch) => Some(Grant { key: GrantKey(key), epoch }),
         };
         let quota_wanted_bytes = fields.u64()?;
+        let sharing_group = NonZeroU64::new(fields.u64()?).map(SharingGroup);
         let pid = fields.u32()?;
         let slot = fields.u32()?;
         let generation = fields.u32()?;
@@ -423,7 +431,17 @@ impl<'a> Hello<'a> {
             return Err(WireError::Length);
         }
         let name = std::str::from_utf8(name).map_err(|_| WireError::Value { what: "name" })?;
-        Ok(Hello { client, grant, purpose, pid, slot, generation, quota_wanted_bytes, name })
+        Ok(Hello {
+            client,
+            grant,
+            purpose,
+            pid,
+            slot,
+            generation,
+            quota_wanted_bytes,
+            sharing_group,
+            name,
+        })
     }
 
     fn validate(&self) -> Result<(), WireError> {

@@ -104,7 +104,7 @@ pub enum Response<'a> {
     /// To shm-map: the descriptor is sent with the first byte of this frame (SCM_RIGHTS).
     ShmMapped { bytes: u64, writable: bool },
     /// To stat: as many clients as fit.
-    Stat { totals: BladeTotals, clients: &'a [ClientUsage] },
+    Stat { totals: &'a BladeTotals, clients: &'a [ClientUsage] },
     /// To free, freeze, thaw, detach, discard, write, ping, goodbye, report.
     Done,
     /// To any request: refused, without effect.
@@ -241,7 +241,7 @@ impl<'a> Response<'a> {
                 Response::ShmMapped { bytes: fields.u64()?, writable: decode_bool(fields.u32()?)? }
             }
             (_, Opcode::Stat) => Response::Stat {
-                totals: *BladeTotals::ref_from_bytes(
+                totals: BladeTotals::ref_from_bytes(
                     fields.bytes::<{ size_of::<BladeTotals>() }>()?,
                 )
                 .map_err(|_| WireError::Length)?,

@@ -56,6 +56,27 @@ pub struct BladeTotals {
     pub flash_pages_failed: U64,
     /// Writes to flash that failed; what they were to write stayed in memory.
     pub flash_writes_failed: U64,
+    /// Memory that a blade which packs has for all pages, 0 without; the rest of these is of
+    /// packing, too.
+    pub pack_memory_bytes: U64,
+    /// What of it is used.
+    pub pack_memory_used_bytes: U64,
+    /// What of that is packed: frames, and their tables.
+    pub pack_frames_bytes: U64,
+    /// Pages that one word fills, and that take no memory.
+    pub pack_pages_filled: U64,
+    /// Pages that are in frames.
+    pub pack_pages_in_frames: U64,
+    /// Frames: fewer than the pages in them by those that are equal to others.
+    pub pack_frames: U64,
+    /// Pages that were found to be zero, and given back.
+    pub pack_zero_pages_found: U64,
+    /// Pages that were packed.
+    pub pack_pages_packed: U64,
+    /// Packed pages that were unpacked to be sent.
+    pub pack_pages_unpacked: U64,
+    /// Packed pages that were not what was packed: their clients were told.
+    pub pack_pages_failed: U64,
     /// Current clients, whether or not all are listed.
     pub clients: U32,
     /// Current connections.
@@ -67,7 +88,7 @@ pub struct BladeTotals {
     pub superpages_held: U32,
 }
 
-const _: () = assert!(size_of::<BladeTotals>() == 160);
+const _: () = assert!(size_of::<BladeTotals>() == 240);
 
 /// One client of a blade.
 #[derive(

@@ -40,6 +40,7 @@ fn request_of<'a>(
             slot: small,
             generation: count,
             quota_wanted_bytes: numbers[2],
+            sharing_group: std::num::NonZeroU64::new(numbers[2]).map(SharingGroup),
             name,
         }),
         1 => Request::CreateSegment { span_superpages: count },

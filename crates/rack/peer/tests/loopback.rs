@@ -27,6 +27,7 @@ fn connect(segment: &ClientSegment, attempt: u128) -> Result<Control, ConnectErr
         limits: None,
         purpose: farpool_wire::Purpose::Client,
         quota_bytes: u64::MAX,
+        sharing_group: None,
         deadline: common::PATIENCE,
         spare: Spare::default(),
         allow_remote_tcp: false,

@@ -13,32 +13,40 @@
 //! is an open file of its own, marked by a lock that lives as long as that open file does (copies,
 //! forks and mappings included), so the blade can ask the kernel whether any is still held.
 //!
-//! With flash below it ([`flash`]) a segment's memory is its hot pages; there a read or write may
-//! have to wait ([`Placed::Away`]).
+//! With flash below it ([`flash`]) a segment's memory is its hot pages, and with packing ([`pack`])
+//! those that are cold take less; there a read or write may have to wait ([`Placed::Away`]).
 //!
 //! Files and mappings are made when first needed: an empty segment takes no descriptor, and a
 //! segment whose client copies by itself takes no address space of the blade's.
 
+mod bits;
 mod flash;
+mod own;
+mod pack;
 mod pool;
+mod room;
 
-use crate::config::{BackingKind, FlashConfig};
+use crate::config::{BackingKind, FlashConfig, PackConfig};
 use crate::journal::MemoryFile;
-use crate::sys::{Mapping, Slice};
+use crate::sys::Slice;
 use crate::table::{Access, Run, ScrubPart, SegmentImage};
-use farpool_kernel::{memfd_of, read_lock, write_lock};
+use farpool_kernel::{read_lock, write_lock};
 use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES, exactly};
 pub use flash::FlashStat;
-pub(crate) use flash::{Engine, Fetcher, THREADS_LIMIT};
-use flash::{Tier, TieredSuperpage};
+use flash::{Fetcher, Tier, TieredSuperpage};
+use own::{OwnKind, OwnMemory};
+pub(crate) use pack::Domain;
+pub use pack::PackStat;
+use pack::{PackedSuperpage, Packing};
 use pool::{Pool, PoolSuperpage};
 pub(crate) use pool::{Reserve, identity_at};
-use rustix::fs::{FallocateFlags, Mode, OFlags};
+pub(crate) use room::THREADS_LIMIT;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, OnceLock, RwLock};
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, RwLock};
 
 /// Keeps memory alive while its bytes are being moved.
 pub(crate) type Keep = Arc<dyn Any + Send + Sync>;
@@ -52,6 +60,25 @@ enum StoreKind {
     Own(OwnKind),
     Pooled(Arc<Pool>),
     Tiered(Arc<Tier>),
+    Packed(Arc<Packing>),
+}
+
+/// What runs on a thread of its own while the blade serves.
+#[derive(Debug)]
+pub(crate) enum Engine {
+    /// Moves pages to flash.
+    Flash(Box<flash::Engine>),
+    /// Packs pages.
+    Pack(Box<pack::Packer>),
+}
+
+/// A thread of the blade that asks for pages.
+#[derive(Debug)]
+pub(crate) struct Caller {
+    /// Its number among them.
+    thread: usize,
+    /// What it reads from flash with, if there is any.
+    fetcher: Option<Fetcher>,
 }
 
 /// What became of pages that were asked for.
@@ -64,13 +91,6 @@ pub(crate) enum Placed {
     Away,
 }
 
-/// Kinds of memory that each segment has for itself.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum OwnKind {
-    Memfd,
-    Anonymous,
-}
-
 /// The memory of one segment: a row of superpages, counted from 0 (RMMA).
 #[derive(Debug)]
 pub struct SegmentMemory(SegmentKind);
@@ -80,27 +100,60 @@ enum SegmentKind {
     Own(OwnMemory),
     Pooled(PooledMemory),
     Tiered(TieredMemory),
-}
-
-#[derive(Debug)]
-struct OwnMemory {
-    kind: OwnKind,
-    superpages: u32,
-    file: OnceLock<OwnedFd>,
-    mapping: OnceLock<Mapping>,
+    Packed(PackedMemory),
 }
 
 #[derive(Debug)]
 struct PooledMemory {
     pool: Arc<Pool>,
-    slots: RwLock<BTreeMap<u32, Arc<PoolSuperpage>>>,
+    slots: Slots<PoolSuperpage>,
 }
 
 /// A segment's superpages above flash.
 #[derive(Debug)]
 struct TieredMemory {
     tier: Arc<Tier>,
-    slots: RwLock<BTreeMap<u32, Arc<TieredSuperpage>>>,
+    slots: Slots<TieredSuperpage>,
+}
+
+/// A segment's superpages whose cold pages are packed.
+#[derive(Debug)]
+struct PackedMemory {
+    packing: Arc<Packing>,
+    domain: Domain,
+    slots: Slots<PackedSuperpage>,
+}
+
+impl Engine {
+    /// Runs until the store ends.
+    pub(crate) fn run(self) {
+        match self {
+            Engine::Flash(engine) => engine.run(),
+            Engine::Pack(packer) => packer.run(),
+        }
+    }
+
+    /// What its thread is called.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Engine::Flash(_) => "fp-blade-flash",
+            Engine::Pack(_) => "fp-blade-pack",
+        }
+    }
+}
+
+impl Caller {
+    /// The descriptor that becomes readable when pages have arrived; None without flash.
+    pub(crate) fn bell(&self) -> Option<BorrowedFd<'_>> {
+        self.fetcher.as_ref().map(Fetcher::bell)
+    }
+
+    /// Puts what has arrived where it is waited for.
+    pub(crate) fn poll(&mut self) {
+        if let Some(fetcher) = &mut self.fetcher {
+            fetcher.poll();
+        }
+    }
 }
 
 impl Store {
@@ -134,31 +187,50 @@ impl Store {
         memory_bytes: u64,
     ) -> io::Result<(Store, Engine)> {
         let (tier, engine) = flash::open(config, superpages, memory_bytes)?;
-        Ok((Store(StoreKind::Tiered(tier)), engine))
+        Ok((Store(StoreKind::Tiered(tier)), Engine::Flash(Box::new(engine))))
+    }
+
+    /// Opens a store of `superpages` that take at most `memory_bytes`, as they are packed; and what
+    /// is to run on a thread of its own.
+    ///
+    /// # Errors
+    /// There is too little memory, or the system's.
+    pub(crate) fn open_packed(
+        config: &PackConfig,
+        superpages: u32,
+        memory_bytes: u64,
+    ) -> io::Result<(Store, Engine)> {
+        let (packing, packer) = pack::open(config, superpages, memory_bytes)?;
+        Ok((Store(StoreKind::Packed(packing)), Engine::Pack(Box::new(packer))))
     }
 
     /// Names the descriptors that wake the threads which ask for pages, by the threads' numbers.
     pub(crate) fn wakes(&self, threads: Vec<OwnedFd>) {
-        if let StoreKind::Tiered(tier) = &self.0 {
-            tier.wakes(threads);
+        match &self.0 {
+            StoreKind::Own(_) | StoreKind::Pooled(_) => {}
+            StoreKind::Tiered(tier) => tier.room.wakes(threads),
+            StoreKind::Packed(packing) => packing.room.wakes(threads),
         }
     }
 
-    /// What the thread of this number reads from flash with; None without flash.
+    /// What the thread of this number asks for pages with.
     ///
     /// # Errors
     /// The system's: too little memory, or too few descriptors.
-    pub(crate) fn fetcher(&self, thread: usize) -> io::Result<Option<Fetcher>> {
-        match &self.0 {
-            StoreKind::Tiered(tier) => flash::fetcher(tier, thread).map(Some),
-            StoreKind::Own(_) | StoreKind::Pooled(_) => Ok(None),
-        }
+    pub(crate) fn caller(&self, thread: usize) -> io::Result<Caller> {
+        let fetcher = match &self.0 {
+            StoreKind::Tiered(tier) => Some(flash::fetcher(tier, thread)?),
+            StoreKind::Own(_) | StoreKind::Pooled(_) | StoreKind::Packed(_) => None,
+        };
+        Ok(Caller { thread, fetcher })
     }
 
     /// Ends what runs on a thread of its own.
     pub(crate) fn end(&self) {
-        if let StoreKind::Tiered(tier) = &self.0 {
-            tier.end();
+        match &self.0 {
+            StoreKind::Own(_) | StoreKind::Pooled(_) => {}
+            StoreKind::Tiered(tier) => tier.end(),
+            StoreKind::Packed(packing) => packing.end(),
         }
     }
 
@@ -166,25 +238,34 @@ impl Store {
     pub(crate) fn flash_stat(&self) -> Option<FlashStat> {
         match &self.0 {
             StoreKind::Tiered(tier) => Some(tier.stat()),
-            StoreKind::Own(_) | StoreKind::Pooled(_) => None,
+            StoreKind::Own(_) | StoreKind::Pooled(_) | StoreKind::Packed(_) => None,
         }
     }
 
-    /// Memory for a segment of at most `superpages` superpages.
-    pub fn segment(&self, superpages: u32) -> SegmentMemory {
+    /// What is packed, if anything may be.
+    pub(crate) fn pack_stat(&self) -> Option<PackStat> {
+        match &self.0 {
+            StoreKind::Packed(packing) => Some(packing.stat()),
+            StoreKind::Own(_) | StoreKind::Pooled(_) | StoreKind::Tiered(_) => None,
+        }
+    }
+
+    /// Memory for a segment of at most `superpages` superpages. Where pages are packed, those of a
+    /// domain share what is equal.
+    pub(crate) fn segment(&self, superpages: u32, domain: Domain) -> SegmentMemory {
         SegmentMemory(match &self.0 {
-            StoreKind::Own(kind) => SegmentKind::Own(OwnMemory {
-                kind: *kind,
-                superpages,
-                file: OnceLock::new(),
-                mapping: OnceLock::new(),
-            }),
+            StoreKind::Own(kind) => SegmentKind::Own(OwnMemory::new(*kind, superpages)),
             StoreKind::Pooled(pool) => SegmentKind::Pooled(PooledMemory {
                 pool: Arc::clone(pool),
                 slots: RwLock::default(),
             }),
             StoreKind::Tiered(tier) => SegmentKind::Tiered(TieredMemory {
                 tier: Arc::clone(tier),
+                slots: RwLock::default(),
+            }),
+            StoreKind::Packed(packing) => SegmentKind::Packed(PackedMemory {
+                packing: Arc::clone(packing),
+                domain,
                 slots: RwLock::default(),
             }),
         })
@@ -194,7 +275,7 @@ impl Store {
     /// this process.
     pub(crate) fn identity(&self) -> Option<(MemoryFile, bool)> {
         match &self.0 {
-            StoreKind::Own(_) | StoreKind::Tiered(_) => None,
+            StoreKind::Own(_) | StoreKind::Tiered(_) | StoreKind::Packed(_) => None,
             StoreKind::Pooled(pool) => Some(pool.identity()),
         }
     }
@@ -222,7 +303,7 @@ impl Store {
     /// The system's.
     pub(crate) fn trim(&self) -> io::Result<()> {
         match &self.0 {
-            StoreKind::Own(_) | StoreKind::Tiered(_) => Ok(()),
+            StoreKind::Own(_) | StoreKind::Tiered(_) | StoreKind::Packed(_) => Ok(()),
             StoreKind::Pooled(pool) => pool.trim(),
         }
     }
@@ -233,7 +314,7 @@ impl Store {
     /// The system's.
     pub(crate) fn room_bytes(&self) -> io::Result<u64> {
         match &self.0 {
-            StoreKind::Own(_) | StoreKind::Tiered(_) => Ok(u64::MAX),
+            StoreKind::Own(_) | StoreKind::Tiered(_) | StoreKind::Packed(_) => Ok(u64::MAX),
             StoreKind::Pooled(pool) => pool.room_bytes(),
         }
     }
@@ -251,7 +332,7 @@ impl Store {
     /// The system's.
     pub(crate) fn sync(&self) -> io::Result<()> {
         match &self.0 {
-            StoreKind::Own(_) | StoreKind::Tiered(_) => Ok(()),
+            StoreKind::Own(_) | StoreKind::Tiered(_) | StoreKind::Packed(_) => Ok(()),
             StoreKind::Pooled(pool) => pool.sync(),
         }
     }
@@ -278,13 +359,18 @@ impl SegmentMemory {
                 write_lock(&tiered.slots).insert(rmma, superpage);
                 Ok(None)
             }
+            SegmentKind::Packed(packed) => {
+                let superpage = packed.packing.take(packed.domain)?;
+                write_lock(&packed.slots).insert(rmma, superpage);
+                Ok(None)
+            }
         }
     }
 
     /// Where its superpages lie in the store's file: pairs of RMMA and place.
     pub(crate) fn places(&self) -> Vec<(u32, u32)> {
         match &self.0 {
-            SegmentKind::Own(_) | SegmentKind::Tiered(_) => Vec::new(),
+            SegmentKind::Own(_) | SegmentKind::Tiered(_) | SegmentKind::Packed(_) => Vec::new(),
             SegmentKind::Pooled(pooled) => {
                 let slots = read_lock(&pooled.slots);
                 slots.iter().map(|(rmma, superpage)| (*rmma, superpage.number)).collect()
@@ -293,8 +379,8 @@ impl SegmentMemory {
     }
 
     /// How much of the machine's memory these superpages take up. Memory of a segment's own has
-    /// pages only where something was written, and above flash only what is hot; a pool is
-    /// reserved, and all of it counts.
+    /// pages only where something was written, above flash only what is hot, and packed only what
+    /// is not; a pool is reserved, and all of it counts.
     ///
     /// # Errors
     /// The system's.
@@ -303,7 +389,12 @@ impl SegmentMemory {
         match &self.0 {
             SegmentKind::Own(own) => Ok(own.backed_bytes(rmmas)?.min(given_bytes)),
             SegmentKind::Pooled(_) => Ok(given_bytes),
-            SegmentKind::Tiered(tiered) => Ok(tiered.backed_bytes(rmmas)),
+            SegmentKind::Tiered(tiered) => {
+                Ok(sum_of(&tiered.slots, rmmas, TieredSuperpage::backed_bytes))
+            }
+            SegmentKind::Packed(packed) => {
+                Ok(sum_of(&packed.slots, rmmas, PackedSuperpage::backed_bytes))
+            }
         }
     }
 
@@ -327,8 +418,8 @@ impl SegmentMemory {
     /// The file, if descriptors of it may have been handed out.
     fn shared_file(&self) -> Option<&OwnedFd> {
         match &self.0 {
-            SegmentKind::Own(own) => own.file.get(),
-            SegmentKind::Pooled(_) | SegmentKind::Tiered(_) => None,
+            SegmentKind::Own(own) => own.handed_out(),
+            SegmentKind::Pooled(_) | SegmentKind::Tiered(_) | SegmentKind::Packed(_) => None,
         }
     }
 
@@ -348,6 +439,10 @@ impl SegmentMemory {
                 drop_superpages(&tiered.slots, part);
                 Ok(())
             }
+            (SegmentKind::Packed(packed), part) => {
+                drop_superpages(&packed.slots, part);
+                Ok(())
+            }
         }
     }
 
@@ -359,19 +454,28 @@ impl SegmentMemory {
                 own.drop_content(offset, u64::from(run.bytes))
             }
             SegmentKind::Pooled(_) => Ok(()),
-            SegmentKind::Tiered(tiered) => tiered.discard(run),
+            SegmentKind::Tiered(tiered) => {
+                slot_of(&tiered.slots, run.rmma).map_or(Ok(()), |slot| slot.discard(pages_of(&run)))
+            }
+            SegmentKind::Packed(packed) => {
+                if let Some(slot) = slot_of(&packed.slots, run.rmma) {
+                    slot.discard(pages_of(&run));
+                }
+                Ok(())
+            }
         }
     }
 
     /// Appends the slices of the runs, and what must be kept alive as long as they are used;
-    /// neither if they are away. `fetcher` is that of the thread that asks, if there is flash.
+    /// neither if they are away.
     ///
     /// # Errors
-    /// The memory cannot be mapped, a superpage was freed meanwhile, or flash has failed.
+    /// The memory cannot be mapped, a superpage was freed meanwhile, flash has failed, or there is
+    /// no memory left (see [`is_full`]).
     pub(crate) fn place(
         self: &Arc<Self>,
         runs: &[Run],
-        (access, fetcher): (Access, Option<&mut Fetcher>),
+        (access, caller): (Access, &mut Caller),
         slices: &mut Vec<Slice>,
         keeps: &mut Vec<Keep>,
     ) -> io::Result<Placed> {
@@ -387,11 +491,18 @@ impl SegmentMemory {
             }
             SegmentKind::Pooled(pooled) => pooled.place(runs, slices, keeps).map(|()| Placed::Here),
             SegmentKind::Tiered(tiered) => {
-                let wanted = tiered.wanted(runs)?;
-                let fetcher = fetcher.ok_or(io::ErrorKind::Unsupported)?;
+                let wanted = wanted(&tiered.slots, runs)?;
+                let fetcher = caller.fetcher.as_mut().ok_or(io::ErrorKind::Unsupported)?;
                 match access {
                     Access::Read => flash::read(&wanted, fetcher, slices, keeps),
-                    Access::Write => flash::write(&wanted, fetcher.thread(), slices, keeps),
+                    Access::Write => flash::write(&wanted, caller.thread, slices, keeps),
+                }
+            }
+            SegmentKind::Packed(packed) => {
+                let wanted = wanted(&packed.slots, runs)?;
+                match access {
+                    Access::Read => pack::read(&wanted, slices, keeps).map(|()| Placed::Here),
+                    Access::Write => pack::write(&wanted, caller.thread, slices, keeps),
                 }
             }
         }
@@ -404,26 +515,18 @@ impl SegmentMemory {
     /// # Errors
     /// `Unsupported` for every kind but memfd; else the memfd cannot be made, opened or marked.
     pub(crate) fn share(&self, holder: u64, writable: bool) -> io::Result<(OwnedFd, u64)> {
-        let own = match &self.0 {
-            SegmentKind::Own(own) if own.kind == OwnKind::Memfd => own,
-            _ => return Err(io::ErrorKind::Unsupported.into()),
+        let SegmentKind::Own(own) = &self.0 else {
+            return Err(io::ErrorKind::Unsupported.into());
         };
-        let shared = reopen(own.file()?.as_fd(), writable)?;
+        let (shared, bytes) = own.share(writable)?;
         crate::sys::mark_held(shared.as_fd(), holder)?;
-        Ok((shared, offset_bytes(own.superpages)))
+        Ok((shared, bytes))
     }
 }
 
 /// True if the error means that no memory is left, rather than that something is broken.
 pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::OutOfMemory)
-}
-
-fn reopen(file: BorrowedFd<'_>, writable: bool) -> io::Result<OwnedFd> {
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-    let access = if writable { OFlags::RDWR } else { OFlags::RDONLY };
-    let opened = rustix::fs::open(path, access | OFlags::CLOEXEC, Mode::empty())?;
-    Ok(opened)
 }
 
 fn offset_bytes(rmma: u32) -> u64 {
@@ -436,83 +539,8 @@ fn to_usize(bytes: u64) -> usize {
     exactly(bytes)
 }
 
-impl OwnMemory {
-    fn bytes(&self) -> u64 {
-        offset_bytes(self.superpages)
-    }
-
-    fn file(&self) -> io::Result<&OwnedFd> {
-        if let Some(file) = self.file.get() {
-            return Ok(file);
-        }
-        let file = self.make_file()?;
-        Ok(self.file.get_or_init(|| file)) // another thread's, if that was first
-    }
-
-    fn make_file(&self) -> io::Result<OwnedFd> {
-        Ok(memfd_of("farpool-segment", self.bytes())?)
-    }
-
-    fn mapping(&self) -> io::Result<&Mapping> {
-        if let Some(mapping) = self.mapping.get() {
-            return Ok(mapping);
-        }
-        let mapping = match self.kind {
-            OwnKind::Anonymous => Mapping::anonymous(to_usize(self.bytes()))?,
-            _ => Mapping::shared(self.file()?.as_fd(), to_usize(self.bytes()))?,
-        };
-        Ok(self.mapping.get_or_init(|| mapping))
-    }
-
-    fn commit(&self) -> io::Result<()> {
-        match self.kind {
-            OwnKind::Memfd => self.file().map(drop),
-            OwnKind::Anonymous => self.mapping().map(drop),
-        }
-    }
-
-    /// Of a file, all that it has, what waits to be zeroed included.
-    fn backed_bytes(&self, rmmas: &[u32]) -> io::Result<u64> {
-        /// The unit of `st_blocks`, whatever the file system's blocks are.
-        const BLOCK_BYTES: u64 = 512;
-        match (self.kind, self.file.get(), self.mapping.get()) {
-            (OwnKind::Memfd, Some(file), _) => {
-                Ok(exactly::<u64, _>(rustix::fs::fstat(file)?.st_blocks) * BLOCK_BYTES)
-            }
-            (OwnKind::Anonymous, _, Some(mapping)) => {
-                let of = |rmma: &u32| mapping.resident_bytes(to_usize(offset_bytes(*rmma)));
-                rmmas.iter().map(of).sum()
-            }
-            _ => Ok(0),
-        }
-    }
-
-    fn drop_content(&self, offset: u64, bytes: u64) -> io::Result<()> {
-        if self.kind == OwnKind::Anonymous {
-            return match self.mapping.get() {
-                Some(mapping) => mapping.drop_content(to_usize(offset), to_usize(bytes)),
-                None => Ok(()),
-            };
-        }
-        match self.file.get() {
-            Some(file) => Ok(rustix::fs::fallocate(
-                file,
-                FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
-                offset,
-                bytes,
-            )?),
-            None => Ok(()),
-        }
-    }
-
-    /// Zeroes at once, although answers being sent may keep the memory open for a moment.
-    fn scrub_all(&self) -> io::Result<()> {
-        if self.superpages == 0 { Ok(()) } else { self.drop_content(0, self.bytes()) }
-    }
-}
-
 /// Drops superpages of a segment, which zeroes those that are not being sent any more.
-fn drop_superpages<T>(slots: &RwLock<BTreeMap<u32, T>>, part: &ScrubPart) {
+fn drop_superpages<T>(slots: &Slots<T>, part: &ScrubPart) {
     let mut slots = write_lock(slots);
     let dropped: Vec<_> = match part {
         ScrubPart::Whole { .. } => std::mem::take(&mut *slots).into_values().collect(),
@@ -543,30 +571,31 @@ impl PooledMemory {
     }
 }
 
-impl TieredMemory {
-    /// The pages of runs, in their superpages.
-    fn wanted(&self, runs: &[Run]) -> io::Result<Vec<flash::Wanted>> {
-        let slots = read_lock(&self.slots);
-        let wanted = |run: &Run| {
-            let slot = slots.get(&run.rmma).ok_or(io::ErrorKind::NotFound)?;
-            Ok((Arc::clone(slot), pages_of(run)))
-        };
-        runs.iter().map(wanted).collect()
-    }
+/// A segment's superpages, by their RMMA.
+type Slots<T> = RwLock<BTreeMap<u32, Arc<T>>>;
 
-    fn discard(&self, run: Run) -> io::Result<()> {
-        let slot = read_lock(&self.slots).get(&run.rmma).map(Arc::clone);
-        slot.map_or(Ok(()), |slot| slot.discard(pages_of(&run)))
-    }
+fn slot_of<T>(slots: &Slots<T>, rmma: u32) -> Option<Arc<T>> {
+    read_lock(slots).get(&rmma).map(Arc::clone)
+}
 
-    fn backed_bytes(&self, rmmas: &[u32]) -> u64 {
-        let slots = read_lock(&self.slots);
-        rmmas.iter().filter_map(|rmma| slots.get(rmma)).map(|slot| slot.backed_bytes()).sum()
-    }
+/// The pages of runs, in their superpages.
+fn wanted<T>(slots: &Slots<T>, runs: &[Run]) -> io::Result<Vec<(Arc<T>, Range<u32>)>> {
+    let slots = read_lock(slots);
+    let wanted = |run: &Run| {
+        let slot = slots.get(&run.rmma).ok_or(io::ErrorKind::NotFound)?;
+        Ok((Arc::clone(slot), pages_of(run)))
+    };
+    runs.iter().map(wanted).collect()
+}
+
+/// The sum over the superpages that are there.
+fn sum_of<T>(slots: &Slots<T>, rmmas: &[u32], of: impl Fn(&T) -> u64) -> u64 {
+    let slots = read_lock(slots);
+    rmmas.iter().filter_map(|rmma| slots.get(rmma)).map(|slot| of(slot)).sum()
 }
 
 /// The pages of a run, counted in its superpage.
-fn pages_of(run: &Run) -> std::ops::Range<u32> {
+fn pages_of(run: &Run) -> Range<u32> {
     let page_bytes: u32 = exactly(PAGE_BYTES);
     run.offset_bytes / page_bytes..(run.offset_bytes + run.bytes) / page_bytes
 }

@@ -124,8 +124,9 @@ impl Certified {
 impl Admitted {
     /// Whose it is, to the table.
     pub(super) fn origin(&self, is_here: bool) -> Origin {
-        let identity = self.live.peer().certificate.identity.to_string().into();
-        Origin::Certified { identity, is_here }
+        let identity = &self.live.peer().certificate.identity;
+        let tenant = identity.role.tenant().map(Arc::from);
+        Origin::Certified { identity: identity.to_string().into(), tenant, is_here }
     }
 
     /// True if it may borrow memory; others may only look.

@@ -31,7 +31,7 @@ use super::turns::Turn;
 use super::way::{self, Opened, Way};
 use crate::audit::Asker;
 use crate::gate::{Gate, Ticket};
-use crate::memory::{Fetcher, Keep};
+use crate::memory::{Caller, Keep};
 use crate::sources::{Presence, Source};
 use crate::sys::{Iovecs, Slice};
 use crate::table::{Origin, Refused};
@@ -83,8 +83,7 @@ impl Close {
 /// What each thread has once, for all its connections.
 #[derive(Debug)]
 pub(super) struct Tools {
-    /// Reads from flash, if there is any.
-    pub(super) fetcher: Option<Fetcher>,
+    pub(super) caller: Caller,
     pub(super) iovecs: Iovecs,
     scratch: Scratch,
     slices: Vec<Slice>,
@@ -92,9 +91,9 @@ pub(super) struct Tools {
 }
 
 impl Tools {
-    pub(super) fn with(fetcher: Option<Fetcher>) -> Tools {
+    pub(super) fn with(caller: Caller) -> Tools {
         Tools {
-            fetcher,
+            caller,
             iovecs: Iovecs::default(),
             scratch: Scratch::default(),
             slices: Vec::new(),

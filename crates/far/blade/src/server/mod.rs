@@ -151,7 +151,7 @@ impl Server {
                 listeners.push(Listener::bind(address, config.socket_mode)?);
             }
         }
-        if config.flash.is_none() {
+        if !config.lends_beyond_memory() {
             config.backing = config.backing.resolve(addresses, config.require_grants);
         }
         Ok(Server { certified, ..Server::of(listeners, config)? })
@@ -188,8 +188,8 @@ impl Server {
             0 => std::thread::available_parallelism().map_or(1, usize::from),
             threads => threads,
         };
-        let has_flash = self.blade.config().flash.is_some();
-        let count = if has_flash { count.min(THREADS_LIMIT) } else { count };
+        let may_wait = self.blade.config().lends_beyond_memory();
+        let count = if may_wait { count.min(THREADS_LIMIT) } else { count };
         let shared = Shared::new(self.blade, self.certified, count);
         let shared = Arc::new(shared.map_err(ServeError::Threads)?);
         let mut serving = Serving { shared, addresses, threads: Vec::new() };
@@ -222,7 +222,7 @@ impl Serving {
             self.spawn("fp-blade-audit", move || shared.blade.audit.run())?;
         }
         if let Some(engine) = self.shared.blade.take_engine() {
-            self.spawn("fp-blade-flash", move || engine.run())?;
+            self.spawn(engine.name(), move || engine.run())?;
         }
         let shared = Arc::clone(&self.shared);
         self.spawn("fp-blade-scrub", move || {

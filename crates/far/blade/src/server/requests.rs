@@ -163,7 +163,7 @@ pub(super) fn control<R>(
         Request::Stat { skip_clients } => {
             let skip = at_most(skip_clients);
             let stat = blade.stat_page(session.visible(blade), skip, STAT_CLIENTS_LIMIT, now);
-            let response = Response::Stat { totals: stat.totals, clients: &stat.clients };
+            let response = Response::Stat { totals: &stat.totals, clients: &stat.clients };
             return Ok(reply(&response, None));
         }
         Request::Goodbye => {

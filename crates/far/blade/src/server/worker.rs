@@ -90,9 +90,9 @@ impl Worker {
             epoll::add(&epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
         };
         watch(shared.mailbox(thread).wake.as_fd(), TOKEN_WAKE)?;
-        let fetcher = shared.blade.fetcher(thread)?;
-        if let Some(fetcher) = &fetcher {
-            watch(fetcher.bell(), TOKEN_FLASH)?;
+        let caller = shared.blade.caller(thread)?;
+        if let Some(bell) = caller.bell() {
+            watch(bell, TOKEN_FLASH)?;
         }
         for (token, listener) in (TOKEN_LISTENER..).zip(&listeners) {
             watch(listener.socket.as_fd(), token)?;
@@ -104,7 +104,7 @@ impl Worker {
             listeners,
             connections: Vec::new(),
             free: Vec::new(),
-            tools: Tools::with(fetcher),
+            tools: Tools::with(caller),
             follow: Follow::default(),
             turns: Turns::default(),
             paused: BinaryHeap::new(),
@@ -282,9 +282,7 @@ impl Worker {
                 self.try_again();
             }
             TOKEN_FLASH => {
-                if let Some(fetcher) = &mut self.tools.fetcher {
-                    fetcher.poll();
-                }
+                self.tools.caller.poll();
                 self.try_again();
             }
             token @ TOKEN_LISTENER.. => self.accept(exactly(token - TOKEN_LISTENER)),

@@ -3,7 +3,7 @@
 use super::{ClientRow, GrantId, GrantPass, Limits, Refused, Row, Scrub, Table, count_u32};
 use farpool_policy::Bucket;
 use farpool_units::SUPERPAGE_BYTES;
-use farpool_wire::{ClientId, ErrorCode, Hello, Purpose, SegmentId};
+use farpool_wire::{ClientId, ErrorCode, Hello, Purpose, SegmentId, SharingGroup};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -59,6 +59,8 @@ pub enum Origin {
     Certified {
         /// Whose it is, as the certificate names it.
         identity: Arc<str>,
+        /// The tenant that it speaks for; programs have one.
+        tenant: Option<Arc<str>>,
         /// Whether it is on this host.
         is_here: bool,
     },
@@ -79,10 +81,30 @@ impl Origin {
         }
     }
 
+    fn tenant(&self) -> Option<&Arc<str>> {
+        match self {
+            Origin::Certified { tenant, .. } => tenant.as_ref(),
+            _ => None,
+        }
+    }
+
     /// True for another host.
     fn is_remote(&self) -> bool {
         matches!(self, Origin::Network | Origin::Certified { is_here: false, .. })
     }
+}
+
+/// Whose a sharing group is: groups of the same name are others for each of them.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum SharingOwner {
+    /// Those under a grant.
+    Grant(GrantId),
+    /// The programs of a tenant.
+    Tenant(Arc<str>),
+    /// A user of this host.
+    User(u32),
+    /// Whoever reaches the blade without a certificate.
+    Unknown,
 }
 
 #[derive(Debug)]
@@ -95,6 +117,9 @@ pub(super) struct Client {
     user: Option<u32>,
     /// Whose certificate began it. Only connections with that identity may use it.
     identity: Option<Arc<str>>,
+    tenant: Option<Arc<str>>,
+    /// Whose pages may be shared with its own, as its first program's connection said.
+    sharing_group: Option<SharingGroup>,
     /// The grant that it is under, for all its life.
     pub(super) grant: Option<GrantId>,
     pub(super) quota_superpages: u32,
@@ -153,6 +178,8 @@ impl Client {
             pid: hello.pid,
             user: None,
             identity: origin.identity().cloned(),
+            tenant: origin.tenant().cloned(),
+            sharing_group: None,
             grant,
             quota_superpages: limits.quota_superpages(hello.quota_wanted_bytes, is_stranger),
             used_superpages: 0,
@@ -184,6 +211,8 @@ impl Client {
             pid: row.pid,
             user: row.user,
             identity: row.identity.as_deref().map(Arc::from),
+            tenant: None,
+            sharing_group: None,
             grant: row.grant.map(GrantId),
             quota_superpages: row.quota_superpages,
             used_superpages: 0,
@@ -228,6 +257,9 @@ impl<M: Clone> Table<M> {
             client.user = origin.user();
             has_changed |= client.user.is_some();
         }
+        if client.sharing_group.is_none() && hello.purpose != Purpose::Keeper {
+            client.sharing_group = hello.sharing_group;
+        }
         client.connections += 1;
         client.lease_end = None;
         let granted_superpages = grant_id.map_or(u32::MAX, |id| self.grants.quota_superpages(id));
@@ -242,6 +274,21 @@ impl<M: Clone> Table<M> {
             self.note_client(number);
         }
         Ok(connected)
+    }
+
+    /// The group that the client shares its pages with, and whose it is. None: it shares with
+    /// nobody.
+    pub fn sharing_of(&self, number: ClientNumber) -> Option<(SharingOwner, SharingGroup)> {
+        let client = self.clients.get(&number)?;
+        let owner = match (client.grant, &client.identity, client.user) {
+            (Some(grant), ..) => SharingOwner::Grant(grant),
+            (None, Some(identity), _) => {
+                SharingOwner::Tenant(Arc::clone(client.tenant.as_ref().unwrap_or(identity)))
+            }
+            (None, None, Some(user)) => SharingOwner::User(user),
+            (None, None, None) => SharingOwner::Unknown,
+        };
+        Some((owner, client.sharing_group?))
     }
 
     pub(super) fn connections_of(&self, number: ClientNumber) -> u32 {

@@ -17,7 +17,8 @@ const LIMITS: Limits = Limits {
 };
 
 fn certified(path: &str, is_here: bool) -> Origin {
-    Origin::Certified { identity: format!("spiffe://rack/{path}").into(), is_here }
+    let tenant = path.split('/').nth(1).map(Into::into);
+    Origin::Certified { identity: format!("spiffe://rack/{path}").into(), tenant, is_here }
 }
 
 fn connect(table: &mut Table<u32>, origin: Origin, purpose: Purpose) -> Result<u64, ErrorCode> {

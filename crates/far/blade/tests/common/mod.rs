@@ -265,7 +265,7 @@ impl Peer {
 
     pub(crate) fn stat(&mut self) -> (BladeTotals, Vec<ClientUsage>) {
         match self.ask(&Request::Stat { skip_clients: 0 }).response() {
-            Response::Stat { totals, clients } => (totals, clients.to_vec()),
+            Response::Stat { totals, clients } => (*totals, clients.to_vec()),
             other => panic!("{other:?}"),
         }
     }

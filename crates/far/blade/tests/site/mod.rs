@@ -111,6 +111,7 @@ pub(crate) fn session(
         client_name: "test".into(),
         purpose,
         quota_bytes: 1 << 30,
+        sharing_group: None,
         deadline: PATIENCE,
         spare: Spare::default(),
         allow_remote_tcp: false,

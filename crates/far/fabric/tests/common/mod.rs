@@ -211,6 +211,7 @@ impl FakeBlade {
             client_name: "a test with a name that is too long for the wire".into(),
             purpose: Purpose::Client,
             quota_bytes: 1 << 30,
+            sharing_group: None,
             deadline,
             spare: Spare::default(),
             allow_remote_tcp: false,

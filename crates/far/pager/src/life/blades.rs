@@ -76,6 +76,7 @@ fn connect_to_all(
         client: client_id()?,
         client_name: format!("{}:{}", core.slot.name(), core.slot.pid.load(Relaxed)),
         quota_bytes: settings.quota_bytes,
+        sharing_group: settings.sharing_group,
         deadline: Duration::from_millis(settings.deadline_ms),
         allow_remote_tcp: settings.allow_remote_tcp,
         redundancy: settings.redundancy,

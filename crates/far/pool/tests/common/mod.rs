@@ -97,6 +97,7 @@ pub(crate) fn config(blades: &Blades) -> PoolConfig {
         client: farpool_pool::fresh_client().expect("random"),
         client_name: "pool test".into(),
         quota_bytes: 8 << 30,
+        sharing_group: None,
         deadline: AMPLE,
         allow_remote_tcp: false,
         redundancy: farpool_pool::Redundancy::NONE,

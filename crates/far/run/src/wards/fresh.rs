@@ -66,6 +66,7 @@ mod tests {
             limit_bytes: 1 << 30,
             local_percent: 0,
             quota_bytes: 1 << 30,
+            sharing_group: None,
             blades: Vec::new(),
             allow_remote_tcp: false,
             secures_tcp: false,

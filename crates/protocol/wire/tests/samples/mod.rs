@@ -2,6 +2,7 @@
 
 use farpool_units::PAGE_BYTES;
 use farpool_wire::*;
+use std::num::NonZeroU64;
 
 /// A frame to encode.
 pub(crate) enum Sample<'a> {
@@ -37,12 +38,14 @@ fn requests(visit: &mut impl FnMut(&str, &Sample<'_>, &[u8])) {
         slot: 2,
         generation: 1,
         quota_wanted_bytes: 1 << 30,
+        sharing_group: NonZeroU64::new(0x7172_7374_7576_7778).map(SharingGroup),
         name: "redis-server",
     };
     let key = GrantKey(0x5152_5354_5556_5758_595a_5b5c_5d5e_5f60);
     let granted = Hello { grant: Some(Grant { key, epoch: 0x6162_6364 }), ..hello };
     let keeper = Hello { purpose: Purpose::Keeper, name: "", ..hello };
-    let monitor = Hello { purpose: Purpose::Monitor, quota_wanted_bytes: 0, ..hello };
+    let monitor =
+        Hello { purpose: Purpose::Monitor, quota_wanted_bytes: 0, sharing_group: None, ..hello };
     for (name, request, pages) in [
         ("hello", Request::Hello(hello), 0),
         ("hello-granted", Request::Hello(granted), 0),
@@ -75,22 +78,8 @@ fn requests(visit: &mut impl FnMut(&str, &Sample<'_>, &[u8])) {
     visit("request-write-in-background", &Sample::InBackground(write), &page());
 }
 
-fn responses(visit: &mut impl FnMut(&str, &Sample<'_>, &[u8])) {
-    let pair = |sma, rmma| SuperpagePair::new(SuperpageNumber(sma), SuperpageNumber(rmma));
-    let superpages = &[pair(3, 0), pair(4, 1), pair(9, 12)];
-    let ok = HelloOk {
-        blade_id: 0x3132_3334_3536_3738,
-        capacity_bytes: 8 << 30,
-        quota_bytes: 1 << 30,
-        lease_ms: 10_000,
-        pages_per_request_limit: 256,
-        outlives_process: true,
-    };
-    let state = SegmentState::Frozen;
-    let (span_superpages, allocated_superpages) = (64, 3);
-    let segment = SEGMENT;
-    let attached = Attached { segment, span_superpages, allocated_superpages, state, superpages };
-    let totals = BladeTotals {
+fn totals(ok: &HelloOk) -> BladeTotals {
+    BladeTotals {
         blade_id: ok.blade_id.into(),
         capacity_bytes: ok.capacity_bytes.into(),
         used_bytes: (48 << 20).into(),
@@ -109,11 +98,39 @@ fn responses(visit: &mut impl FnMut(&str, &Sample<'_>, &[u8])) {
         flash_pages_written: 11.into(),
         flash_pages_failed: 12.into(),
         flash_writes_failed: 13.into(),
+        pack_memory_bytes: (2u64 << 30).into(),
+        pack_memory_used_bytes: (1u64 << 30).into(),
+        pack_frames_bytes: (1u64 << 29).into(),
+        pack_pages_filled: 14.into(),
+        pack_pages_in_frames: 15.into(),
+        pack_frames: 16.into(),
+        pack_zero_pages_found: 17.into(),
+        pack_pages_packed: 18.into(),
+        pack_pages_unpacked: 19.into(),
+        pack_pages_failed: 20.into(),
         clients: 1.into(),
         connections: 2.into(),
         segments: 1.into(),
         superpages_held: 0.into(),
+    }
+}
+
+fn responses(visit: &mut impl FnMut(&str, &Sample<'_>, &[u8])) {
+    let pair = |sma, rmma| SuperpagePair::new(SuperpageNumber(sma), SuperpageNumber(rmma));
+    let superpages = &[pair(3, 0), pair(4, 1), pair(9, 12)];
+    let ok = HelloOk {
+        blade_id: 0x3132_3334_3536_3738,
+        capacity_bytes: 8 << 30,
+        quota_bytes: 1 << 30,
+        lease_ms: 10_000,
+        pages_per_request_limit: 256,
+        outlives_process: true,
     };
+    let state = SegmentState::Frozen;
+    let (span_superpages, allocated_superpages) = (64, 3);
+    let segment = SEGMENT;
+    let attached = Attached { segment, span_superpages, allocated_superpages, state, superpages };
+    let totals = totals(&ok);
     let mut usage = ClientUsage {
         number: 1.into(),
         quota_bytes: ok.quota_bytes.into(),
@@ -137,7 +154,7 @@ fn responses(visit: &mut impl FnMut(&str, &Sample<'_>, &[u8])) {
     say("read-page", Opcode::Read, Response::Pages { page_count: 1 }, &page());
     let mapped = Response::ShmMapped { bytes: 1 << 30, writable: true };
     say("shm-map", Opcode::ShmMap, mapped, &[]);
-    say("stat", Opcode::Stat, Response::Stat { totals, clients: &clients }, &[]);
+    say("stat", Opcode::Stat, Response::Stat { totals: &totals, clients: &clients }, &[]);
     say("write", Opcode::Write, Response::Done, &[]);
     let code = ErrorCode::QuotaExceeded;
     let error = Response::Error { code, detail: ok.quota_bytes };

@@ -290,6 +290,7 @@ impl Keeper {
             client: fresh_client()?,
             client_name: format!("kv:{}", std::process::id()),
             quota_bytes: u64::from(superpages) * SUPERPAGE_BYTES,
+            sharing_group: None,
             deadline: self.settings.deadline,
             allow_remote_tcp: self.settings.allow_remote_tcp,
             secures_tcp: self.dialer.is_some(),

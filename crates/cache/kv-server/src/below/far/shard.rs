@@ -211,6 +211,7 @@ mod tests {
             client: fresh_client().expect("random numbers"),
             client_name: "test".into(),
             quota_bytes: 16 << 20,
+            sharing_group: None,
             deadline: PATIENCE,
             allow_remote_tcp: false,
             redundancy: farpool_pool::Redundancy::NONE,

@@ -12,10 +12,8 @@ use farpool_disk::{Ended, Ring};
 use farpool_kernel::monotonic_ns;
 use farpool_policy::{Bucket, RateLimit};
 use farpool_units::{PAGE_BYTES, PAGES_PER_SUPERPAGE, exactly};
-use rustix::event::{PollFd, PollFlags, Timespec};
 use std::collections::HashMap;
 use std::ops::Range;
-use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
@@ -94,24 +92,10 @@ impl Engine {
         while !self.tier.is_ending.load(Ordering::Acquire) {
             let wait = self.sweep_when_wanted();
             self.ring.submit();
-            self.wait(wait);
+            self.tier.room.wait_for_bell(Some(self.ring.bell()), wait);
             self.ring.poll(&mut ended);
             ended.drain(..).for_each(|it| self.end(it));
         }
-    }
-
-    fn wait(&self, limit: Duration) {
-        let bell = self.tier.bell.as_fd();
-        let ring = self.ring.bell();
-        let mut fds = [
-            PollFd::from_borrowed_fd(bell, PollFlags::IN),
-            PollFd::from_borrowed_fd(ring, PollFlags::IN),
-        ];
-        // Interrupted or not, what is there is looked at.
-        let _ = rustix::event::poll(&mut fds, Timespec::try_from(limit).ok().as_ref());
-        let mut rung = [0; 8];
-        // An empty counter makes no difference.
-        let _ = rustix::io::read(bell, &mut rung);
     }
 
     /// A write has completed.
@@ -135,15 +119,9 @@ impl Engine {
         self.tell_hidden_lines();
         match self.sweep() {
             SweepEnd::Enough => {
-                self.tier.is_sweeping.store(false, Ordering::Release);
                 // Nothing has to be written now; the next write shows how flash is.
                 self.tier.is_failing.store(false, Ordering::Release);
-                // Somebody may have taken room just before.
-                if self.tier.room.wanted_pages(false) > 0 {
-                    self.tier.is_sweeping.store(true, Ordering::Release);
-                    return REST;
-                }
-                SLEEP
+                if self.tier.room.end_sweep() { SLEEP } else { REST }
             }
             SweepEnd::Busy => SLEEP,
             SweepEnd::Rest(time) => {
@@ -164,8 +142,7 @@ impl Engine {
         let mut looked_at = 0;
         let mut leaving: u64 = self.leaves.values().map(|it| it.pages.len() as u64).sum();
         loop {
-            let is_sweeping = self.tier.is_sweeping.load(Ordering::Acquire);
-            let wanted = self.tier.room.wanted_pages(is_sweeping);
+            let wanted = self.tier.room.wanted_pages();
             if wanted <= leaving {
                 let is_over = wanted == 0;
                 return if is_over { SweepEnd::Enough } else { SweepEnd::Busy };
@@ -228,7 +205,7 @@ impl Engine {
         let dropped = superpage.drop_memory(runs);
         drop(residence);
         match dropped {
-            Ok(pages) => self.tier.give_back(pages),
+            Ok(pages) => self.tier.room.give_back(pages),
             // Their room stays taken, as their memory does.
             Err(error) => tracing::error!(%error, "memory cannot be given back"),
         }
@@ -280,7 +257,7 @@ impl Engine {
         self.rests_until = Some(Instant::now() + self.failed_rest);
         self.failed_rest = (self.failed_rest * 2).min(FAILED_REST_LIMIT);
         // Who waits for room is told that there is none.
-        self.tier.wake_without_room();
+        self.tier.room.wake_waiting();
         if self.tier.log.may_write(self.tier.started.elapsed()) {
             tracing::error!(
                 "flash takes no writes: what is in memory stays there, and nothing more is lent"

@@ -3,8 +3,9 @@
 
 use super::buffers::Buffers;
 use super::file::DATA_AT_BYTES;
-use super::residence::{Landing, OnWay, Threads};
+use super::residence::{Landing, OnWay};
 use super::tier::{OnRing, Tier, TieredSuperpage, neighbours, page_of, version_of};
+use crate::memory::room::Threads;
 use farpool_disk::{Ended, Ring};
 use std::collections::HashMap;
 use std::io;
@@ -74,7 +75,7 @@ impl Fetcher {
             residence.cancel_fetch(pages);
             let waiting = residence.take_waiting().without(self.thread);
             drop(residence);
-            self.tier.wake(waiting);
+            self.tier.room.wake(waiting);
             return false;
         }
         for run in neighbours(pages) {
@@ -92,7 +93,7 @@ impl Fetcher {
         let Some(buffer) = self.buffers.take(pages.len()) else {
             // Nothing is under way that would wake this thread, either.
             let waiting = self.land(superpage, pages, None);
-            self.tier.wake(waiting);
+            self.tier.room.wake(waiting);
             return;
         };
         let now = Instant::now();
@@ -115,7 +116,7 @@ impl Fetcher {
                 self.pages_read -= pages.len() as u64;
                 let bytes = if is_ok { Some(buffer.bytes_mut()) } else { None };
                 let waiting = self.land(&superpage, &pages, bytes);
-                self.tier.wake(waiting.without(self.thread));
+                self.tier.room.wake(waiting.without(self.thread));
             }
             self.buffers.put(buffer);
         }
@@ -144,7 +145,7 @@ impl Fetcher {
                 Landing::Dropped => {}
             }
         }
-        self.tier.give_back(pages.len() as u64 - taken);
+        self.tier.room.give_back(pages.len() as u64 - taken);
         self.tier.counters.pages_fetched.fetch_add(taken, Ordering::Relaxed);
         if failed > 0 {
             self.tier.counters.pages_failed.fetch_add(failed, Ordering::Relaxed);

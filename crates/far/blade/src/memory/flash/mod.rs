@@ -8,7 +8,6 @@
 //! back ([`engine`]); read, opened and put in its place when a client asks for it ([`tier::read`],
 //! [`fetch`]), whose connection waits meanwhile, but not its thread.
 
-mod bits;
 mod buffers;
 mod counters;
 mod engine;
@@ -21,10 +20,10 @@ mod tier;
 
 pub use counters::FlashStat;
 pub(crate) use engine::Engine;
-pub(crate) use fetch::Fetcher;
-pub(crate) use residence::THREADS_LIMIT;
-pub(super) use tier::{LEAST_BYTES, Tier, TieredSuperpage, Wanted, read, write};
+pub(super) use fetch::Fetcher;
+pub(super) use tier::{Tier, TieredSuperpage, read, write};
 
+use super::room::Room;
 use crate::config::FlashConfig;
 use farpool_policy::RateLimit;
 use std::io;
@@ -40,13 +39,10 @@ pub(super) fn open(
     superpages: u32,
     memory_bytes: u64,
 ) -> io::Result<(Arc<Tier>, Engine)> {
-    if memory_bytes < LEAST_BYTES {
-        let why = format!("above flash a blade needs at least {} MiB of memory", LEAST_BYTES >> 20);
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
-    }
+    let room = Room::new(memory_bytes)?;
     let flash = file::open(config, superpages)?;
     let ring = flash.ring()?;
-    let tier = Arc::new(Tier::new(flash, memory_bytes, superpages)?);
+    let tier = Arc::new(Tier::new(flash, room, superpages)?);
     let limit = config.write_bytes_per_s.map_or(RateLimit::UNLIMITED, RateLimit::paced);
     Ok((Arc::clone(&tier), Engine::new(tier, ring, limit)))
 }

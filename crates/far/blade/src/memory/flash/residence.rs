@@ -8,7 +8,8 @@
 //! - At a page's place on flash at most one write is under way, and no version is used twice.
 //! - What is read from flash counts only if it is the version that flash has when it has arrived.
 
-use super::bits::{Bits, append};
+use crate::memory::bits::{Bits, append};
+use crate::memory::room::Threads;
 use farpool_seal::Tag;
 use farpool_units::PAGES_PER_SUPERPAGE;
 use std::ops::Range;
@@ -18,10 +19,6 @@ pub(super) const PIECE_PAGES: u32 = 256;
 /// How often a page may go to flash under one key. No flash lives as long; a page at this limit
 /// stays in memory.
 const VERSIONS: u32 = u32::MAX;
-
-/// Threads of a blade with flash at most; it starts no more. `farpool blade --threads` allows as
-/// many, and by default there is one for each processor.
-pub(crate) const THREADS_LIMIT: usize = 256;
 
 /// What a page on flash is recognized by. 20 bytes a page, 0.5 % of what has been on flash.
 #[derive(Clone, Copy, Debug)]
@@ -91,26 +88,6 @@ pub(super) struct Swept {
     pub(super) dropped: Vec<Range<u32>>,
     /// Pages that are to be written to flash.
     pub(super) leaving: Vec<OnWay>,
-}
-
-/// A set of the blade's threads.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Threads([u64; THREADS_LIMIT / 64]);
-
-impl Threads {
-    pub(super) fn insert(&mut self, thread: usize) {
-        self.0[thread / 64] |= 1 << (thread % 64);
-    }
-
-    /// The others.
-    pub(super) fn without(mut self, thread: usize) -> Threads {
-        self.0[thread / 64] &= !(1 << (thread % 64));
-        self
-    }
-
-    pub(super) fn iter(self) -> impl Iterator<Item = usize> {
-        (0..THREADS_LIMIT).filter(move |thread| self.0[thread / 64] >> (thread % 64) & 1 == 1)
-    }
 }
 
 impl Residence {

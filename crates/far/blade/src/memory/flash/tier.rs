@@ -7,68 +7,38 @@
 use super::counters::{FlashCounters, FlashStat};
 use super::fetch::Fetcher;
 use super::file::FlashFile;
-use super::residence::{Found, OnWay, PIECE_PAGES, Residence, THREADS_LIMIT, Threads};
+use super::residence::{Found, OnWay, PIECE_PAGES, Residence};
+use crate::memory::room::Room;
 use crate::memory::{Keep, Placed, offset_bytes, to_usize};
 use crate::sys::{Mapping, Slice};
 use farpool_kernel::{LogRate, lock};
 use farpool_seal::{PageVersion, SealKey};
 use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES, exactly};
-use farpool_wire::PAGES_PER_FRAME_LIMIT;
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 use std::io;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 use std::time::{Duration, Instant};
 
 /// How long a superpage that is asked for is waited for, if all have been given out and the last
 /// requests to flash of one that was freed are under way: longer than flash takes, and a moment for
 /// the thread's other clients. Then the blade is full.
 const FREED_WAIT: Duration = Duration::from_millis(50);
-/// The parts of the memory that are kept free: with less than the first the sweep begins, and it
-/// ends at the second.
-const LOW_PART: u64 = 16;
-const HIGH_PART: u64 = 8;
-/// The part that writes leave to reads of flash: whoever waits for one is not to wait for memory
-/// that others take meanwhile.
-const READS_PART: u64 = 32;
-/// The least memory: what is kept free has room for the largest request, and so has what writes
-/// leave.
-pub(in crate::memory) const LEAST_BYTES: u64 =
-    READS_PART * PAGES_PER_FRAME_LIMIT as u64 * PAGE_BYTES as u64;
-const _: () = assert!(READS_PART == 2 * LOW_PART && LOW_PART > HIGH_PART);
-
 /// Memory for the hot pages of all superpages, and the place of each superpage on flash.
 #[derive(Debug)]
 pub(in crate::memory) struct Tier {
     mapping: Mapping,
-    pub(super) room: Room,
+    pub(in crate::memory) room: Room,
     superpages: Mutex<Superpages>,
     freed: Condvar,
-    /// Who waits for memory to become free.
-    without_room: Mutex<Threads>,
     pub(super) flash: FlashFile,
-    /// Wakes the engine.
-    pub(super) bell: OwnedFd,
-    /// The engine is sweeping, and needs no bell for that.
-    pub(super) is_sweeping: AtomicBool,
-    /// Wakes the blade's threads.
-    threads: OnceLock<Vec<OwnedFd>>,
     pub(super) counters: FlashCounters,
     /// The last write to flash failed: nothing that needs room is let in.
     pub(super) is_failing: AtomicBool,
     pub(super) is_ending: AtomicBool,
     pub(super) log: LogRate,
     pub(super) started: Instant,
-}
-
-/// The pages that may be in memory, and those that are or will be.
-#[derive(Debug)]
-pub(super) struct Room {
-    limit_pages: u64,
-    taken_pages: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -107,72 +77,22 @@ impl Drop for Pin {
     }
 }
 
-impl Room {
-    /// Takes so many pages for a read of flash, or none.
-    fn take_to_read(&self, pages: u64) -> bool {
-        self.take_up_to(pages, self.limit_pages)
-    }
-
-    /// Takes so many pages for a write, or none.
-    fn take_to_write(&self, pages: u64) -> bool {
-        self.take_up_to(pages, self.limit_pages - self.limit_pages / READS_PART)
-    }
-
-    fn take_up_to(&self, pages: u64, limit_pages: u64) -> bool {
-        let more = |taken: u64| Some(taken + pages).filter(|taken| *taken <= limit_pages);
-        self.taken_pages.fetch_update(Ordering::AcqRel, Ordering::Relaxed, more).is_ok()
-    }
-
-    /// Takes pages that are in memory already.
-    fn add(&self, pages: u64) {
-        self.taken_pages.fetch_add(pages, Ordering::AcqRel);
-    }
-
-    fn give_back(&self, pages: u64) {
-        let before = self.taken_pages.fetch_sub(pages, Ordering::AcqRel);
-        assert!(before >= pages, "{pages} pages are given back, of {before}");
-    }
-
-    pub(super) fn taken_pages(&self) -> u64 {
-        self.taken_pages.load(Ordering::Acquire)
-    }
-
-    /// Pages to be swept out before the sweep may end; 0 if it need not begin.
-    pub(super) fn wanted_pages(&self, is_sweeping: bool) -> u64 {
-        let part = if is_sweeping { HIGH_PART } else { LOW_PART };
-        (self.taken_pages() + self.limit_pages / part).saturating_sub(self.limit_pages)
-    }
-}
-
 impl Tier {
-    pub(super) fn new(flash: FlashFile, memory_bytes: u64, superpages: u32) -> io::Result<Tier> {
+    pub(super) fn new(flash: FlashFile, room: Room, superpages: u32) -> io::Result<Tier> {
         let given = (0..superpages).map(|_| Weak::new()).collect();
         let free = (0..superpages).rev().collect();
         Ok(Tier {
             mapping: Mapping::of_small_pages(to_usize(offset_bytes(superpages)))?,
-            room: Room {
-                limit_pages: memory_bytes / PAGE_BYTES as u64,
-                taken_pages: AtomicU64::new(0),
-            },
+            room,
             superpages: Mutex::new(Superpages { given, free }),
             freed: Condvar::new(),
-            without_room: Mutex::default(),
             flash,
-            bell: eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?,
-            is_sweeping: AtomicBool::new(false),
-            threads: OnceLock::new(),
             counters: FlashCounters::default(),
             is_failing: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
             log: LogRate::default(),
             started: Instant::now(),
         })
-    }
-
-    /// Names the descriptors that wake the blade's threads, by their numbers.
-    pub(in crate::memory) fn wakes(&self, threads: Vec<OwnedFd>) {
-        assert!(threads.len() <= THREADS_LIMIT, "{} threads are too many", threads.len());
-        assert!(self.threads.set(threads).is_ok(), "a blade has its threads once");
     }
 
     /// Takes a superpage, which is zero.
@@ -207,33 +127,14 @@ impl Tier {
         exactly(self.mapping.bytes() as u64 / SUPERPAGE_BYTES)
     }
 
-    /// Gives back pages that were taken, and wakes who waits for them.
-    pub(super) fn give_back(&self, pages: u64) {
-        if pages > 0 {
-            self.room.give_back(pages);
-            self.wake_without_room();
-        }
-    }
-
-    /// Wakes who waits for memory to become free.
-    pub(super) fn wake_without_room(&self) {
-        let waiting = std::mem::take(&mut *lock(&self.without_room));
-        self.wake(waiting);
-    }
-
-    pub(super) fn wake(&self, threads: Threads) {
-        let Some(descriptors) = self.threads.get() else { return };
-        threads.iter().filter_map(|thread| descriptors.get(thread)).for_each(ring);
-    }
-
     pub(in crate::memory) fn stat(&self) -> FlashStat {
-        self.counters.stat(self.room.taken_pages() * PAGE_BYTES as u64)
+        self.counters.stat(self.room.taken_bytes())
     }
 
     /// Ends the engine.
     pub(in crate::memory) fn end(&self) {
         self.is_ending.store(true, Ordering::Release);
-        ring(&self.bell);
+        self.room.ring();
     }
 
     /// Says that clients are told that pages are lost.
@@ -248,8 +149,8 @@ impl Tier {
     /// when there may be.
     pub(super) fn take_room_to_read(&self, pages: u64, thread: usize) -> bool {
         let has_room = self.room.take_to_read(pages)
-            || self.wait_for_room(thread, || self.room.take_to_read(pages));
-        self.start_sweep();
+            || self.room.wait(thread, || self.room.take_to_read(pages));
+        self.room.sweep_if_short();
         has_room
     }
 
@@ -260,25 +161,10 @@ impl Tier {
             if self.is_failing.load(Ordering::Acquire) {
                 return Err(flash_error());
             }
-            has_room = self.wait_for_room(thread, || self.room.take_to_write(pages));
+            has_room = self.room.wait(thread, || self.room.take_to_write(pages));
         }
-        self.start_sweep();
+        self.room.sweep_if_short();
         Ok(has_room)
-    }
-
-    /// Has the thread woken when memory becomes free. True if `take` succeeds now: some may have
-    /// become free before the thread was there to be woken.
-    fn wait_for_room(&self, thread: usize, take: impl FnOnce() -> bool) -> bool {
-        lock(&self.without_room).insert(thread);
-        let has_room = take();
-        ring(&self.bell);
-        has_room
-    }
-
-    fn start_sweep(&self) {
-        if self.room.wanted_pages(false) > 0 && !self.is_sweeping.swap(true, Ordering::AcqRel) {
-            ring(&self.bell);
-        }
     }
 }
 
@@ -333,7 +219,7 @@ impl TieredSuperpage {
         let dropped = residence.discard(range);
         let pages = self.drop_memory(&dropped)?;
         drop(residence);
-        self.tier.give_back(pages);
+        self.tier.room.give_back(pages);
         Ok(())
     }
 }
@@ -350,7 +236,7 @@ impl Drop for TieredSuperpage {
             tracing::error!(%error, "a superpage's memory cannot be given back; it is lent no more");
             return;
         }
-        self.tier.give_back(u64::from(pages));
+        self.tier.room.give_back(u64::from(pages));
         lock(&self.tier.superpages).free.push(self.number);
         self.tier.freed.notify_one();
     }
@@ -428,7 +314,7 @@ pub(in crate::memory) fn write(
     if taken > expected {
         tier.room.add(taken - expected);
     } else {
-        tier.give_back(expected - taken);
+        tier.room.give_back(expected - taken);
     }
     Ok(Placed::Here)
 }
@@ -453,9 +339,4 @@ pub(super) fn page_of(bytes: &mut [u8], index: usize) -> Option<&mut [u8; PAGE_B
 /// What a page's seal is bound to, besides its superpage's key.
 pub(super) fn version_of(it: &OnWay) -> PageVersion {
     PageVersion { page: it.page, version: u64::from(it.version) }
-}
-
-fn ring(descriptor: &OwnedFd) {
-    // It fails only if the counter is full, and then it is rung.
-    let _ = rustix::io::write(descriptor, &1u64.to_ne_bytes());
 }

@@ -21,7 +21,7 @@ const LOOK_AHEAD: usize = 16;
 #[must_use]
 pub(super) enum Carried {
     Out,
-    /// Its pages are on flash; it is to be tried again.
+    /// Its pages are on flash, or there is no memory for them now; it is to be tried again.
     NotYet,
 }
 
@@ -34,14 +34,13 @@ impl Talk {
         shared: &Shared,
         tools: &mut Tools,
     ) -> Result<Carried, Refused> {
-        let Tools { fetcher, scratch, slices, keeps, .. } = tools;
+        let Tools { caller, scratch, slices, keeps, .. } = tools;
         let session = &self.session;
         let permit =
             requests::access(&shared.blade, session, segment, extents, Access::Read, scratch)?;
         slices.clear();
         keeps.clear();
-        let placed =
-            permit.memory.place(&scratch.runs, (Access::Read, fetcher.as_mut()), slices, keeps);
+        let placed = permit.memory.place(&scratch.runs, (Access::Read, caller), slices, keeps);
         if placed.map_err(|error| crate::blade::backing(&error))? == Placed::Away {
             return Ok(Carried::NotYet);
         }
@@ -77,7 +76,7 @@ impl Talk {
         let permit =
             requests::access(&shared.blade, session, segment, extents, Access::Write, scratch)?;
         let mut keeps = Vec::new();
-        let wanted = (Access::Write, tools.fetcher.as_mut());
+        let wanted = (Access::Write, &mut tools.caller);
         let slices = &mut self.arriving.slices;
         match permit.memory.place(&scratch.runs, wanted, slices, &mut keeps) {
             Ok(Placed::Here) => {}
@@ -87,7 +86,7 @@ impl Talk {
             }
             Err(error) => {
                 self.arriving.slices.clear();
-                return Err(crate::blade::backing(&error));
+                return Err(shared.blade.refusal(&error));
             }
         }
         let writing = self.gate.begin_writing(permit.guard);
@@ -115,11 +114,11 @@ impl Talk {
         for _ in 0..LOOK_AHEAD {
             let Ok(Some(head)) = split_head(input) else { return };
             let Ok(Request::Read { segment, extents }) = Request::decode(&head) else { return };
-            let Tools { fetcher, scratch, slices, keeps, .. } = &mut *tools;
+            let Tools { caller, scratch, slices, keeps, .. } = &mut *tools;
             let (blade, session) = (&shared.blade, &self.session);
             let access = requests::access(blade, session, segment, extents, Access::Read, scratch);
             let Ok(permit) = access else { return };
-            let wanted = (Access::Read, fetcher.as_mut());
+            let wanted = (Access::Read, caller);
             slices.clear();
             let placed = permit.memory.place(&scratch.runs, wanted, slices, keeps);
             // They are not sent now, and may leave again.

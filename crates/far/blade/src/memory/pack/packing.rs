@@ -1,0 +1,370 @@
+//! Superpages whose cold pages are packed: what the blade's threads do with them. They wait for
+//! memory only, and then they are woken when it is worth another try.
+//!
+//! Locks: a superpage's `pages` is held for bookkeeping, while packed pages of it are unpacked, and
+//! while memory is given back; `frames` inside it for reading only, and alone for changes;
+//! `superpages` for a moment, alone.
+
+use super::codec::fill;
+use super::counters::{PackCounters, PackStat};
+use super::frames::{Domain, FrameId, Frames};
+use super::pages::{Packed, Pages, Unpacked};
+use crate::memory::room::Room;
+use crate::memory::{Keep, Placed, offset_bytes, to_usize};
+use crate::sys::{Buffer, Mapping, Slice};
+use farpool_kernel::{LogRate, fill_random, lock, read_lock, write_lock};
+use farpool_units::{PAGE_BYTES, PAGES_PER_SUPERPAGE, SUPERPAGE_BYTES, exactly};
+use rustix::io::Errno;
+use std::io;
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock, Weak};
+use std::time::Instant;
+
+/// Memory for the pages of all superpages, packed or not.
+#[derive(Debug)]
+pub(in crate::memory) struct Packing {
+    mapping: Mapping,
+    pub(in crate::memory) room: Room,
+    frames: RwLock<Frames>,
+    superpages: Mutex<Superpages>,
+    pub(super) counters: PackCounters,
+    /// Nothing more can be packed, and memory is short: who needs some is refused.
+    pub(super) is_full: AtomicBool,
+    pub(super) is_ending: AtomicBool,
+    pub(super) log: LogRate,
+    pub(super) started: Instant,
+}
+
+#[derive(Debug)]
+struct Superpages {
+    given: Vec<Weak<PackedSuperpage>>,
+    free: Vec<u32>,
+}
+
+/// One superpage. When its last user drops it, its memory and its frames are given back.
+#[derive(Debug)]
+pub(in crate::memory) struct PackedSuperpage {
+    packing: Arc<Packing>,
+    number: u32,
+    domain: Domain,
+    pages: Mutex<Pages>,
+}
+
+/// Keeps pages as they are.
+#[derive(Debug)]
+struct Pin {
+    superpage: Arc<PackedSuperpage>,
+    range: Range<u32>,
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        lock(&self.superpage.pages).unpin(&self.range);
+    }
+}
+
+impl Packing {
+    /// # Errors
+    /// There is too little memory, or the system's.
+    pub(super) fn new(superpages: u32, memory_bytes: u64) -> io::Result<Packing> {
+        let mut seed = [0; 8];
+        fill_random(&mut seed)?;
+        let given = (0..superpages).map(|_| Weak::new()).collect();
+        let free = (0..superpages).rev().collect();
+        Ok(Packing {
+            room: Room::new(memory_bytes)?,
+            mapping: Mapping::of_small_pages(to_usize(offset_bytes(superpages)))?,
+            frames: RwLock::new(Frames::new(memory_bytes, u64::from_ne_bytes(seed))?),
+            superpages: Mutex::new(Superpages { given, free }),
+            counters: PackCounters::default(),
+            is_full: AtomicBool::new(false),
+            is_ending: AtomicBool::new(false),
+            log: LogRate::default(),
+            started: Instant::now(),
+        })
+    }
+
+    /// Takes a superpage, which is zero. Its pages are shared with those of its domain.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::StorageFull`]: all are taken, or memory is.
+    pub(in crate::memory) fn take(
+        self: &Arc<Self>,
+        domain: Domain,
+    ) -> io::Result<Arc<PackedSuperpage>> {
+        if self.is_full.load(Ordering::Acquire) {
+            return Err(full_error());
+        }
+        let mut superpages = lock(&self.superpages);
+        let number = superpages.free.pop().ok_or(io::ErrorKind::StorageFull)?;
+        let (packing, pages) = (Arc::clone(self), Mutex::default());
+        let superpage = Arc::new(PackedSuperpage { packing, number, domain, pages });
+        superpages.given[number as usize] = Arc::downgrade(&superpage);
+        Ok(superpage)
+    }
+
+    /// The superpage of this number, if it is given out.
+    pub(super) fn superpage(&self, number: u32) -> Option<Arc<PackedSuperpage>> {
+        lock(&self.superpages).given[number as usize].upgrade()
+    }
+
+    /// Superpages that there are.
+    pub(super) fn count(&self) -> u32 {
+        exactly(self.mapping.bytes() as u64 / SUPERPAGE_BYTES)
+    }
+
+    pub(in crate::memory) fn stat(&self) -> PackStat {
+        let frames = read_lock(&self.frames);
+        let frames = (frames.bytes(), frames.count());
+        self.counters.stat(&self.room, frames)
+    }
+
+    /// Ends the packer.
+    pub(in crate::memory) fn end(&self) {
+        self.is_ending.store(true, Ordering::Release);
+        self.room.ring();
+    }
+
+    pub(super) fn digest_of(&self, page: &[u8; PAGE_BYTES]) -> u64 {
+        read_lock(&self.frames).digest_of(page)
+    }
+
+    /// Changes the frames. What memory they take then is taken, or given back.
+    pub(super) fn change_frames<R>(&self, change: impl FnOnce(&mut Frames) -> R) -> R {
+        let mut frames = write_lock(&self.frames);
+        let before = frames.bytes();
+        let result = change(&mut frames);
+        let after = frames.bytes();
+        drop(frames);
+        self.account(before, after);
+        result
+    }
+
+    /// Memory that is in use changed from so many bytes to so many others.
+    fn account(&self, before_bytes: u64, after_bytes: u64) {
+        let pages = |bytes: u64| bytes.div_ceil(PAGE_BYTES as u64);
+        let (before, after) = (pages(before_bytes), pages(after_bytes));
+        if after > before {
+            self.room.add(after - before);
+        } else {
+            self.room.give_back(before - after);
+        }
+    }
+
+    /// Releases what was packed and is no more.
+    fn release(&self, unpacked: Unpacked) {
+        let Unpacked { frames, filled } = unpacked;
+        self.counters.pages_filled.fetch_sub(filled, Ordering::Relaxed);
+        self.counters.pages_in_frames.fetch_sub(frames.len() as u64, Ordering::Relaxed);
+        self.release_frames(frames);
+    }
+
+    /// Releases references to frames.
+    pub(super) fn release_frames(&self, frames: Vec<FrameId>) {
+        if !frames.is_empty() {
+            self.change_frames(|all| frames.into_iter().for_each(|id| all.release(id)));
+        }
+    }
+
+    /// Takes memory for pages that are to be written to. False: the thread is woken when there may
+    /// be some.
+    ///
+    /// # Errors
+    /// There is none, and nothing is left to be packed.
+    fn take_room(&self, pages: u64, thread: usize) -> io::Result<bool> {
+        let mut has_room = self.room.take_to_write(pages);
+        if !has_room {
+            if self.is_full.load(Ordering::Acquire) {
+                self.room.ring();
+                return Err(full_error());
+            }
+            has_room = self.room.wait(thread, || self.room.take_to_write(pages));
+        }
+        self.room.sweep_if_short();
+        Ok(has_room)
+    }
+}
+
+impl PackedSuperpage {
+    pub(super) fn domain(&self) -> Domain {
+        self.domain
+    }
+
+    pub(super) fn pages(&self) -> MutexGuard<'_, Pages> {
+        lock(&self.pages)
+    }
+
+    /// Where its pages lie in memory.
+    pub(super) fn slice(&self, range: &Range<u32>) -> Slice {
+        let pages = to_usize(u64::from(range.end - range.start));
+        let offset = offset_bytes(self.number) + u64::from(range.start) * PAGE_BYTES as u64;
+        self.packing.mapping.slice(to_usize(offset), pages * PAGE_BYTES)
+    }
+
+    /// Changes what its pages are. What memory their table takes then is taken, or given back.
+    pub(super) fn change_pages<R>(&self, change: impl FnOnce(&mut Pages) -> R) -> R {
+        let mut pages = self.pages();
+        let before = pages.table_bytes();
+        let result = change(&mut pages);
+        let after = pages.table_bytes();
+        drop(pages);
+        self.packing.account(before, after);
+        result
+    }
+
+    /// Gives the memory of pages back, which are in memory no more; they must be locked until then.
+    /// Returns how many they are, which the caller gives back to the room.
+    pub(super) fn drop_memory(&self, runs: &[Range<u32>]) -> u64 {
+        let drop_run = |run: &Range<u32>| {
+            let offset = offset_bytes(self.number) + u64::from(run.start) * PAGE_BYTES as u64;
+            let count = u64::from(run.end - run.start);
+            let bytes = to_usize(count) * PAGE_BYTES;
+            let dropped = self.packing.mapping.drop_content(to_usize(offset), bytes);
+            if let Err(error) = dropped {
+                // What is there must not be read as zero.
+                tracing::error!(%error, "memory cannot be given back; it is zeroed");
+                self.packing.mapping.zero(to_usize(offset), bytes);
+                return 0;
+            }
+            count
+        };
+        runs.iter().map(drop_run).sum()
+    }
+
+    /// Drops the content of pages.
+    pub(in crate::memory) fn discard(&self, range: Range<u32>) {
+        let (pages, unpacked) = self.change_pages(|pages| {
+            let (dropped, unpacked) = pages.discard(range);
+            (self.drop_memory(&dropped), unpacked)
+        });
+        self.packing.room.give_back(pages);
+        self.packing.release(unpacked);
+    }
+
+    /// Bytes that it has in memory, without what is packed.
+    pub(in crate::memory) fn backed_bytes(&self) -> u64 {
+        u64::from(self.pages().count_in_memory()) * PAGE_BYTES as u64
+    }
+
+    /// Copies pages of which some are packed.
+    fn unpack(&self, pages: &Pages, range: &Range<u32>) -> io::Result<Buffer> {
+        let mut buffer = Buffer::new(to_usize(u64::from(range.end - range.start)) * PAGE_BYTES);
+        let (copies, _) = buffer.bytes_mut().as_chunks_mut::<PAGE_BYTES>();
+        let frames = read_lock(&self.packing.frames);
+        let mut unpacked = 0;
+        for (page, copy) in range.clone().zip(copies) {
+            match pages.packed(page) {
+                Packed::Not => {
+                    self.slice(&(page..page + 1)).read(|bytes| copy.copy_from_slice(bytes));
+                    continue;
+                }
+                Packed::Filled(word) => fill(word, copy),
+                Packed::Frame(id) if frames.read(id, copy) => {}
+                Packed::Frame(_) => return Err(self.packing.lost(page)),
+            }
+            unpacked += 1;
+        }
+        self.packing.counters.pages_unpacked.fetch_add(unpacked, Ordering::Relaxed);
+        Ok(buffer)
+    }
+}
+
+impl Packing {
+    /// A packed page is not what was packed.
+    fn lost(&self, page: u32) -> io::Error {
+        self.counters.pages_failed.fetch_add(1, Ordering::Relaxed);
+        if self.log.may_write(self.started.elapsed()) {
+            tracing::error!(
+                page,
+                "a packed page is not what was packed; this machine's memory may be at fault: who \
+                 asks for it is told that it is lost"
+            );
+        }
+        Errno::IO.into()
+    }
+}
+
+impl Drop for PackedSuperpage {
+    fn drop(&mut self) {
+        let (pages, unpacked) = self.change_pages(|pages| {
+            let all = 0..PAGES_PER_SUPERPAGE;
+            let in_memory = u64::from(pages.count_in_memory());
+            let is_dropped = self.drop_memory(&[all]) > 0;
+            (if is_dropped { in_memory } else { 0 }, pages.clear())
+        });
+        self.packing.release(unpacked);
+        self.packing.room.give_back(pages);
+        lock(&self.packing.superpages).free.push(self.number);
+    }
+}
+
+/// Pages of a superpage that somebody wants to read or write.
+pub(in crate::memory) type Wanted = (Arc<PackedSuperpage>, Range<u32>);
+
+/// Pages to be sent. They are in `slices`, and stay as they are as long as `keeps` live.
+///
+/// # Errors
+/// A packed page is not what was packed.
+pub(in crate::memory) fn read(
+    wanted: &[Wanted],
+    slices: &mut Vec<Slice>,
+    keeps: &mut Vec<Keep>,
+) -> io::Result<()> {
+    for (superpage, range) in wanted {
+        let mut pages = superpage.pages();
+        if pages.read(range.clone()) {
+            drop(pages);
+            slices.push(superpage.slice(range));
+            let pin = Pin { superpage: Arc::clone(superpage), range: range.clone() };
+            keeps.push(Arc::new(pin) as Keep);
+        } else {
+            let buffer = superpage.unpack(&pages, range)?;
+            drop(pages);
+            slices.push(buffer.slice());
+            keeps.push(Arc::new(buffer) as Keep);
+        }
+    }
+    Ok(())
+}
+
+/// Pages to be written to, as [`read`]; they are away if there is no memory for them now.
+///
+/// # Errors
+/// There is no memory for them, and nothing left that could be packed.
+pub(in crate::memory) fn write(
+    wanted: &[Wanted],
+    thread: usize,
+    slices: &mut Vec<Slice>,
+    keeps: &mut Vec<Keep>,
+) -> io::Result<Placed> {
+    let Some((first, _)) = wanted.first() else { return Ok(Placed::Here) };
+    let packing = &first.packing;
+    let absent =
+        |(superpage, range): &Wanted| u64::from(superpage.pages().count_absent(range.clone()));
+    let expected: u64 = wanted.iter().map(absent).sum();
+    if !packing.take_room(expected, thread)? {
+        return Ok(Placed::Away);
+    }
+    let mut taken = 0;
+    for (superpage, range) in wanted {
+        let (absent, unpacked) = superpage.change_pages(|pages| pages.write(range.clone()));
+        taken += u64::from(absent);
+        packing.release(unpacked);
+        slices.push(superpage.slice(range));
+        let pin = Pin { superpage: Arc::clone(superpage), range: range.clone() };
+        keeps.push(Arc::new(pin) as Keep);
+    }
+    // Pages may have come or gone meanwhile.
+    if taken > expected {
+        packing.room.add(taken - expected);
+    } else {
+        packing.room.give_back(expected - taken);
+    }
+    Ok(Placed::Here)
+}
+
+/// What a client is told where there is no memory left.
+fn full_error() -> io::Error {
+    io::ErrorKind::StorageFull.into()
+}
