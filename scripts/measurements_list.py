@@ -159,6 +159,11 @@ SECTIONS = (
         (Step(("cargo bench -p farpool-blade --bench flash",)),),
     ),
     Section(
+        "pack",
+        1,
+        (Step(("cargo bench -p farpool-blade --bench pack",)),),
+    ),
+    Section(
         "network-faults",
         20,
         (Step(("cargo bench -p farpool-bench --bench network_faults -- 100",)),),

@@ -364,6 +364,7 @@ fn pack_line(address: &Address, totals: &BladeTotals) -> String {
         return String::new();
     }
     let mib = |pages: u64| pages >> PAGES_PER_MIB_SHIFT;
+    // They are counted one after the other, while the blade packs.
     let (pages, frames) = (totals.pack_pages_in_frames.get(), totals.pack_frames.get());
     format!(
         "{address}: {} of {} MiB of memory, packed: {} MiB in {} MiB, {} MiB of them equal to \
