@@ -33,6 +33,7 @@ use crate::rack::RackRun;
 use crate::redundancy::{check_copies, with_redundancy};
 use crate::renewal::Looks;
 use crate::say::say;
+use crate::sharing::check_sharing;
 use crate::sidecars::{self, News, Ward};
 use crate::stillness;
 use crate::strain::Strain;
@@ -158,6 +159,7 @@ pub fn attach(
     blades.iter().try_for_each(|address| dialing::name(directory.path(), address))?;
     let dialing = Dialing::new(directory.path(), options.credentials.as_ref())?;
     let settings = keeper::settings(options, blades, Path::new(name.trim_end()));
+    check_sharing(&settings)?;
     let board = Arc::new(Board::create(&board_path, &settings)?);
     keeper::open_to_others(&directory)?;
     if recorder.is_some() {

@@ -1,6 +1,5 @@
 //! The keeper: starts the program, watches its tree, passes on signals and the exit code.
 
-use std::num::NonZeroU64;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
@@ -16,7 +15,7 @@ use farpool_board::{
 use farpool_kernel::raise_to_maximum;
 use farpool_seal::SealPolicy;
 use farpool_units::{SUPERPAGE_BYTES, at_most, exactly};
-use farpool_wire::{Address, SharingGroup};
+use farpool_wire::Address;
 use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Resource, Rlimit, WaitId, WaitIdOptions, WaitOptions, WaitStatus, pidfd_open,
@@ -25,7 +24,6 @@ use rustix::process::{
 use signal_hook::consts::signal;
 use signal_hook::iterator::SignalsInfo;
 use signal_hook::iterator::exfiltrator::WithOrigin;
-use twox_hash::XxHash3_64;
 
 use crate::blades::RunBlades;
 use crate::dialing::{self, DIAL_SOCKET, Dialing};
@@ -42,6 +40,7 @@ use crate::rack::RackRun;
 use crate::redundancy::{check_copies, redundancy, with_redundancy};
 use crate::rights;
 use crate::say::say;
+use crate::sharing::{check_sharing, group_named};
 use crate::sidecars;
 use crate::stats::{self, Peak, ProcessStatistics};
 use crate::strain::Strain;
@@ -102,7 +101,9 @@ fn run_recorded(
     blades.iter().try_for_each(|address| dialing::name(directory.path(), address))?;
     let dialing = Dialing::new(directory.path(), options.credentials.as_ref())?;
     dialing.listen()?;
-    let board = Arc::new(Board::create(&board_path, &settings(options, blades, &path))?);
+    let settings = settings(options, blades, &path);
+    check_sharing(&settings)?;
+    let board = Arc::new(Board::create(&board_path, &settings)?);
     let guardian_path = directory.join(UFFD_GUARDIAN_SOCKET);
     let uffd_guardian = UffdGuardian::start(&guardian_path)
         .map_err(|error| RunError::Directory { path: guardian_path, error })?;
@@ -472,13 +473,6 @@ pub(crate) fn settings(options: &RunOptions, blades: Vec<String>, path: &Path) -
         verify_every_ms: options.verify_every.map_or(0, |every| at_most(every.as_millis())),
         program: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
     }
-}
-
-/// The number that blades know a group by. Groups with the same number would share pages; they are
-/// of the same tenant or user anyway.
-fn group_named(name: &str) -> SharingGroup {
-    let number = XxHash3_64::oneshot(name.as_bytes());
-    SharingGroup(NonZeroU64::new(number).unwrap_or(NonZeroU64::MIN))
 }
 
 /// True unless the blade is certain to be on this host.

@@ -35,6 +35,7 @@ mod renewal;
 mod rights;
 mod rooms;
 mod say;
+mod sharing;
 mod sidecar_error;
 mod sidecars;
 mod stats;
@@ -171,6 +172,12 @@ impl RunOptions {
 /// Why a program could not be run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
+    /// Equal pages can be shared only where a blade sees them.
+    #[error(
+        "--share-with would share nothing: pages are sealed (by TCP, with --pool or --redundancy), and no \
+         two of them are equal then; give --seal never, on machines and networks that are all yours"
+    )]
+    SharingSealed,
     #[error(transparent)]
     Program(#[from] ProgramError),
     #[error(transparent)]

@@ -75,3 +75,12 @@ fn programs_of_a_group_share_what_is_equal() {
     }
     assert_eq!(figure(&blade, "pages_failed"), 0);
 }
+
+#[test]
+fn sealed_pages_are_not_asked_to_be_shared() {
+    let blade = Blade::start("64MiB");
+    let run = Run::far("32MiB").blade(&blade.address(Transport::Tcp));
+    let outcome = run.args(["--share-with", "twins"]).program("true").finish();
+    assert_ne!(outcome.code, 0, "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("--share-with would share nothing"), "{}", outcome.stderr);
+}

@@ -148,6 +148,11 @@ impl Caller {
         self.fetcher.as_ref().map(Fetcher::bell)
     }
 
+    /// Whether it is worth asking for pages long before they are sent.
+    pub(crate) fn may_look_ahead(&self) -> bool {
+        self.fetcher.is_some()
+    }
+
     /// Puts what has arrived where it is waited for.
     pub(crate) fn poll(&mut self) {
         if let Some(fetcher) = &mut self.fetcher {

@@ -22,6 +22,9 @@ const FIRST_REST: Duration = Duration::from_millis(10);
 const LONGEST_REST: Duration = Duration::from_secs(1);
 /// For each moment that it packs what is cold it rests three: it takes a quarter of a processor.
 const REST_PER_WORK: u32 = 3;
+/// The least time that a page is not used before it is packed, whatever is configured: looking for
+/// such pages without a pause would take a processor.
+const LEAST_COLD: Duration = Duration::from_millis(10);
 /// Longest sleep with nothing to do.
 const SLEEP: Duration = Duration::from_secs(1);
 
@@ -53,6 +56,7 @@ struct PackedPages {
 impl Packer {
     pub(super) fn new(packing: Arc<Packing>, cold: Duration) -> Packer {
         let now = Instant::now();
+        let cold = cold.max(LEAST_COLD);
         Packer {
             packing,
             codec: Codec::new(),

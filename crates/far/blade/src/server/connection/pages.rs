@@ -111,6 +111,9 @@ impl Talk {
     /// Begins to read from flash what the next requests in the input ask for, behind one that waits
     /// for flash: they are carried out in order, but need not wait one after the other.
     pub(super) fn look_ahead(&self, mut input: &[u8], shared: &Shared, tools: &mut Tools) {
+        if !tools.caller.may_look_ahead() {
+            return;
+        }
         for _ in 0..LOOK_AHEAD {
             let Ok(Some(head)) = split_head(input) else { return };
             let Ok(Request::Read { segment, extents }) = Request::decode(&head) else { return };
