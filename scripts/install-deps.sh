@@ -231,6 +231,47 @@ install_kv_clients() {
     "$venv/bin/pip" -q install libmc || true
 }
 
+# The tests' guests boot a stock kernel. It is taken out of its package, which is not installed, so
+# that nothing about how this machine boots changes. Without it their tests are reported as skipped.
+GUEST_KERNEL=/var/lib/farpool-tests
+GUEST_MODULES="virtio/virtio_ring virtio/virtio virtio/virtio_pci_legacy_dev
+    virtio/virtio_pci_modern_dev virtio/virtio_pci block/virtio_blk virtio/virtio_balloon"
+
+kernel_package() { # the package that the distribution's newest kernel for guests is in
+    apt-cache depends linux-image-cloud-amd64 2>/dev/null \
+        | sed -n 's/^ *Depends: \(linux-image-[0-9].*\)/\1/p' | head -n1
+}
+
+unpack_guest_kernel() { # unpack_guest_kernel FOLDER: downloads and unpacks the package there
+    local package module from number=0
+    package=$(kernel_package)
+    [ -n "$package" ] || { as_root apt-get -qq update && package=$(kernel_package); }
+    [ -n "$package" ] || return 1
+    (cd "$1" && apt-get -qq download "$package" 2>/dev/null) || return 1
+    dpkg-deb -x "$1"/*.deb "$1/package" && mkdir "$1/guest" "$1/guest/modules" || return 1
+    cp "$1"/package/boot/vmlinuz-* "$1/guest/vmlinuz" || return 1
+    for module in $GUEST_MODULES; do # in the order in which they are loaded
+        from=$(compgen -G "$1/package/lib/modules/*/kernel/drivers/$module.ko*") || return 1
+        case $from in
+        *.xz) xz -dc "$from" ;;
+        *) cat "$from" ;;
+        esac >"$1/guest/modules/$number" || return 1
+        number=$((number + 1))
+    done
+}
+
+install_guest_kernel() {
+    local folder
+    [ "$(uname -m)" = x86_64 ] && [ ! -e "$GUEST_KERNEL/vmlinuz" ] || return 0
+    echo "install-deps: fetching a kernel for guests into $GUEST_KERNEL"
+    folder=$(mktemp -d)
+    if ! { unpack_guest_kernel "$folder" && as_root rm -rf "$GUEST_KERNEL" \
+        && as_root cp -r --no-preserve=mode "$folder/guest" "$GUEST_KERNEL"; }; then
+        echo "install-deps: no kernel for guests could be fetched; its tests will be skipped" >&2
+    fi
+    rm -rf "$folder"
+}
+
 find_missing
 [ "${#missing[@]}" = 0 ] || install_packages
 pin_toolchain
@@ -241,4 +282,5 @@ if [ "$PURPOSE" = test ]; then
     install_schemathesis
     install_libcachesim
     install_kv_clients
+    install_guest_kernel
 fi

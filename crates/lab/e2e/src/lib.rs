@@ -8,6 +8,7 @@
 //! * [`rack`]: a controller and nodes, and users' commands to them;
 //! * [`lenders`]: a rack whose nodes die under a program that checks what it reads;
 //! * [`far`]: a rack client and its far memory, without a program;
+//! * [`guest`]: a virtual machine that checks its memory;
 //! * [`jobs`]: real programs, compiled from source, compared with all-local and held to their
 //!   limit;
 //! * [`sources`]: sources of programs that are run through both doors;
@@ -35,6 +36,7 @@ pub mod blade;
 pub mod checker;
 pub mod compaction;
 pub mod far;
+pub mod guest;
 pub mod hog;
 pub mod jobs;
 pub mod kv;
