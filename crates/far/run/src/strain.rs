@@ -97,7 +97,9 @@ impl Strain {
         header.working_set_is_guess.store(found.is_some_and(|it| it.is_guess).into(), Relaxed);
         header.working_set_pages.store(found.map_or(0, |it| it.pages), Relaxed);
         if let Some(found) = seen.tells.filter(|_| !self.is_quiet) {
-            say!("farpool: {}", told(found, run.limit_now_bytes(), run.keeper_pid));
+            let limit_bytes = run.limit_now_bytes();
+            let stays = stays(&run.unmovable, limit_bytes);
+            say!("farpool: {}{stays}", told(found, limit_bytes, run.keeper_pid));
         }
         self.look_at_mappings(board, &run, common_bytes);
     }
@@ -221,6 +223,17 @@ fn told(found: WorkingSet, limit_bytes: u64, keeper_pid: u32) -> String {
     )
 }
 
+/// Names what cannot be moved, where that takes most of the limit: it is what makes the rest come
+/// and go. Empty otherwise.
+fn stays(unmovable: &Unmovable, limit_bytes: u64) -> String {
+    match unmovable.staying_bytes(limit_bytes) {
+        bytes if bytes > limit_bytes / 2 => {
+            format!("; {bytes} bytes of the program cannot be moved: {}", unmovable.text())
+        }
+        _ => String::new(),
+    }
+}
+
 fn concluded(found: WorkingSet, limit_bytes: u64) -> String {
     let (mib, about) = size_in_words(found);
     format!(
@@ -275,6 +288,10 @@ mod tests {
         let found = WorkingSet { pages: 130 * 256 - 5, is_guess: false };
         let line = told(found, 64 << 20, 4711);
         assert!(line.contains("about 130 MiB") && line.contains("farpool limit 4711 130MiB"));
+        let mut unmovable = Unmovable::default();
+        unmovable.set(Kind::Other, 40 << 20);
+        assert_eq!(stays(&unmovable, 80 << 20), "");
+        assert!(stays(&unmovable, 64 << 20).contains("41943040 stacks, small and unregistered"));
         let line = concluded(WorkingSet { is_guess: true, ..found }, 64 << 20);
         assert!(line.contains("perhaps 130 MiB") && line.contains("had 64 MiB"));
     }
