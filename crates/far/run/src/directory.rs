@@ -168,6 +168,11 @@ pub fn runs() -> Vec<PathBuf> {
     boards
 }
 
+/// The board of the run that this process keeps, by its directory's name.
+pub fn run_of_keeper(pid: u32) -> Option<PathBuf> {
+    runs().into_iter().find(|board| board.parent().and_then(keeper_of) == Some(pid))
+}
+
 /// True if a process is on the board of a run other than the one in `own`.
 pub(crate) fn is_in_another_run(pid: u32, own: &Path) -> bool {
     let others = runs().into_iter().filter(|path| path.parent() != Some(own));

@@ -62,7 +62,7 @@ use farpool_units::SUPERPAGE_BYTES;
 
 pub use attach::{AttachEnd, Entered, Reach, attach, detach, is_attached_to};
 pub use blades::{BladeChangeError, BladeUse, RunBlades, open_board};
-pub use directory::{make_base, runs};
+pub use directory::{make_base, run_of_keeper, runs};
 pub use door::{Door, DoorLack, sidecar_lack};
 pub use farpool_board::Redundancy;
 pub use faults::FaultTrace;

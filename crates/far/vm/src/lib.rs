@@ -1,0 +1,195 @@
+//! `farpool vm`: QEMU under `farpool run`, with a name by which it can be asked and limited.
+//!
+//! No page of a guest passes through here. `command_line` tells what cannot work before anything
+//! starts, `registry` knows which VM has which name, and `qmp` what QEMU says of its guest.
+
+#![allow(unreachable_pub, reason = "a few modules; the root says what leaves the crate")]
+
+mod ask;
+mod command_line;
+mod qmp;
+mod registry;
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+
+use farpool_run::{LocalLimit, RunError, RunOptions, RunStatistics, read_statistics};
+use farpool_units::PAGE_BYTES_U64;
+
+pub use ask::{ANSWER_TIME, AskError};
+pub use command_line::{CommandLine, Refusal};
+pub use qmp::QmpError;
+pub use registry::{NAME_BYTES_MAX, VmName};
+
+/// Why a command about VMs failed.
+#[derive(Debug, thiserror::Error)]
+pub enum VmError {
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error(
+        "{options}: memory of files and shared memory stays local, and these {bytes} bytes are more \
+         than --local {limit_bytes}: use memory-backend-ram, which can be far, or give more --local"
+    )]
+    StaysLocal { options: String, bytes: u128, limit_bytes: u64 },
+    #[error(
+        "{program:?} is not QEMU by its name, and other programs do not take QEMU's options: give \
+         qemu-system-x86_64 or the like; farpool run runs any program"
+    )]
+    NotQemu { program: OsString },
+    #[error(
+        "there is a VM named {name} already (farpool process {keeper_pid}): give another --name, or \
+         end that one"
+    )]
+    NameTaken { name: VmName, keeper_pid: u32 },
+    #[error("there is no VM named {name}, nor any other; farpool vm run starts one")]
+    NoVm { name: VmName },
+    #[error("there is no VM named {name}; there are: {names}")]
+    NoSuchVm { name: VmName, names: String },
+    #[error("VM {name} is just starting or ending; try again")]
+    NoRun { name: VmName },
+    #[error("{path}: {error}; set XDG_RUNTIME_DIR to a folder of your own that you may write to")]
+    Registry { path: PathBuf, error: std::io::Error },
+    #[error("{path} is too long for a socket: give a shorter --name, or set XDG_RUNTIME_DIR")]
+    LongPath { path: PathBuf },
+    #[error(transparent)]
+    Run(#[from] RunError),
+}
+
+/// A VM, as its keeper and QEMU tell of it.
+#[derive(Debug)]
+pub struct Vm {
+    pub name: VmName,
+    /// The `farpool vm run` process.
+    pub keeper_pid: u32,
+    /// QEMU's process; unknown if it cannot be reached.
+    pub pid: Option<u32>,
+    /// QEMU's word for the guest's state, such as `running` or `paused`, or why there is none.
+    pub state: Result<String, AskError>,
+    /// What the run's board tells; nothing while the VM is just starting or ending.
+    pub run: Option<RunStatistics>,
+}
+
+impl Vm {
+    /// Local memory of QEMU as a whole.
+    pub fn local_bytes(&self) -> Option<u64> {
+        let run = self.run.as_ref()?;
+        Some((run.total.local_pages() + run.unpublished_pages) * PAGE_BYTES_U64)
+    }
+
+    /// Its far memory.
+    pub fn far_bytes(&self) -> Option<u64> {
+        Some(self.run.as_ref()?.total.counter("far_pages") * PAGE_BYTES_U64)
+    }
+
+    /// Its present limit.
+    pub fn limit_bytes(&self) -> Option<u64> {
+        self.run.as_ref().map(RunStatistics::limit_now_bytes)
+    }
+}
+
+/// Runs QEMU with these options to its end, as the VM with this name. Returns its exit code.
+/// `tell` is called with what the user should know before it starts.
+pub fn run(name: &VmName, mut options: RunOptions, tell: impl Fn(&str)) -> Result<i32, VmError> {
+    if !is_qemu(&options.program) {
+        return Err(VmError::NotQemu { program: options.program });
+    }
+    let words: Vec<_> = options.arguments.iter().map(|word| word.to_string_lossy()).collect();
+    let line = CommandLine::read(words.iter().map(AsRef::as_ref));
+    line.check(|path| is_hugetlbfs(Path::new(path)))?;
+    check_local_memory(&line, options.local, &tell)?;
+    for file in line.option_files() {
+        tell(&format!("{file} is not checked for options that cannot work with far memory"));
+    }
+    for option in command_line::without_prealloc(&mut options.arguments) {
+        tell(&format!(
+            "{option}: prealloc is left out, because it brings all of the guest's memory in at once"
+        ));
+    }
+    let claim = registry::Claim::make(&farpool_run::make_base()?, name)?;
+    let socket = command_line::escaped(&claim.socket().to_string_lossy());
+    options.arguments.extend(["-qmp".into(), format!("unix:{socket},server=on,wait=off").into()]);
+    Ok(farpool_run::run(&options)?)
+}
+
+/// Tells which memory of the guest stays local, and refuses it if no limit of this size can hold.
+fn check_local_memory(
+    line: &CommandLine,
+    local: LocalLimit,
+    tell: impl Fn(&str),
+) -> Result<(), VmError> {
+    let memory = line.local_memory();
+    let bytes = memory.iter().filter_map(|it| it.bytes).map(u128::from).sum::<u128>();
+    let options = memory.iter().map(|it| it.option.clone()).collect::<Vec<_>>().join(" ");
+    if let LocalLimit::Bytes(limit_bytes) = local
+        && bytes > limit_bytes.into()
+    {
+        return Err(VmError::StaysLocal { options, bytes, limit_bytes });
+    }
+    if !memory.is_empty() {
+        tell(&format!("{options}: this memory stays local; memory-backend-ram can be far"));
+    }
+    Ok(())
+}
+
+/// The VMs of this user, by name, each asked for its state; those that do not answer delay it once.
+pub fn list() -> Result<Vec<Vm>, VmError> {
+    let entries = registry::living(&farpool_run::make_base()?)?;
+    let vms = std::thread::scope(|scope| {
+        let asked = |entry| scope.spawn(move || look(entry));
+        let threads: Vec<_> = entries.into_iter().map(asked).collect();
+        threads.into_iter().map(std::thread::ScopedJoinHandle::join).collect::<Vec<_>>()
+    });
+    // A thread that panicked has ended this process.
+    Ok(vms.into_iter().flatten().collect())
+}
+
+/// One VM.
+pub fn stat(name: &VmName) -> Result<Vm, VmError> {
+    Ok(look(registry::find(&farpool_run::make_base()?, name)?))
+}
+
+/// Changes a VM's local memory. Returns its previous limit in bytes.
+pub fn set_limit(name: &VmName, local: LocalLimit) -> Result<u64, VmError> {
+    let entry = registry::find(&farpool_run::make_base()?, name)?;
+    let board = farpool_run::run_of_keeper(entry.keeper_pid);
+    let board = board.ok_or(VmError::NoRun { name: entry.name })?;
+    Ok(farpool_run::set_limit(&board, local)?)
+}
+
+fn look(entry: registry::Entry) -> Vm {
+    let asked = ask::Asked::connect(&entry.socket);
+    let pid = asked.as_ref().ok().and_then(ask::Asked::pid);
+    let state = asked.and_then(|asked| Ok(qmp::state(&asked.command("query-status")?)?));
+    let board = farpool_run::run_of_keeper(entry.keeper_pid);
+    let run = board.and_then(|board| read_statistics(&board).ok());
+    Vm { name: entry.name, keeper_pid: entry.keeper_pid, pid, state, run }
+}
+
+/// QEMU's programs are called `qemu-system-x86_64`, `qemu-kvm`, `kvm` and the like.
+fn is_qemu(program: &OsStr) -> bool {
+    let name = Path::new(program).file_name().unwrap_or_default().to_string_lossy();
+    name.contains("qemu") || name == "kvm"
+}
+
+fn is_hugetlbfs(path: &Path) -> bool {
+    const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+    // A file that QEMU is to make is where its folder is.
+    let there = path.ancestors().find(|ancestor| ancestor.exists());
+    let status = there.and_then(|path| rustix::fs::statfs(path).ok());
+    status.is_some_and(|status| u64::try_from(status.f_type) == Ok(HUGETLBFS_MAGIC))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn qemu_is_known_by_its_name() {
+        for program in ["qemu-system-x86_64", "/usr/libexec/qemu-kvm", "/usr/bin/kvm", "my-qemu"] {
+            assert!(is_qemu(OsStr::new(program)), "{program}");
+        }
+        for program in ["redis-server", "/opt/qemu/firecracker", "kvmtool", ""] {
+            assert!(!is_qemu(OsStr::new(program)), "{program}");
+        }
+    }
+}
