@@ -15,6 +15,7 @@ mod plan;
 mod rack;
 mod sim;
 mod trace;
+mod vm;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -28,6 +29,7 @@ pub use plan::*;
 pub use rack::*;
 pub use sim::*;
 pub use trace::*;
+pub use vm::*;
 
 use clap::{Args, Parser, Subcommand};
 use serde::{Deserialize, Serialize};
@@ -88,6 +90,8 @@ pub enum Command {
     Task(TaskArgs),
     /// Show what running programs and blades are doing
     Stat(StatArgs),
+    /// Run virtual machines with far memory; list, show and limit them
+    Vm(VmArgs),
     /// Limit the local memory of a running process; the rest moves to blades (needs root or setcap
     /// cap_sys_ptrace=p)
     Attach(AttachArgs),

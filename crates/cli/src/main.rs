@@ -21,7 +21,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use args::{Cli, Command, ControlAction, ControlArgs};
+use args::{Cli, Command, ControlAction, ControlArgs, VmAction};
 use config::{Config, UsageError};
 use farpool_api::{ApiError, ProblemKind};
 
@@ -62,7 +62,11 @@ fn end_at_a_panic() {
 
 /// True if a command puts sidecars into programs, or tests whether it could.
 fn makes_handshakes(command: &Command) -> bool {
-    matches!(command, Command::Run(_) | Command::Attach(_) | Command::Doctor(_) | Command::Trace(_))
+    match command {
+        Command::Run(_) | Command::Attach(_) | Command::Doctor(_) | Command::Trace(_) => true,
+        Command::Vm(args) => matches!(args.action, VmAction::Run(_)),
+        _ => false,
+    }
 }
 
 /// Runs the subcommand. Returns the exit code.
@@ -108,6 +112,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<u8> {
             args.settings.fill_from(files()?.stat);
             commands::stat::main(&args)
         }
+        Command::Vm(args) => commands::vm::main(args.action, || Ok(files()?.run)),
         Command::Attach(args) => commands::attach::main(args),
         Command::Detach(args) => commands::attach::detach(&args),
         Command::Core(args) => commands::core::main(&args),

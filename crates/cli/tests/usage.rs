@@ -27,6 +27,7 @@ fn help_names_every_subcommand_and_the_exit_codes() {
         "completions",
         "man",
         "config",
+        "vm",
     ];
     let rack = ["control", "node", "segment", "circuit", "rack", "pki", "events", "task"];
     for name in daily.into_iter().chain(rack) {
@@ -63,6 +64,29 @@ fn mistakes_exit_with_2_and_name_what_is_wrong() {
         let (code, _, error) = ended(farpool(home.path()).args(*words).args(program));
         assert_eq!(code, 2, "{words:?}: {error}");
         assert!(error.contains(expected), "{words:?} says {error:?}, without {expected:?}");
+    }
+}
+
+#[test]
+fn a_virtual_machine_that_cannot_work_is_refused_before_it_starts() {
+    let home = home();
+    let run = ["vm", "run", "--name", "web1", "--local", "64MiB"];
+    let memfd = "memory-backend-memfd,id=m,size=256M";
+    let mistakes: &[(&[&str], &str)] = &[
+        (&["--", "qemu-none", "-device", "vfio-pci,host=1"], "-device vfio-pci,host=1: the device"),
+        (&["--", "qemu-none", "-netdev", "vhost-user,id=n"], "would see holes"),
+        (&["--", "qemu-none", "-object", memfd], "use memory-backend-ram"),
+        (&["--", "redis-server"], "is not QEMU by its name"),
+        (&["--blade", "tcp://192.0.2.1:1", "--", "qemu-none"], "--allow-remote-tcp"),
+    ];
+    for (words, expected) in mistakes {
+        let (code, _, error) = ended(farpool(home.path()).args(run).args(*words));
+        assert_eq!(code, 2, "{words:?}: {error}");
+        assert!(error.contains(expected), "{words:?} says {error:?}, without {expected:?}");
+    }
+    for words in [&["vm", "stat", "a/b"][..], &["vm", "limit", "web1"], &["vm", "run", "--", "x"]] {
+        let (code, _, error) = ended(farpool(home.path()).args(words));
+        assert_eq!(code, 2, "{words:?}: {error}");
     }
 }
 

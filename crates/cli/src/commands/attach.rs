@@ -2,11 +2,9 @@
 
 use std::io::Write;
 
-use farpool_run::{
-    AttachEnd, FaultTrace, RackError, Reach, RunError, RunOptions, is_attached_to, runs,
-};
+use farpool_run::{AttachEnd, FaultTrace, Reach, RunOptions, is_attached_to, runs};
 
-use super::run::rack;
+use super::run::{rack, usage_or_failure};
 use super::service::read_pki;
 use super::{board_of, refuse_remote, trace};
 use crate::args::{AttachArgs, DetachArgs, RunSettings};
@@ -37,14 +35,7 @@ pub fn main(args: AttachArgs) -> anyhow::Result<u8> {
         // A closed output must not end this process, and the program with it.
         let _ = writeln!(std::io::stdout(), "{text}");
     });
-    let (end, trace) = end.map_err(|error| match error {
-        RunError::LimitTooSmall { .. }
-        | RunError::TooFewDomains { .. }
-        | RunError::UnsealedCopies
-        | RunError::Address { .. }
-        | RunError::Rack(RackError::RemoteTcp { .. }) => UsageError(error.to_string()).into(),
-        error => anyhow::Error::from(error),
-    })?;
+    let (end, trace) = end.map_err(usage_or_failure)?;
     if let (Some(out), Some(trace)) = (&out, trace)
         && !quiet
     {

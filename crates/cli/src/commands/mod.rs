@@ -32,6 +32,7 @@ pub mod service;
 pub mod sim;
 pub mod stat;
 pub mod trace;
+pub mod vm;
 
 use std::path::PathBuf;
 

@@ -24,18 +24,27 @@ const _: () = assert!(farpool_run::PERCENT_FLOOR_BYTES == farpool_sim::pager::SH
 
 /// Runs the program. Returns its exit code, or 128 + n if signal n ended it.
 pub fn main(args: RunArgs) -> anyhow::Result<u8> {
+    let code = farpool_run::run(&checked_options(args)?).map_err(usage_or_failure)?;
+    Ok(u8::try_from(code).unwrap_or(crate::EXIT_FAILED))
+}
+
+/// Returns the keeper's options, unless they name a blade that must not be used.
+pub fn checked_options(args: RunArgs) -> anyhow::Result<RunOptions> {
     let is_allowed = args.settings.allow_remote_tcp == Some(true) || args.settings.pki.is_some();
     refuse_remote(&args.settings.blade, Some(is_allowed))?;
-    let options = options(args)?;
-    let code = farpool_run::run(&options).map_err(|error| match error {
+    options(args)
+}
+
+/// Tells wrong usage from other errors.
+pub fn usage_or_failure(error: RunError) -> anyhow::Error {
+    match error {
         RunError::LimitTooSmall { .. }
         | RunError::TooFewDomains { .. }
         | RunError::UnsealedCopies
         | RunError::Address { .. }
         | RunError::Rack(RackError::RemoteTcp { .. }) => UsageError(error.to_string()).into(),
         error => anyhow::Error::from(error),
-    })?;
-    Ok(u8::try_from(code).unwrap_or(crate::EXIT_FAILED))
+    }
 }
 
 /// Returns the keeper's options; unset ones keep the keeper's defaults.

@@ -78,6 +78,11 @@ impl Run {
         Run::farpool(&["attach", &pid.to_string(), "--local", limit])
     }
 
+    /// `farpool vm run --name NAME --local LIMIT [options] -- PROGRAM`.
+    pub fn vm(name: &str, limit: &str) -> Run {
+        Run::farpool(&["vm", "run", "--name", name, "--local", limit])
+    }
+
     fn farpool(words: &[&str]) -> Run {
         let directory = tempfile::tempdir().expect("a directory for the statistics");
         let stats = directory.path().join("stats.json");
