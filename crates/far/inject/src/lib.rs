@@ -18,7 +18,8 @@
 //!
 //! A program under a seccomp filter: filters are suspended while the sidecar is made (this needs
 //! CAP_SYS_ADMIN, and no filter of our own), but the sidecar itself then lives under the program's
-//! filter. Where both are under the same filters (in a container) the calls are made under these.
+//! filter, which is lifted once more while it makes its warden ([`unfiltered`]). Where both are
+//! under the same filters (in a container) the calls are made under these.
 
 #![allow(unreachable_pub, reason = "many modules; the root says what leaves the crate")]
 
@@ -37,6 +38,7 @@ mod stack;
 mod standing;
 mod standstill;
 mod stop;
+mod suspension;
 mod sys;
 mod task;
 mod trial;
@@ -57,6 +59,7 @@ pub use crate::halt::{Halted, halt};
 pub use crate::image::Image;
 pub use crate::limits::{MAX_STOP_MS, MAX_THREADS};
 pub use crate::standstill::{Standstill, standstill};
+pub use crate::suspension::unfiltered;
 pub use crate::trial::{TrialError, try_tracing};
 pub use crate::withdraw::withdraw;
 

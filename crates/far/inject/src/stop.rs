@@ -120,7 +120,7 @@ impl Stopped {
 
 /// Waits for a thread's stop. False if it ended instead. A signal that arrives first is delivered:
 /// its handler's frame is made, and the stop follows before the handler runs.
-fn await_stop(tid: Tid, mut deadline: Instant) -> Result<bool, StepError> {
+pub fn await_stop(tid: Tid, mut deadline: Instant) -> Result<bool, StepError> {
     let last = deadline + Duration::from_millis(MAX_STARVED_MS - MAX_STOP_MS);
     loop {
         let stop = sys::wait(tid, deadline, || procfs::has_ended(tid));

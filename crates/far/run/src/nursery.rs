@@ -151,7 +151,11 @@ impl Nursery {
             None => None,
         };
         hand_files_over(pid, sidecar)?;
-        match ask(pid, sidecar, "WARD", None, "WARDED", aside) {
+        // The program's filter may allow threads only, and the warden is a process.
+        let warded = farpool_inject::unfiltered(sidecar.pid, || {
+            ask(pid, sidecar, "WARD", None, "WARDED", aside)
+        });
+        match warded {
             Ok((_, made)) => *warden = made.and_then(Warden::adopt),
             Err(error) => {
                 return Err(given_back(error, (program, sidecar), inherits, relatives, aside));

@@ -32,6 +32,15 @@ fn a_guest_with_a_memory_backend_of_its_own() {
     far(&image, Door::Usual, MOST_MIB, &with_backend("memory-backend-ram"));
 }
 
+/// QEMU under the filter of system calls that libvirt gives it.
+#[test]
+fn a_guest_in_a_sandbox() {
+    let Some(image) = Image::make() else { return };
+    let sandbox = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
+    let [memory, mib] = plain_memory();
+    far(&image, Door::Usual, MOST_MIB, &[memory, mib, "-sandbox".into(), sandbox.into()]);
+}
+
 /// Shared memory cannot be far. That is told if it alone is more than the limit.
 #[test]
 fn shared_guest_memory_stays_local_and_is_told() {

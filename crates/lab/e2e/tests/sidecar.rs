@@ -345,6 +345,15 @@ fn a_filter_for_all_threads_does_not_bind_the_pager() {
     }
 }
 
+/// QEMU under libvirt has such a filter. The pager needs a process of its own beside its threads.
+#[test]
+fn a_filter_that_kills_who_makes_processes_does_not_keep_a_pager_out() {
+    if have("gcc") {
+        let _turn = turn();
+        case("threads_only", include_str!("sidecar/threads_only.c"), &[], &[], "0 wrong\n");
+    }
+}
+
 #[test]
 fn a_program_with_a_userfaultfd_of_its_own() {
     if !have("gcc") {
