@@ -94,9 +94,18 @@ pub unsafe extern "C" fn mmap(
         unsafe { libc::syscall(libc::SYS_munmap, trial, length) };
         pager.remove(start, start + bytes);
     }
+    // Memory that can be far is populated when the pager knows it, which the kernel's mmap would
+    // do before.
+    let populates = far && flags & libc::MAP_POPULATE != 0 && protection & libc::PROT_WRITE != 0;
+    let flags = if populates { flags & !libc::MAP_POPULATE } else { flags };
     let mapped = kernel_mmap(address, length, protection, flags, descriptor, offset);
     if far && mapped != libc::MAP_FAILED {
         pager.add(mapped as usize, mapped as usize + page_up(length));
+        if populates {
+            pager.before_populating(bytes);
+            // SAFETY: the program asked for that memory; as with MAP_POPULATE, errors are nobody's.
+            unsafe { libc::syscall(libc::SYS_madvise, mapped, length, libc::MADV_POPULATE_WRITE) };
+        }
     }
     mapped
 }
@@ -174,6 +183,9 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, length: usize, advice: c_
                 return result;
             }
             libc::MADV_DOFORK => pager.set_unshared(start, end, false),
+            libc::MADV_POPULATE_WRITE if pager.touches_far(start, end) => {
+                pager.before_populating(end - start);
+            }
             // A child must see these pages as zeros: the kernel does that, the far layers do not,
             // so the pages stay local.
             libc::MADV_WIPEONFORK => keep_local(pager, start, end),

@@ -3,7 +3,7 @@
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use farpool_e2e::jobs::{allowed_bytes, compile_c, scratch};
+use farpool_e2e::jobs::{Job, allowed_bytes, compile_c, require_limit, scratch};
 use farpool_e2e::run::{Door, Run};
 use farpool_e2e::{binaries, have, tree, turn, wait_until};
 
@@ -82,5 +82,26 @@ fn a_process_that_is_no_run_and_a_size_that_is_none_are_refused() {
         let error = text(&refused.stderr);
         assert!(error.contains(word), "{error}");
         assert!(error.lines().count() <= 4, "{error}");
+    }
+}
+
+/// The kernel touches 96 MiB in one call. The library sees the call, and has the memory registered
+/// before; the sidecar's case is `memory_that_is_populated_at_once` of sidecar.rs.
+#[test]
+fn memory_that_is_populated_in_one_call_keeps_to_the_limit_of_the_library() {
+    const LIMIT_MIB: u64 = 32;
+    if !have("gcc") {
+        return;
+    }
+    let _turn = turn();
+    let directory = scratch();
+    let program = compile_c("advice", include_str!("sidecar/advice.c"), &[], directory.path());
+    let program = program.to_string_lossy();
+    for mode in ["populate-map", "populate-advice"] {
+        let job = Job { program: &program, arguments: &[mode], directory: directory.path() };
+        let (outcome, peak_bytes) = job.run(Door::Preload, LIMIT_MIB);
+        outcome.require_success().require_far();
+        assert_eq!(outcome.stdout, "refused 0, child 0, 0 wrong\n", "{mode}");
+        require_limit(&outcome, peak_bytes, LIMIT_MIB);
     }
 }

@@ -142,10 +142,31 @@ impl Pager {
         }
         self.slot().set(Counter::GrowingThreads, threads);
         if next_look(self.board, true, cpus).is_none() {
-            self.growth.is_awaited.store(true, SeqCst);
-            self.requests.ring();
-            self.growth.registered.wait_at_most(GROWTH_WAIT);
+            self.await_registration();
         }
+    }
+
+    /// To be called when a thread of the program is about to have the kernel touch this much memory
+    /// in one call. If the limit would be near then, the thread waits until memory is registered,
+    /// so that the call keeps to the limit page by page.
+    pub fn before_populating(&self, bytes: usize) {
+        let watched = self.steward_started.load(SeqCst) && !self.is_active();
+        if !watched || !self.is_of_this_process() {
+            return;
+        }
+        let tree = Tree::read(self.board);
+        let limit = budget::limit_pages(self.board, &tree);
+        let pages: i64 = at_most(bytes / PAGE_BYTES);
+        let pages = tree.counted_pages(limit).saturating_add(pages);
+        if pause(limit, pages, 0).is_none() {
+            self.await_registration();
+        }
+    }
+
+    fn await_registration(&self) {
+        self.growth.is_awaited.store(true, SeqCst);
+        self.requests.ring();
+        self.growth.registered.wait_at_most(GROWTH_WAIT);
     }
 }
 
