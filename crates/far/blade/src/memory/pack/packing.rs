@@ -135,9 +135,8 @@ impl Packing {
         let mut frames = write_lock(&self.frames);
         let before = frames.bytes();
         let result = change(&mut frames);
-        let after = frames.bytes();
-        drop(frames);
-        self.account(before, after);
+        // Before anybody else changes them: what is given back was taken before.
+        self.account(before, frames.bytes());
         result
     }
 
@@ -207,9 +206,8 @@ impl PackedSuperpage {
         let mut pages = self.pages();
         let before = pages.table_bytes();
         let result = change(&mut pages);
-        let after = pages.table_bytes();
-        drop(pages);
-        self.packing.account(before, after);
+        // As for frames.
+        self.packing.account(before, pages.table_bytes());
         result
     }
 
