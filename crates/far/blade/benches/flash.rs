@@ -8,6 +8,7 @@
 #[path = "../tests/common/mod.rs"]
 mod common;
 
+use common::timing::{middle, scattered};
 use common::*;
 use farpool_blade::{BladeConfig, FlashConfig};
 use farpool_units::{PAGE_BYTES, PAGES_PER_SUPERPAGE, SUPERPAGE_BYTES};
@@ -210,16 +211,4 @@ impl Floor {
         rustix::io::pwrite(&self.0, pages.bytes(), offset).unwrap();
         begin.elapsed()
     }
-}
-
-/// Numbers below `count`, all over it.
-fn scattered(round: u32, count: u32) -> u32 {
-    let mixed = u64::from(round).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33;
-    u32::try_from(mixed % u64::from(count)).unwrap()
-}
-
-/// The middle of times, in microseconds.
-fn middle(mut times: Vec<Duration>) -> f64 {
-    times.sort_unstable();
-    times[times.len() / 2].as_secs_f64() * 1e6
 }

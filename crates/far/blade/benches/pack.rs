@@ -6,6 +6,7 @@
 #[path = "../tests/common/mod.rs"]
 mod common;
 
+use common::timing::{middle, scattered};
 use common::*;
 use farpool_blade::{BladeConfig, PackConfig, PackStat};
 use farpool_units::{PAGE_BYTES, PAGES_PER_SUPERPAGE, SUPERPAGE_BYTES};
@@ -156,16 +157,4 @@ fn records(first: u32, count: u32) -> Vec<u8> {
         bytes
     };
     (first..first + count).flat_map(page).collect()
-}
-
-/// A page among `pages`, another one each time.
-fn scattered(round: u32, pages: u32) -> u32 {
-    const STEP: u64 = 1_000_003;
-    u32::try_from(u64::from(round) * STEP % u64::from(pages)).unwrap()
-}
-
-/// The median in microseconds.
-fn middle(mut times: Vec<Duration>) -> f64 {
-    times.sort_unstable();
-    times[times.len() / 2].as_secs_f64() * 1e6
 }

@@ -120,8 +120,8 @@ pub struct BladeStat {
     pub clients: Vec<ClientUsage>,
 }
 
-/// What a blade that packs may lend at most, in parts of its memory: beyond that no program's data
-/// were ever seen to pack, and the tables alone would fill the memory at 500.
+/// What a blade that packs may lend at most, in parts of its memory. The tables alone, 8 bytes for
+/// each page, would fill the memory at 512 times.
 const PACKED_LIMIT: u64 = 16;
 
 /// The table's limits.
@@ -166,7 +166,8 @@ fn check_pack(config: &BladeConfig, pack: &PackConfig) -> io::Result<()> {
         return refuse("what is packed is in anonymous memory; give no other kind of backing");
     }
     if pack.lent_bytes / PACKED_LIMIT > config.memory_bytes {
-        let why = format!("no memory packs to less than a part in {PACKED_LIMIT}; lend less");
+        let why =
+            format!("a blade lends at most {PACKED_LIMIT} times its memory packed; lend less");
         return refuse(&why);
     }
     Ok(())

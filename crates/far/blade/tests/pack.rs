@@ -3,6 +3,7 @@
 
 mod common;
 
+use common::flash::{BATCH, content as noise};
 use common::*;
 use farpool_blade::{BackingKind, BladeConfig, PackConfig, PackStat};
 use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES};
@@ -14,8 +15,6 @@ use std::time::Duration;
 const MEMORY: u64 = 8;
 /// What the blade lends, in superpages: twice as much.
 const LENT: u32 = 16;
-/// Pages of a request.
-const BATCH: u32 = 256;
 /// Requests that fill all that is lent.
 const BATCHES: u32 = LENT * 4096 / BATCH;
 
@@ -41,24 +40,12 @@ impl TestBlade {
 
 /// Pages that compress to a quarter, and are what was written for the `round`-th time.
 fn text(batch: u32, round: u64) -> Vec<u8> {
-    let mut bytes = pages(u64::from(batch) * 1000 + round, BATCH as usize);
+    let mut bytes = noise(batch, round);
     for page in bytes.chunks_mut(PAGE_BYTES) {
         let (random, rest) = page.split_at_mut(PAGE_BYTES / 4);
         rest.iter_mut().zip(random.iter().cycle()).for_each(|(to, from)| *to = *from);
     }
     bytes
-}
-
-/// Pages that do not compress.
-fn noise(batch: u32, round: u64) -> Vec<u8> {
-    let mut seed = (u64::from(batch) << 32 | round) + 1;
-    let mut next = || {
-        seed ^= seed << 13;
-        seed ^= seed >> 7;
-        seed ^= seed << 17;
-        seed.to_le_bytes()
-    };
-    (0..BATCH as usize * PAGE_BYTES / 8).flat_map(|_| next()).collect()
 }
 
 #[test]
@@ -224,6 +211,26 @@ fn a_full_blade_refuses_pages_and_takes_them_when_some_are_freed() {
         client.write(segment, taken * BATCH, &noise(taken, 0)).refused().is_none()
     });
     assert!(client.read(segment, taken * BATCH, BATCH).pages == noise(taken, 0));
+}
+
+/// The packer has a superpage in its hands when its client frees it.
+#[test]
+fn what_is_freed_while_it_is_packed_is_lent_again_at_once() {
+    let mut config = config();
+    config.pack.as_mut().unwrap().lent_bytes = 4 * SUPERPAGE_BYTES;
+    let blade = TestBlade::start(config);
+    let mut client = blade.client(1);
+    let (segment, _) = client.segment(4);
+    for round in 0..40 {
+        let before = blade.pack().pages_packed;
+        for batch in 0..4 * 4096 / BATCH {
+            client.write(segment, batch * BATCH, &text(batch, 0)).done();
+        }
+        wait_until("the packer is at work", || blade.pack().pages_packed > before);
+        client.free(segment, 0, 4).done();
+        let answer = client.allocate(segment, 0, 4);
+        assert_eq!(answer.refused(), None, "round {round}");
+    }
 }
 
 #[test]

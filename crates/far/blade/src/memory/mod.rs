@@ -21,6 +21,7 @@
 
 mod bits;
 mod flash;
+mod given;
 mod own;
 mod pack;
 mod pool;
@@ -584,7 +585,7 @@ fn slot_of<T>(slots: &Slots<T>, rmma: u32) -> Option<Arc<T>> {
 }
 
 /// The pages of runs, in their superpages.
-fn wanted<T>(slots: &Slots<T>, runs: &[Run]) -> io::Result<Vec<(Arc<T>, Range<u32>)>> {
+fn wanted<T>(slots: &Slots<T>, runs: &[Run]) -> io::Result<Vec<given::Wanted<T>>> {
     let slots = read_lock(slots);
     let wanted = |run: &Run| {
         let slot = slots.get(&run.rmma).ok_or(io::ErrorKind::NotFound)?;

@@ -106,8 +106,28 @@ impl Room {
     }
 
     /// Takes so many pages for a write, or none.
-    pub(super) fn take_to_write(&self, pages: u64) -> bool {
+    fn take_to_write(&self, pages: u64) -> bool {
         self.take_up_to(pages, self.limit_pages - self.limit_pages / KEPT_PART)
+    }
+
+    /// Takes so many pages for a write; false if there are none now, and the thread is woken when
+    /// there may be some.
+    ///
+    /// # Errors
+    /// That of `refuses`: there are none, and none are to be expected.
+    pub(super) fn take_or_wait(
+        &self,
+        pages: u64,
+        thread: usize,
+        refuses: impl Fn() -> io::Result<()>,
+    ) -> io::Result<bool> {
+        let mut has_room = self.take_to_write(pages);
+        if !has_room {
+            refuses()?;
+            has_room = self.wait(thread, || self.take_to_write(pages));
+        }
+        self.sweep_if_short();
+        Ok(has_room)
     }
 
     fn take_up_to(&self, pages: u64, limit_pages: u64) -> bool {

@@ -2,7 +2,7 @@
 //! after its blade's restart.
 
 use super::*;
-use farpool_wire::{ClientId, Hello, Purpose};
+use farpool_wire::{ClientId, Hello, Purpose, SharingGroup};
 use std::time::Duration;
 
 const LIMITS: Limits = Limits {
@@ -73,4 +73,35 @@ fn on_the_blades_own_host_a_program_with_a_certificate_is_no_stranger() {
     let mut table = Table::new(LIMITS);
     let quota = connect(&mut table, certified("program/payroll", true), Purpose::Client);
     assert_eq!(quota, Ok(8));
+}
+
+/// Whoever says the same name is of the same group only with those of the same tenant or user.
+#[test]
+fn a_sharing_group_is_its_tenants_or_users() {
+    let mut table = Table::<u32>::new(Limits { clients: 9, ..LIMITS });
+    let mut sharing = |id, origins: &[(Origin, Purpose)], name| {
+        let sharing_group = std::num::NonZeroU64::new(name).map(SharingGroup);
+        let hello = Hello { sharing_group, ..Hello::first(ClientId(id), "") };
+        let mut number = None;
+        for (origin, purpose) in origins {
+            let hello = Hello { purpose: *purpose, ..hello };
+            number = table.connect(&hello, origin.clone()).ok().map(|it| it.number);
+        }
+        table.sharing_of(number.expect("connected"))
+    };
+    let client = |origin| [(origin, Purpose::Client)];
+    let payroll = sharing(1, &client(certified("program/payroll/web", true)), 7);
+    assert!(payroll.is_some());
+    assert_eq!(sharing(2, &client(certified("program/payroll/db", false)), 7), payroll);
+    assert_ne!(sharing(3, &client(certified("program/other/web", true)), 7), payroll);
+    assert_ne!(sharing(4, &client(certified("program/payroll/web", true)), 8), payroll);
+    assert_eq!(sharing(5, &client(certified("program/payroll/web", true)), 0), None);
+    let user = sharing(6, &client(Origin::User(1000)), 7);
+    assert!(user.is_some() && user != payroll);
+    assert_ne!(sharing(7, &client(Origin::User(1001)), 7), user);
+    assert_ne!(sharing(8, &client(Origin::Loopback), 7), user);
+    // A keeper of root's does not make the program's group root's.
+    let root = (Origin::User(super::client::ROOT), Purpose::Keeper);
+    let kept = [root, (Origin::User(1000), Purpose::Client)];
+    assert_eq!(sharing(9, &kept, 7), user);
 }

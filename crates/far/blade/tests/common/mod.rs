@@ -3,6 +3,7 @@
 #![allow(dead_code, reason = "each test binary uses its part of this")]
 
 pub(crate) mod flash;
+pub(crate) mod timing;
 
 use farpool_blade::{BladeConfig, Server, Serving};
 use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES};

@@ -8,6 +8,7 @@ use super::buffers::Buffers;
 use super::file::DATA_AT_BYTES;
 use super::residence::{OnWay, PIECE_PAGES, Residence};
 use super::tier::{OnRing, Tier, TieredSuperpage, neighbours, page_of, version_of};
+use crate::memory::given::Paged;
 use farpool_disk::{Ended, Ring};
 use farpool_kernel::monotonic_ns;
 use farpool_policy::{Bucket, RateLimit};
@@ -138,7 +139,7 @@ impl Engine {
     }
 
     fn sweep(&mut self) -> SweepEnd {
-        let pieces = self.tier.count() * PIECES;
+        let pieces = self.tier.superpages.count() * PIECES;
         let mut looked_at = 0;
         let mut leaving: u64 = self.leaves.values().map(|it| it.pages.len() as u64).sum();
         loop {
@@ -178,13 +179,13 @@ impl Engine {
     /// many pages are to be written.
     fn sweep_piece(&mut self, may_write: usize) -> (u32, u64) {
         let Hand { superpage: number, piece } = self.hand;
-        let Some(superpage) = self.tier.superpage(number) else {
-            self.hand = Hand { superpage: (number + 1) % self.tier.count(), piece: 0 };
+        let Some(superpage) = self.tier.superpages.get(number) else {
+            self.hand = Hand { superpage: (number + 1) % self.tier.superpages.count(), piece: 0 };
             return (PIECES - piece, 0);
         };
         let is_last = piece + 1 == PIECES;
         self.hand = match is_last {
-            true => Hand { superpage: (number + 1) % self.tier.count(), piece: 0 },
+            true => Hand { superpage: (number + 1) % self.tier.superpages.count(), piece: 0 },
             false => Hand { superpage: number, piece: piece + 1 },
         };
         let mut residence = superpage.residence();

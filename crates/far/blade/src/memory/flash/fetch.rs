@@ -5,6 +5,7 @@ use super::buffers::Buffers;
 use super::file::DATA_AT_BYTES;
 use super::residence::{Landing, OnWay};
 use super::tier::{OnRing, Tier, TieredSuperpage, neighbours, page_of, version_of};
+use crate::memory::given::Paged;
 use crate::memory::room::Threads;
 use farpool_disk::{Ended, Ring};
 use std::collections::HashMap;

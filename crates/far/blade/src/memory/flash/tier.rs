@@ -2,36 +2,31 @@
 //! for flash or for memory: they are woken when it is worth another try.
 //!
 //! Locks: a superpage's `residence` is held for bookkeeping, for the copy of a page that arrived,
-//! and while memory is given back; `without_room` and `superpages` for a moment. Never two of them.
+//! and while memory is given back. No other is taken inside it but those of [`Room`] and [`Given`].
 
 use super::counters::{FlashCounters, FlashStat};
 use super::fetch::Fetcher;
 use super::file::FlashFile;
 use super::residence::{Found, OnWay, PIECE_PAGES, Residence};
+use crate::memory::given::{self, Given, Paged, Wanted, page_offset_bytes, pin};
 use crate::memory::room::Room;
-use crate::memory::{Keep, Placed, offset_bytes, to_usize};
-use crate::sys::{Mapping, Slice};
+use crate::memory::{Keep, Placed};
+use crate::sys::Slice;
 use farpool_kernel::{LogRate, lock};
 use farpool_seal::{PageVersion, SealKey};
-use farpool_units::{PAGE_BYTES, SUPERPAGE_BYTES, exactly};
+use farpool_units::PAGE_BYTES;
 use rustix::io::Errno;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, Weak};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
-/// How long a superpage that is asked for is waited for, if all have been given out and the last
-/// requests to flash of one that was freed are under way: longer than flash takes, and a moment for
-/// the thread's other clients. Then the blade is full.
-const FREED_WAIT: Duration = Duration::from_millis(50);
 /// Memory for the hot pages of all superpages, and the place of each superpage on flash.
 #[derive(Debug)]
 pub(in crate::memory) struct Tier {
-    mapping: Mapping,
+    pub(super) superpages: Given<TieredSuperpage>,
     pub(in crate::memory) room: Room,
-    superpages: Mutex<Superpages>,
-    freed: Condvar,
     pub(super) flash: FlashFile,
     pub(super) counters: FlashCounters,
     /// The last write to flash failed: nothing that needs room is let in.
@@ -39,12 +34,6 @@ pub(in crate::memory) struct Tier {
     pub(super) is_ending: AtomicBool,
     pub(super) log: LogRate,
     pub(super) started: Instant,
-}
-
-#[derive(Debug)]
-struct Superpages {
-    given: Vec<Weak<TieredSuperpage>>,
-    free: Vec<u32>,
 }
 
 /// Neighbouring pages whose bytes are on their way.
@@ -64,28 +53,11 @@ pub(in crate::memory) struct TieredSuperpage {
     residence: Mutex<Residence>,
 }
 
-/// Keeps pages in memory.
-#[derive(Debug)]
-struct Pin {
-    superpage: Arc<TieredSuperpage>,
-    range: Range<u32>,
-}
-
-impl Drop for Pin {
-    fn drop(&mut self) {
-        lock(&self.superpage.residence).unpin(&self.range);
-    }
-}
-
 impl Tier {
     pub(super) fn new(flash: FlashFile, room: Room, superpages: u32) -> io::Result<Tier> {
-        let given = (0..superpages).map(|_| Weak::new()).collect();
-        let free = (0..superpages).rev().collect();
         Ok(Tier {
-            mapping: Mapping::of_small_pages(to_usize(offset_bytes(superpages)))?,
+            superpages: Given::new(superpages)?,
             room,
-            superpages: Mutex::new(Superpages { given, free }),
-            freed: Condvar::new(),
             flash,
             counters: FlashCounters::default(),
             is_failing: AtomicBool::new(false),
@@ -105,26 +77,9 @@ impl Tier {
             return Err(flash_error());
         }
         let key = SealKey::fresh().map_err(io::Error::other)?;
-        let superpages = lock(&self.superpages);
-        let is_empty = |superpages: &mut Superpages| superpages.free.is_empty();
-        let waited = self.freed.wait_timeout_while(superpages, FREED_WAIT, is_empty);
-        let (mut superpages, _) = waited.unwrap_or_else(std::sync::PoisonError::into_inner);
-        let number = superpages.free.pop().ok_or(io::ErrorKind::StorageFull)?;
         let residence = Mutex::default();
-        let superpage =
-            Arc::new(TieredSuperpage { tier: Arc::clone(self), number, key, residence });
-        superpages.given[number as usize] = Arc::downgrade(&superpage);
-        Ok(superpage)
-    }
-
-    /// The superpage of this number, if it is given out.
-    pub(super) fn superpage(&self, number: u32) -> Option<Arc<TieredSuperpage>> {
-        lock(&self.superpages).given[number as usize].upgrade()
-    }
-
-    /// Superpages that there are.
-    pub(super) fn count(&self) -> u32 {
-        exactly(self.mapping.bytes() as u64 / SUPERPAGE_BYTES)
+        let tier = Arc::clone(self);
+        self.superpages.take(|number| TieredSuperpage { tier, number, key, residence })
     }
 
     pub(in crate::memory) fn stat(&self) -> FlashStat {
@@ -153,19 +108,6 @@ impl Tier {
         self.room.sweep_if_short();
         has_room
     }
-
-    /// Takes memory for pages that are to be written to.
-    fn take_room(&self, pages: u64, thread: usize) -> io::Result<bool> {
-        let mut has_room = self.room.take_to_write(pages);
-        if !has_room {
-            if self.is_failing.load(Ordering::Acquire) {
-                return Err(flash_error());
-            }
-            has_room = self.room.wait(thread, || self.room.take_to_write(pages));
-        }
-        self.room.sweep_if_short();
-        Ok(has_room)
-    }
 }
 
 impl TieredSuperpage {
@@ -177,16 +119,9 @@ impl TieredSuperpage {
         lock(&self.residence)
     }
 
-    /// Where its pages lie in memory.
-    pub(super) fn slice(&self, range: &Range<u32>) -> Slice {
-        let pages = to_usize(u64::from(range.end - range.start));
-        let offset = offset_bytes(self.number) + u64::from(range.start) * PAGE_BYTES as u64;
-        self.tier.mapping.slice(to_usize(offset), pages * PAGE_BYTES)
-    }
-
-    /// Where a page lies on flash, and among all memory.
+    /// Where a page lies on flash.
     pub(super) fn offset_bytes(&self, page: u32) -> u64 {
-        offset_bytes(self.number) + u64::from(page) * PAGE_BYTES as u64
+        page_offset_bytes(self.number, page)
     }
 
     /// Gives the memory of pages back, which their residence has let go; it must be locked until
@@ -195,14 +130,7 @@ impl TieredSuperpage {
     /// # Errors
     /// The system's. What they had may still be there.
     pub(super) fn drop_memory(&self, runs: &[Range<u32>]) -> io::Result<u64> {
-        let mut pages = 0;
-        for run in runs {
-            let offset = self.offset_bytes(run.start);
-            let count = u64::from(run.end - run.start);
-            self.tier.mapping.drop_content(to_usize(offset), to_usize(count) * PAGE_BYTES)?;
-            pages += count;
-        }
-        Ok(pages)
+        runs.iter().map(|run| self.tier.superpages.drop_pages(self.number, run)).sum()
     }
 
     /// Bytes that it has in memory.
@@ -224,26 +152,32 @@ impl TieredSuperpage {
     }
 }
 
-impl Drop for TieredSuperpage {
-    fn drop(&mut self) {
-        let pages = self.residence().count_in_memory();
-        let all = self
-            .tier
-            .mapping
-            .drop_content(to_usize(offset_bytes(self.number)), to_usize(SUPERPAGE_BYTES));
-        if let Err(error) = all {
-            // Whoever had it next would see what is there.
-            tracing::error!(%error, "a superpage's memory cannot be given back; it is lent no more");
-            return;
-        }
-        self.tier.room.give_back(u64::from(pages));
-        lock(&self.tier.superpages).free.push(self.number);
-        self.tier.freed.notify_one();
+impl Paged for TieredSuperpage {
+    fn count_absent(&self, range: Range<u32>) -> u32 {
+        self.residence().count_absent(range)
+    }
+
+    fn write(&self, range: Range<u32>) -> u32 {
+        self.residence().write(range)
+    }
+
+    fn unpin(&self, range: &Range<u32>) {
+        self.residence().unpin(range);
+    }
+
+    fn slice(&self, range: &Range<u32>) -> Slice {
+        self.tier.superpages.slice(self.number, range)
     }
 }
 
-/// Pages of a superpage that somebody wants to read or write.
-pub(in crate::memory) type Wanted = (Arc<TieredSuperpage>, Range<u32>);
+impl Drop for TieredSuperpage {
+    fn drop(&mut self) {
+        let pages = self.residence().count_in_memory();
+        if self.tier.superpages.take_back(self.number) {
+            self.tier.room.give_back(u64::from(pages));
+        }
+    }
+}
 
 /// Pages to be sent. They are in `slices`, and stay where they are as long as `keeps` live, unless
 /// some are away; then the thread is woken when they are worth another try.
@@ -251,7 +185,7 @@ pub(in crate::memory) type Wanted = (Arc<TieredSuperpage>, Range<u32>);
 /// # Errors
 /// Flash does not return what was written.
 pub(in crate::memory) fn read(
-    wanted: &[Wanted],
+    wanted: &[Wanted<TieredSuperpage>],
     fetcher: &mut Fetcher,
     slices: &mut Vec<Slice>,
     keeps: &mut Vec<Keep>,
@@ -260,10 +194,7 @@ pub(in crate::memory) fn read(
     for (superpage, range) in wanted {
         let found = superpage.residence().read(range.clone(), fetcher.thread());
         match found {
-            Found::Here => {
-                let pin = Pin { superpage: Arc::clone(superpage), range: range.clone() };
-                pins.push(Arc::new(pin) as Keep);
-            }
+            Found::Here => pins.push(pin(superpage, range)),
             Found::Away(pages) => {
                 is_away = true;
                 if !pages.is_empty() && !fetcher.fetch(superpage, &pages) {
@@ -285,38 +216,23 @@ pub(in crate::memory) fn read(
     Ok(Placed::Here)
 }
 
-/// Pages to be written to, as [`read`]; they are away if there is no memory for them now.
+/// Pages to be written to; see [`given::write`].
 ///
 /// # Errors
 /// There is no memory for them, and flash takes no writes.
 pub(in crate::memory) fn write(
-    wanted: &[Wanted],
+    wanted: &[Wanted<TieredSuperpage>],
     thread: usize,
     slices: &mut Vec<Slice>,
     keeps: &mut Vec<Keep>,
 ) -> io::Result<Placed> {
     let Some((first, _)) = wanted.first() else { return Ok(Placed::Here) };
     let tier = &first.tier;
-    let absent =
-        |(superpage, range): &Wanted| u64::from(superpage.residence().count_absent(range.clone()));
-    let expected: u64 = wanted.iter().map(absent).sum();
-    if !tier.take_room(expected, thread)? {
-        return Ok(Placed::Away);
-    }
-    let mut taken = 0;
-    for (superpage, range) in wanted {
-        taken += u64::from(superpage.residence().write(range.clone()));
-        slices.push(superpage.slice(range));
-        let pin = Pin { superpage: Arc::clone(superpage), range: range.clone() };
-        keeps.push(Arc::new(pin) as Keep);
-    }
-    // Pages may have come or gone meanwhile.
-    if taken > expected {
-        tier.room.add(taken - expected);
-    } else {
-        tier.room.give_back(expected - taken);
-    }
-    Ok(Placed::Here)
+    let refuses = || match tier.is_failing.load(Ordering::Acquire) {
+        true => Err(flash_error()),
+        false => Ok(()),
+    };
+    given::write(wanted, (&tier.room, thread), refuses, slices, keeps)
 }
 
 /// What a client is told where flash fails.

@@ -85,6 +85,7 @@ pub(super) struct Frames {
     table: FrameTable,
     /// Frames by digest and domain.
     index: Vec<HashTable<u32>>,
+    index_bytes: usize,
     seed: u64,
     count: u64,
     scratch: Box<[u8; PAGE_BYTES]>,
@@ -130,6 +131,7 @@ impl Frames {
             slabs: Slabs::new(bytes)?,
             table: FrameTable::default(),
             index: (0..SHARDS).map(|_| HashTable::new()).collect(),
+            index_bytes: 0,
             seed,
             count: 0,
             scratch: Box::new([0; PAGE_BYTES]),
@@ -143,8 +145,7 @@ impl Frames {
 
     /// Memory that they take up, their tables included.
     pub(super) fn bytes(&self) -> u64 {
-        let index: usize = self.index.iter().map(HashTable::allocation_size).sum();
-        (self.slabs.bytes() + self.table.bytes() + index) as u64
+        (self.slabs.bytes() + self.table.bytes() + self.index_bytes) as u64
     }
 
     /// What a page is recognized by here.
@@ -187,7 +188,11 @@ impl Frames {
         *self.table.entry(id) = Some(Frame { digest, domain, references: 1, place, bytes });
         let table = &self.table;
         let hash = |id: &u32| table.get(*id).digest;
-        self.index[shard_of(digest)].insert_unique(digest, id, hash);
+        let shard = &mut self.index[shard_of(digest)];
+        // Only here it grows, and it never shrinks.
+        self.index_bytes -= shard.allocation_size();
+        shard.insert_unique(digest, id, hash);
+        self.index_bytes += shard.allocation_size();
         self.count += 1;
         Some(FrameId(id))
     }

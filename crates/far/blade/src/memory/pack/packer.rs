@@ -9,6 +9,7 @@ use super::packing::{PackedSuperpage, Packing};
 use super::pages::{PIECE_PAGES, Packed};
 use super::slabs::Thin;
 use crate::memory::bits::append;
+use crate::memory::given::Paged;
 use farpool_units::{PAGE_BYTES, PAGES_PER_SUPERPAGE};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -119,17 +120,11 @@ impl Packer {
     fn make_room(&mut self) -> bool {
         let packing = Arc::clone(&self.packing);
         let is_enough = || packing.room.wanted_pages() == 0;
-        for _ in 0..2 * packing.count() {
+        for _ in 0..2 * packing.superpages.count() {
             if is_enough() || packing.is_ending.load(Ordering::Acquire) {
                 return true;
             }
-            let Some(superpage) = self.next_superpage() else { continue };
-            for piece in 0..PIECES {
-                if is_enough() {
-                    return true;
-                }
-                self.pack_piece(&superpage, piece);
-            }
+            self.pack_next(|| !is_enough());
         }
         while !is_enough() && packing.change_frames(|frames| frames.evacuate(Thin::Any)) {}
         is_enough()
@@ -142,9 +137,7 @@ impl Packer {
         if begin < self.next_look {
             return (self.next_look - begin).min(SLEEP);
         }
-        if let Some(superpage) = self.next_superpage() {
-            (0..PIECES).for_each(|piece| self.pack_piece(&superpage, piece));
-        }
+        self.pack_next(|| true);
         self.next_look = begin + begin.elapsed() * (1 + REST_PER_WORK);
         if self.hand == 0 {
             while self.packing.change_frames(|frames| frames.evacuate(Thin::HalfEmpty)) {}
@@ -154,11 +147,18 @@ impl Packer {
         self.next_look.saturating_duration_since(Instant::now()).min(SLEEP)
     }
 
-    /// The superpage that the hand points to, if it is given out. The hand moves on.
-    fn next_superpage(&mut self) -> Option<Arc<PackedSuperpage>> {
-        let superpage = self.packing.superpage(self.hand);
-        self.hand = (self.hand + 1) % self.packing.count();
-        superpage
+    /// Packs what is cold of the superpage that the hand points to, as long as that is wanted. The
+    /// hand moves on. Between pieces it is let go: its client may have freed it, and another one
+    /// wait for it.
+    fn pack_next(&mut self, is_wanted: impl Fn() -> bool) {
+        let number = self.hand;
+        self.hand = (number + 1) % self.packing.superpages.count();
+        for piece in 0..PIECES {
+            match self.packing.superpages.get(number) {
+                Some(superpage) if is_wanted() => self.pack_piece(&superpage, piece),
+                _ => return,
+            }
+        }
     }
 
     fn pack_piece(&mut self, superpage: &PackedSuperpage, piece: u32) {

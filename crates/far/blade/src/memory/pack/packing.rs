@@ -2,44 +2,38 @@
 //! memory only, and then they are woken when it is worth another try.
 //!
 //! Locks: a superpage's `pages` is held for bookkeeping, while packed pages of it are unpacked, and
-//! while memory is given back; `frames` inside it for reading only, and alone for changes;
-//! `superpages` for a moment, alone.
+//! while memory is given back; `frames` inside it for reading only, and without it for changes.
+//! Those of [`Room`] and [`Given`] are taken inside any, and none inside them.
 
 use super::codec::fill;
 use super::counters::{PackCounters, PackStat};
 use super::frames::{Domain, FrameId, Frames};
 use super::pages::{Packed, Pages, Unpacked};
+use crate::memory::given::{self, Given, Paged, Wanted, pin};
 use crate::memory::room::Room;
-use crate::memory::{Keep, Placed, offset_bytes, to_usize};
-use crate::sys::{Buffer, Mapping, Slice};
+use crate::memory::{Keep, Placed, to_usize};
+use crate::sys::{Buffer, Slice};
 use farpool_kernel::{LogRate, fill_random, lock, read_lock, write_lock};
-use farpool_units::{PAGE_BYTES, PAGES_PER_SUPERPAGE, SUPERPAGE_BYTES, exactly};
+use farpool_units::PAGE_BYTES;
 use rustix::io::Errno;
 use std::io;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, RwLock, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, RwLock};
 use std::time::Instant;
 
 /// Memory for the pages of all superpages, packed or not.
 #[derive(Debug)]
 pub(in crate::memory) struct Packing {
-    mapping: Mapping,
+    pub(super) superpages: Given<PackedSuperpage>,
     pub(in crate::memory) room: Room,
     frames: RwLock<Frames>,
-    superpages: Mutex<Superpages>,
     pub(super) counters: PackCounters,
     /// Nothing more can be packed, and memory is short: who needs some is refused.
     pub(super) is_full: AtomicBool,
     pub(super) is_ending: AtomicBool,
     pub(super) log: LogRate,
     pub(super) started: Instant,
-}
-
-#[derive(Debug)]
-struct Superpages {
-    given: Vec<Weak<PackedSuperpage>>,
-    free: Vec<u32>,
 }
 
 /// One superpage. When its last user drops it, its memory and its frames are given back.
@@ -51,32 +45,16 @@ pub(in crate::memory) struct PackedSuperpage {
     pages: Mutex<Pages>,
 }
 
-/// Keeps pages as they are.
-#[derive(Debug)]
-struct Pin {
-    superpage: Arc<PackedSuperpage>,
-    range: Range<u32>,
-}
-
-impl Drop for Pin {
-    fn drop(&mut self) {
-        lock(&self.superpage.pages).unpin(&self.range);
-    }
-}
-
 impl Packing {
     /// # Errors
     /// There is too little memory, or the system's.
     pub(super) fn new(superpages: u32, memory_bytes: u64) -> io::Result<Packing> {
         let mut seed = [0; 8];
         fill_random(&mut seed)?;
-        let given = (0..superpages).map(|_| Weak::new()).collect();
-        let free = (0..superpages).rev().collect();
         Ok(Packing {
             room: Room::new(memory_bytes)?,
-            mapping: Mapping::of_small_pages(to_usize(offset_bytes(superpages)))?,
+            superpages: Given::new(superpages)?,
             frames: RwLock::new(Frames::new(memory_bytes, u64::from_ne_bytes(seed))?),
-            superpages: Mutex::new(Superpages { given, free }),
             counters: PackCounters::default(),
             is_full: AtomicBool::new(false),
             is_ending: AtomicBool::new(false),
@@ -93,25 +71,20 @@ impl Packing {
         self: &Arc<Self>,
         domain: Domain,
     ) -> io::Result<Arc<PackedSuperpage>> {
-        if self.is_full.load(Ordering::Acquire) {
-            return Err(full_error());
-        }
-        let mut superpages = lock(&self.superpages);
-        let number = superpages.free.pop().ok_or(io::ErrorKind::StorageFull)?;
+        self.refuses()?;
         let (packing, pages) = (Arc::clone(self), Mutex::default());
-        let superpage = Arc::new(PackedSuperpage { packing, number, domain, pages });
-        superpages.given[number as usize] = Arc::downgrade(&superpage);
-        Ok(superpage)
+        self.superpages.take(|number| PackedSuperpage { packing, number, domain, pages })
     }
 
-    /// The superpage of this number, if it is given out.
-    pub(super) fn superpage(&self, number: u32) -> Option<Arc<PackedSuperpage>> {
-        lock(&self.superpages).given[number as usize].upgrade()
-    }
-
-    /// Superpages that there are.
-    pub(super) fn count(&self) -> u32 {
-        exactly(self.mapping.bytes() as u64 / SUPERPAGE_BYTES)
+    /// # Errors
+    /// Memory is full.
+    fn refuses(&self) -> io::Result<()> {
+        if self.is_full.load(Ordering::Acquire) {
+            // There may be some by now.
+            self.room.ring();
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        Ok(())
     }
 
     pub(in crate::memory) fn stat(&self) -> PackStat {
@@ -165,24 +138,6 @@ impl Packing {
             self.change_frames(|all| frames.into_iter().for_each(|id| all.release(id)));
         }
     }
-
-    /// Takes memory for pages that are to be written to. False: the thread is woken when there may
-    /// be some.
-    ///
-    /// # Errors
-    /// There is none, and nothing is left to be packed.
-    fn take_room(&self, pages: u64, thread: usize) -> io::Result<bool> {
-        let mut has_room = self.room.take_to_write(pages);
-        if !has_room {
-            if self.is_full.load(Ordering::Acquire) {
-                self.room.ring();
-                return Err(full_error());
-            }
-            has_room = self.room.wait(thread, || self.room.take_to_write(pages));
-        }
-        self.room.sweep_if_short();
-        Ok(has_room)
-    }
 }
 
 impl PackedSuperpage {
@@ -192,13 +147,6 @@ impl PackedSuperpage {
 
     pub(super) fn pages(&self) -> MutexGuard<'_, Pages> {
         lock(&self.pages)
-    }
-
-    /// Where its pages lie in memory.
-    pub(super) fn slice(&self, range: &Range<u32>) -> Slice {
-        let pages = to_usize(u64::from(range.end - range.start));
-        let offset = offset_bytes(self.number) + u64::from(range.start) * PAGE_BYTES as u64;
-        self.packing.mapping.slice(to_usize(offset), pages * PAGE_BYTES)
     }
 
     /// Changes what its pages are. What memory their table takes then is taken, or given back.
@@ -214,18 +162,16 @@ impl PackedSuperpage {
     /// Gives the memory of pages back, which are in memory no more; they must be locked until then.
     /// Returns how many they are, which the caller gives back to the room.
     pub(super) fn drop_memory(&self, runs: &[Range<u32>]) -> u64 {
-        let drop_run = |run: &Range<u32>| {
-            let offset = offset_bytes(self.number) + u64::from(run.start) * PAGE_BYTES as u64;
-            let count = u64::from(run.end - run.start);
-            let bytes = to_usize(count) * PAGE_BYTES;
-            let dropped = self.packing.mapping.drop_content(to_usize(offset), bytes);
-            if let Err(error) = dropped {
-                // What is there must not be read as zero.
+        let drop_run = |run: &Range<u32>| match self.packing.superpages.drop_pages(self.number, run)
+        {
+            Ok(pages) => pages,
+            Err(error) => {
+                // Their room stays taken, as their memory does; what is there must read as zero.
                 tracing::error!(%error, "memory cannot be given back; it is zeroed");
-                self.packing.mapping.zero(to_usize(offset), bytes);
-                return 0;
+                let zero = [0; PAGE_BYTES];
+                run.clone().for_each(|page| self.slice(&(page..page + 1)).fill(&zero));
+                0
             }
-            count
         };
         runs.iter().map(drop_run).sum()
     }
@@ -283,29 +229,42 @@ impl Packing {
     }
 }
 
-impl Drop for PackedSuperpage {
-    fn drop(&mut self) {
-        let (pages, unpacked) = self.change_pages(|pages| {
-            let all = 0..PAGES_PER_SUPERPAGE;
-            let in_memory = u64::from(pages.count_in_memory());
-            let is_dropped = self.drop_memory(&[all]) > 0;
-            (if is_dropped { in_memory } else { 0 }, pages.clear())
-        });
+impl Paged for PackedSuperpage {
+    fn count_absent(&self, range: Range<u32>) -> u32 {
+        self.pages().count_absent(range)
+    }
+
+    fn write(&self, range: Range<u32>) -> u32 {
+        let (taken, unpacked) = self.change_pages(|pages| pages.write(range));
         self.packing.release(unpacked);
-        self.packing.room.give_back(pages);
-        lock(&self.packing.superpages).free.push(self.number);
+        taken
+    }
+
+    fn unpin(&self, range: &Range<u32>) {
+        self.pages().unpin(range);
+    }
+
+    fn slice(&self, range: &Range<u32>) -> Slice {
+        self.packing.superpages.slice(self.number, range)
     }
 }
 
-/// Pages of a superpage that somebody wants to read or write.
-pub(in crate::memory) type Wanted = (Arc<PackedSuperpage>, Range<u32>);
+impl Drop for PackedSuperpage {
+    fn drop(&mut self) {
+        let (pages, unpacked) = self.change_pages(|pages| (pages.count_in_memory(), pages.clear()));
+        self.packing.release(unpacked);
+        if self.packing.superpages.take_back(self.number) {
+            self.packing.room.give_back(u64::from(pages));
+        }
+    }
+}
 
 /// Pages to be sent. They are in `slices`, and stay as they are as long as `keeps` live.
 ///
 /// # Errors
 /// A packed page is not what was packed.
 pub(in crate::memory) fn read(
-    wanted: &[Wanted],
+    wanted: &[Wanted<PackedSuperpage>],
     slices: &mut Vec<Slice>,
     keeps: &mut Vec<Keep>,
 ) -> io::Result<()> {
@@ -314,8 +273,7 @@ pub(in crate::memory) fn read(
         if pages.read(range.clone()) {
             drop(pages);
             slices.push(superpage.slice(range));
-            let pin = Pin { superpage: Arc::clone(superpage), range: range.clone() };
-            keeps.push(Arc::new(pin) as Keep);
+            keeps.push(pin(superpage, range));
         } else {
             let buffer = superpage.unpack(&pages, range)?;
             drop(pages);
@@ -326,43 +284,17 @@ pub(in crate::memory) fn read(
     Ok(())
 }
 
-/// Pages to be written to, as [`read`]; they are away if there is no memory for them now.
+/// Pages to be written to; see [`given::write`].
 ///
 /// # Errors
 /// There is no memory for them, and nothing left that could be packed.
 pub(in crate::memory) fn write(
-    wanted: &[Wanted],
+    wanted: &[Wanted<PackedSuperpage>],
     thread: usize,
     slices: &mut Vec<Slice>,
     keeps: &mut Vec<Keep>,
 ) -> io::Result<Placed> {
     let Some((first, _)) = wanted.first() else { return Ok(Placed::Here) };
     let packing = &first.packing;
-    let absent =
-        |(superpage, range): &Wanted| u64::from(superpage.pages().count_absent(range.clone()));
-    let expected: u64 = wanted.iter().map(absent).sum();
-    if !packing.take_room(expected, thread)? {
-        return Ok(Placed::Away);
-    }
-    let mut taken = 0;
-    for (superpage, range) in wanted {
-        let (absent, unpacked) = superpage.change_pages(|pages| pages.write(range.clone()));
-        taken += u64::from(absent);
-        packing.release(unpacked);
-        slices.push(superpage.slice(range));
-        let pin = Pin { superpage: Arc::clone(superpage), range: range.clone() };
-        keeps.push(Arc::new(pin) as Keep);
-    }
-    // Pages may have come or gone meanwhile.
-    if taken > expected {
-        packing.room.add(taken - expected);
-    } else {
-        packing.room.give_back(expected - taken);
-    }
-    Ok(Placed::Here)
-}
-
-/// What a client is told where there is no memory left.
-fn full_error() -> io::Error {
-    io::ErrorKind::StorageFull.into()
+    given::write(wanted, (&packing.room, thread), || packing.refuses(), slices, keeps)
 }
