@@ -89,17 +89,17 @@ fn told_by_zombie(pid: Pid) -> Option<i32> {
 mod tests {
     use std::process::Command;
 
+    use rustix::event::{PollFd, PollFlags, poll};
     use rustix::process::{PidfdFlags, pidfd_open};
 
     use super::*;
-    use crate::waits::await_end;
 
     /// How the shell's end is reported while it is a zombie, and after it was reaped.
     fn endings(script: &str) -> [Ending; 2] {
         let mut shell = Command::new("sh").args(["-c", script]).spawn().expect("a shell");
         let pid = Pid::from_child(&shell);
         let handle = pidfd_open(pid, PidfdFlags::empty()).expect("a handle");
-        await_end(&handle);
+        poll(&mut [PollFd::new(&handle, PollFlags::IN)], None).expect("its end");
         let zombie = Ending::of(pid, &handle);
         shell.wait().expect("its end");
         [zombie, Ending::of(pid, &handle)]
