@@ -41,6 +41,7 @@ pub fn usage_or_failure(error: RunError) -> anyhow::Error {
         RunError::LimitTooSmall { .. }
         | RunError::TooFewDomains { .. }
         | RunError::UnsealedCopies
+        | RunError::SharingSealed
         | RunError::Address { .. }
         | RunError::Rack(RackError::RemoteTcp { .. }) => UsageError(error.to_string()).into(),
         error => anyhow::Error::from(error),

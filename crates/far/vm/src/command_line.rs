@@ -21,93 +21,100 @@ pub struct Refusal {
 
 /// A rule by which options are refused.
 struct Rule {
-    /// The kinds that the value may have, such as a device's driver: by their beginning.
     options: &'static [&'static str],
-    kinds: &'static [&'static str],
+    sign: Sign,
+    why: Why,
+}
+
+/// By what of its value an option is known.
+enum Sign {
+    /// Its kind, such as a device's driver, begins so.
+    Kind(&'static [&'static str]),
+    /// One of these keys is on.
+    Key(&'static [&'static str]),
+}
+
+/// A reason and its remedy.
+#[derive(Clone, Copy)]
+struct Why {
     reason: &'static str,
     remedy: &'static str,
 }
 
-const RULES: [Rule; 5] = [
+const HUGE_PAGES: Why = Why {
+    reason: "pages of hugetlbfs cannot be far",
+    remedy: "leave it out; huge pages of the kernel's own choice need no option",
+};
+
+const RULES: [Rule; 8] = [
     Rule {
         options: &["device", "netdev", "net", "chardev"],
-        kinds: &["vhost-user"],
-        reason: "another process maps the guest's memory, and would see holes where it is far",
-        remedy: "use a device that QEMU emulates, such as virtio-net-pci with -netdev tap or user, \
-                 virtio-blk-pci or virtio-9p-pci",
+        sign: Sign::Kind(&["vhost-user"]),
+        why: Why {
+            reason: "another process maps the guest's memory, and would see holes where it is far",
+            remedy: "use a device that QEMU emulates, such as virtio-net-pci with -netdev tap or \
+                     user, virtio-blk-pci or virtio-9p-pci",
+        },
     },
     Rule {
-        options: &["device"],
-        kinds: &["vfio-", "pvrdma", "x-pci-proxy"],
-        reason: "the device reads and writes the guest's memory by itself, so that all of it is \
-                 pinned and none can be far",
-        remedy: "use a device that QEMU emulates, or run this guest without farpool",
+        options: &["object"],
+        sign: Sign::Kind(&["x-vfio-user-server"]),
+        why: Why {
+            reason: "another process maps the guest's memory, and would see holes where it is far",
+            remedy: "use a device that QEMU emulates",
+        },
     },
     Rule {
         options: &["device", "netdev", "net"],
-        kinds: &["vhost-vdpa"],
-        reason: "the device reads and writes the guest's memory by itself, so that all of it is \
-                 pinned and none can be far",
-        remedy: "use a device that QEMU emulates, or run this guest without farpool",
+        sign: Sign::Kind(&["vfio-", "vhost-vdpa", "pvrdma", "x-pci-proxy"]),
+        why: Why {
+            reason: "the device reads and writes the guest's memory by itself, so that all of it \
+                     is pinned and none can be far",
+            remedy: "use a device that QEMU emulates, or run this guest without farpool",
+        },
     },
     Rule {
         options: &["object"],
-        kinds: &["sev-", "tdx-guest", "memory-backend-epc"],
-        reason: "the guest's memory is encrypted or protected by the processor, which lets nobody \
-                 move it",
-        remedy: "run this guest without farpool",
+        sign: Sign::Kind(&["sev-", "tdx-guest", "memory-backend-epc"]),
+        why: Why {
+            reason: "the guest's memory is encrypted or protected by the processor, which lets \
+                     nobody move it",
+            remedy: "run this guest without farpool",
+        },
     },
     Rule {
-        options: &["object"],
-        kinds: &["x-vfio-user-server"],
-        reason: "another process maps the guest's memory, and would see holes where it is far",
-        remedy: "use a device that QEMU emulates",
+        options: &["overcommit", "realtime"],
+        sign: Sign::Key(&["mem-lock", "mlock"]),
+        why: Why { reason: "locked memory cannot be far", remedy: "leave it out" },
+    },
+    Rule { options: &["object"], sign: Sign::Key(&["hugetlb"]), why: HUGE_PAGES },
+    Rule {
+        options: &["global"],
+        sign: Sign::Key(&["migration.x-postcopy-ram", "migration.postcopy-ram"]),
+        why: Why {
+            reason: "QEMU's postcopy needs the guest's page faults, which farpool serves",
+            remedy: "migrate without postcopy",
+        },
+    },
+    Rule {
+        options: &["global"],
+        sign: Sign::Key(&["migration.x-background-snapshot", "migration.background-snapshot"]),
+        why: Why {
+            reason: "QEMU's background snapshot needs the guest's page faults, which farpool serves",
+            remedy: "take snapshots without it",
+        },
     },
 ];
 
-/// Refusals that depend on a key of the value.
-struct KeyRule {
-    options: &'static [&'static str],
-    keys: &'static [&'static str],
-    reason: &'static str,
-    remedy: &'static str,
+impl Rule {
+    fn applies(&self, option: &str, fields: &Fields) -> bool {
+        self.options.contains(&option)
+            && match self.sign {
+                Sign::Kind(kinds) => kinds.iter().any(|kind| fields.kind.starts_with(kind)),
+                Sign::Key(keys) => keys.iter().any(|key| fields.is_on(key)),
+            }
+    }
 }
-
-const KEY_RULES: [KeyRule; 5] = [
-    KeyRule {
-        options: &["overcommit"],
-        keys: &["mem-lock"],
-        reason: "locked memory cannot be far",
-        remedy: "leave it out",
-    },
-    KeyRule {
-        options: &["realtime"],
-        keys: &["mlock"],
-        reason: "locked memory cannot be far",
-        remedy: "leave it out",
-    },
-    KeyRule {
-        options: &["object"],
-        keys: &["hugetlb"],
-        reason: "pages of hugetlbfs cannot be far",
-        remedy: "leave hugetlb out; huge pages of the kernel's own choice need no option",
-    },
-    KeyRule {
-        options: &["global"],
-        keys: &["migration.x-postcopy-ram", "migration.postcopy-ram"],
-        reason: "QEMU's postcopy needs the guest's page faults, which farpool serves",
-        remedy: "migrate without postcopy",
-    },
-    KeyRule {
-        options: &["global"],
-        keys: &["migration.x-background-snapshot", "migration.background-snapshot"],
-        reason: "QEMU's background snapshot needs the guest's page faults, which farpool serves",
-        remedy: "take snapshots without it",
-    },
-];
-
-const HUGE_FILE_REASON: &str = "pages of hugetlbfs cannot be far";
-const HUGE_FILE_REMEDY: &str = "leave it out; huge pages of the kernel's own choice need no option";
 
 /// QEMU's default for `-m`.
 const MEMORY_BYTES_DEFAULT: u64 = 128 << 20;
@@ -155,27 +162,15 @@ impl CommandLine {
     pub fn check(&self, is_hugetlbfs: impl Fn(&str) -> bool) -> Result<(), Refusal> {
         for (option, value) in &self.options {
             let fields = Fields::read(value);
-            let refused = |reason, remedy| {
-                let option = format!("-{option} {value}");
-                Err(Refusal { option, reason, remedy })
-            };
-            let is_about = |options: &[&str]| options.contains(&option.as_str());
-            let is_kind = |kinds: &[&str]| kinds.iter().any(|kind| fields.kind.starts_with(kind));
-            if let Some(rule) = RULES.iter().find(|it| is_about(it.options) && is_kind(it.kinds)) {
-                return refused(rule.reason, rule.remedy);
-            }
-            let is_on = |keys: &[&str]| keys.iter().any(|key| fields.is_on(key));
-            let applies = |rule: &&KeyRule| is_about(rule.options) && is_on(rule.keys);
-            if let Some(rule) = KEY_RULES.iter().find(applies) {
-                return refused(rule.reason, rule.remedy);
-            }
             let path = match option.as_str() {
                 "mem-path" => Some(value.as_str()),
                 "object" => fields.get("mem-path"),
                 _ => None,
             };
-            if path.is_some_and(&is_hugetlbfs) {
-                return refused(HUGE_FILE_REASON, HUGE_FILE_REMEDY);
+            let rule = RULES.iter().find(|rule| rule.applies(option, &fields));
+            let huge = path.is_some_and(&is_hugetlbfs).then_some(HUGE_PAGES);
+            if let Some(Why { reason, remedy }) = rule.map(|rule| rule.why).or(huge) {
+                return Err(Refusal { option: format!("-{option} {value}"), reason, remedy });
             }
         }
         Ok(())
@@ -468,6 +463,6 @@ mod tests {
         assert_eq!(parts(",,,"), [",", ""]);
         assert_eq!(parts(&escaped("/a,b,,c")), ["/a,b,,c"]);
         let path = "-mem-path /dev/hugepages,x";
-        assert_eq!(refusal(path).map(|it| it.reason), Some(HUGE_FILE_REASON));
+        assert_eq!(refusal(path).map(|it| it.reason), Some(HUGE_PAGES.reason));
     }
 }

@@ -81,6 +81,29 @@ fn sealed_pages_are_not_asked_to_be_shared() {
     let blade = Blade::start("64MiB");
     let run = Run::far("32MiB").blade(&blade.address(Transport::Tcp));
     let outcome = run.args(["--share-with", "twins"]).program("true").finish();
-    assert_ne!(outcome.code, 0, "{}", outcome.stderr);
+    assert_eq!(outcome.code, 2, "{}", outcome.stderr);
     assert!(outcome.stderr.contains("--share-with would share nothing"), "{}", outcome.stderr);
+}
+
+/// What the program writes does not pack, and is more than the blade has: it goes on with what it
+/// cannot evict in local memory, and loses nothing.
+#[test]
+fn a_full_blade_ends_no_program() {
+    if !have("python3") {
+        return;
+    }
+    let _turn = turn();
+    let blade = Blade::start_with("128MiB", &["--pack", "--lend", "1GiB"]);
+    let program = "
+import hashlib, os
+held = [os.urandom(1 << 20) for _ in range(240)]
+digests = [hashlib.sha256(it).digest() for it in held]
+print('right' if digests == [hashlib.sha256(it).digest() for it in held] else 'wrong')
+";
+    let run = Run::far("64MiB").blade(&blade.address(Transport::Unix)).patience(PATIENCE * 2);
+    let outcome = run.program("python3").args(["-c", program]).finish();
+    assert_eq!(outcome.require_success().require_far().stdout, "right\n");
+    assert!(outcome.stderr.contains("takes no pages"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("over its limit"), "{}", outcome.stderr);
+    assert_eq!(figure(&blade, "pages_failed"), 0);
 }
