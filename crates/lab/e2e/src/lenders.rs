@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::ports::free_address;
-use crate::rack::{Daemon, answer};
+use crate::rack::{Daemon, answer, ask};
 use crate::run::{Run, Running};
 use crate::wait_until;
 
@@ -77,6 +77,11 @@ impl Rack {
             node["state"] == "up" && lendable.is_u64() && lendable == donated
         };
         nodes["nodes"].as_array().map_or(0, |nodes| nodes.iter().filter(lends).count())
+    }
+
+    /// The address of a node that lives.
+    fn address_of(&self, at: usize) -> String {
+        self.nodes[at].as_ref().map(|node| node.address.clone()).expect("a node that lives")
     }
 
     /// Kills a node.
@@ -162,6 +167,18 @@ impl Rack {
     }
 }
 
+/// What the controller knows of the rack is shown if the test fails.
+impl Drop for Rack {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for list in [&["node", "list"][..], &["segment", "list"], &["events"]] {
+                let told = ask(&self.control.address, list);
+                println!("{}: {}", list.join(" "), String::from_utf8_lossy(&told.stdout));
+            }
+        }
+    }
+}
+
 /// The number of the node of this name.
 ///
 /// # Panics
@@ -235,14 +252,15 @@ pub fn die_one_after_the_other(rack: &mut Rack, running: &mut Running) {
         let at = number_of(name);
         let is_hit = used.iter().any(|name| name == NAMES[at]);
         let died = Instant::now();
+        let blade = rack.address_of(at);
         rack.replace(at);
         last = at;
         (deaths, hits) = (deaths + 1, hits + usize::from(is_hit));
         if is_hit {
-            wait_until("the loss to be noticed", PATIENCE, || {
-                let still = rack.used().iter().any(|name| name == NAMES[at]);
+            // Before it has noticed the loss nothing seems to be missing.
+            wait_until("the program to have left the blade", PATIENCE, || {
                 assert!(running.is_running(), "{}", running.stderr());
-                (degraded(running)? > 0 || !still).then_some(())
+                (!running.blades().contains(&blade)).then_some(())
             });
             wait_for_copies(running);
             slowest = slowest.max(died.elapsed());

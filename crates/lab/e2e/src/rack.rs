@@ -1,6 +1,7 @@
 //! The controller and nodes of one test, as processes.
 
-use std::io::{BufRead, BufReader};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Seek};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 
@@ -9,13 +10,16 @@ use serde_json::Value;
 
 use crate::{PATIENCE, binaries, wait_until};
 
+/// How much of a daemon's log is shown, of its end.
+const LOG_SHOWN_BYTES: usize = 4096;
 /// The options of a node that shares its processors with its clients and the test itself.
 pub const UNHELD: [&str; 2] = ["--busy-rate", "unlimited"];
 
-/// A process that has reported that it is ready.
+/// A process that has reported that it is ready. What it logs is shown if the test fails.
 #[derive(Debug)]
 pub struct Daemon {
     child: Child,
+    log: File,
     /// Its ready line.
     pub ready: Value,
     /// The address that it listens on; empty for a node that lends nothing.
@@ -29,17 +33,18 @@ impl Daemon {
 
     /// Starts it with a command that runs `farpool` elsewhere.
     pub fn start_command(mut command: Command, arguments: &[&str]) -> Daemon {
+        let log = tempfile::tempfile().expect("a log");
         let mut child = command
             .args(arguments)
             .arg("--json")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(log.try_clone().expect("a log"))
             .spawn()
             .expect("farpool");
         let stdout = child.stdout.take().expect("piped");
         // Wrapped here, before anything can panic, so that the child is always ended.
-        let mut daemon = Daemon { child, ready: Value::Null, address: String::new() };
+        let mut daemon = Daemon { child, log, ready: Value::Null, address: String::new() };
         let mut line = String::new();
         let _ = BufReader::new(stdout).read_line(&mut line);
         daemon.ready = serde_json::from_str(&line)
@@ -108,6 +113,12 @@ impl Daemon {
 impl Drop for Daemon {
     fn drop(&mut self) {
         self.kill();
+        if std::thread::panicking() {
+            let mut text = Vec::new();
+            let _ = self.log.rewind().and_then(|()| self.log.read_to_end(&mut text));
+            let skipped = text.len().saturating_sub(LOG_SHOWN_BYTES);
+            println!("log of {}: {}", self.ready, String::from_utf8_lossy(&text[skipped..]));
+        }
     }
 }
 
