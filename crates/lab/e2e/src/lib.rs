@@ -16,6 +16,7 @@
 //! * [`redis`]: a redis-server that saves in the background, checked by redis-cli;
 //! * [`kv`]: a client of a key-value server that checks every value;
 //! * [`compaction`]: memory compaction, so that the kernel keeps migrating pages;
+//! * [`merging`]: equal pages are merged by the kernel;
 //! * [`hog`]: a program that takes much of its host's memory;
 //! * [`steps`]: a process that is killed at a chosen system call;
 //! * [`tree`]: the descendants of a process, to be counted, measured and ended;
@@ -42,6 +43,7 @@ pub mod jobs;
 pub mod kv;
 pub mod lenders;
 pub mod liar;
+pub mod merging;
 pub mod network;
 pub mod pki;
 pub mod postgres;

@@ -7,6 +7,7 @@ use farpool_e2e::guest::{
     Guest, Image, MOST_MIB, QEMU, THIRD_MIB, WORK_MIB, plain_memory, require_right, with_backend,
 };
 use farpool_e2e::jobs::require_limit;
+use farpool_e2e::merging::Merging;
 use farpool_e2e::run::{Door, Run};
 use farpool_e2e::{PATIENCE, tree, turn, wait_until};
 
@@ -39,6 +40,17 @@ fn a_guest_in_a_sandbox() {
     let sandbox = "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
     let [memory, mib] = plain_memory();
     far(&image, Door::Usual, MOST_MIB, &[memory, mib, "-sandbox".into(), sandbox.into()]);
+}
+
+/// QEMU lets the kernel merge equal pages of a guest, which it does while they become far, come
+/// back, and are written to.
+#[test]
+fn a_guest_whose_pages_are_merged() {
+    let Some(image) = Image::make() else { return };
+    let Some(_merging) = Merging::start() else { return };
+    for door in [Door::Preload, Door::Sidecar] {
+        far(&image, door, THIRD_MIB, &plain_memory());
+    }
 }
 
 /// Shared memory cannot be far. That is told if it alone is more than the limit.

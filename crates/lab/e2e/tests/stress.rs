@@ -5,6 +5,7 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::time::Duration;
 
 use farpool_e2e::blade::{Blade, Transport};
+use farpool_e2e::merging::Merging;
 use farpool_e2e::run::{Door, Outcome, Run, Running};
 use farpool_e2e::{binaries, turn};
 
@@ -13,6 +14,8 @@ const QUIET_OPS: &str =
     "discard,free,advise,protect,unmap,mremap,spawn,heap,pipe,file,direct,uring";
 const ALL_OPS: &str =
     "discard,free,advise,protect,unmap,mremap,spawn,heap,pipe,file,direct,uring,fork";
+/// What can go wrong with pages that the kernel merges.
+const MERGE_OPS: &str = "merge,discard,free,mremap,pipe,direct,uring,fork";
 /// Memory that the stress program maps, in MiB.
 const STRESS_MIB: u64 = 96;
 /// The memory of a blade for a program that forks. Each layer takes whole superpages: the parent's
@@ -195,6 +198,26 @@ fn unchanged_pages_are_not_written() {
         outcome.require_success();
         let (written, not) = (outcome.counter("pages_written"), outcome.counter("clean_drops"));
         assert!(written > 0 && not > written / 4, "{transport:?}: {written} written, {not} not");
+    }
+}
+
+/// Pages that the kernel has merged with equal ones. The library moves them out as they are, the
+/// sidecar makes them the program's own first.
+#[test]
+fn pages_that_are_merged() {
+    let _turn = turn();
+    let Some(_merging) = Merging::start() else { return };
+    require_case(Run::through(Door::Preload, "24MiB"), "merged-unsplit");
+    require_case(Run::through(Door::Sidecar, "24MiB"), "merged");
+}
+
+/// Pages that are merged while they are written to, discarded, used for I/O and shared by forks.
+#[test]
+fn merged_pages_in_use() {
+    let _turn = turn();
+    let Some(_merging) = Merging::start() else { return };
+    for (door, seed) in [(Door::Preload, 81), (Door::Sidecar, 82)] {
+        stress(Run::through(door, &limit(25)), MERGE_OPS, 3, seed).require_far();
     }
 }
 

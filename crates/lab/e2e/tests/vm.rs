@@ -52,6 +52,7 @@ fn a_vm_is_listed_limited_and_gone_with_its_end() {
     assert_eq!(there["state"], "running", "{there}");
     assert_eq!(there["pid"], guest.running.program_pid(), "{there}");
     assert_eq!(there["limit_bytes"], MOST_MIB << 20, "{there}");
+    assert!(there["merged_bytes"].is_u64(), "{there}");
     let (code, told, _) = vm(&["stat", &name]);
     assert!(code == 0 && told.contains(&name) && told.contains("running"), "{told}");
     let again = Run::vm(&name, "64MiB").program(QEMU).finish();

@@ -72,8 +72,8 @@ pub struct Core {
     pub out_of_turn: AtomicBool,
     /// Held while the message is written, so that no other thread's SIGBUS ends the process first.
     pub(super) loss_reported: Mutex<bool>,
-    /// Pages were shared with a parent or a child: writing to them takes memory without a fault
-    /// that the pager sees.
+    /// Pages were shared with a parent or a child, or merged by KSM: writing to them takes memory
+    /// without a fault that the pager sees.
     pub shares: AtomicBool,
     /// Ranges that the program does not need soon, for the evictor.
     retired: Mutex<Vec<(usize, usize)>>,
@@ -206,8 +206,8 @@ impl Core {
         moves::occupied(&self.pagemap, frame, 1) != 0
     }
 
-    /// Notes that a fork shares the process's pages from now on.
-    pub fn note_fork(&self) {
+    /// Notes that a fork, or KSM, shares the process's pages from now on.
+    pub fn note_sharing(&self) {
         self.shares.store(true, Relaxed);
         self.crew.note_shared_memory();
     }

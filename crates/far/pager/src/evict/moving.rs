@@ -115,25 +115,38 @@ impl Evictor {
             Some(libc::EEXIST) => {
                 fail_closed(&format!("tray {tray}, page {}: a frame is there already", at.next))
             }
-            // Shared since a fork: once it is this process's own, it can be moved. Pinned by the
-            // kernel for I/O: it keeps failing with EBUSY and stays where it is.
+            // Shared with another process: once it is this process's own, it can be moved. Pinned
+            // by the kernel for I/O: it keeps failing with EBUSY and stays where it is.
             Some(libc::EBUSY) if self.core.layout.follows() => {
                 self.busy |= 1 << at.next;
                 self.refuse(superpage, chunk, at);
             }
+            // KSM has merged it with an equal one: the next time the chunk's shared pages are
+            // written from where they are, see [`super::shared`].
+            Some(libc::EBUSY) if self.is_shared(program + at.next * PAGE_BYTES) => {
+                self.core.note_sharing();
+                return true;
+            }
+            // Its other users are gone, or have written to copies of their own; the kernel learns by
+            // a write that it is this process's own.
             Some(libc::EBUSY) if !at.unshared => {
                 at.unshared = true;
                 let _ = sys::unshare(program + at.next * PAGE_BYTES, PAGE_BYTES);
             }
             // More than one mapping: a smaller piece may lie in one.
             Some(errno) if errno != libc::EBUSY && count > 1 => at.most = count / 2,
-            // Locked, of other rights, or not the program's any more: it stays.
+            // Pinned, locked, of other rights, or not the program's any more: it stays.
             _ => {
                 self.refuse(superpage, chunk, at);
                 at.unshared = false;
             }
         }
         false
+    }
+
+    /// Whether another process, or another page of this one, also maps what is at `address`.
+    fn is_shared(&self, address: usize) -> bool {
+        self.core.pagemap.shared_pages(address, 1).is_ok_and(|shared| shared != 0)
     }
 
     /// Notes that the next page stays.

@@ -43,7 +43,7 @@ impl Evictor {
     pub(super) fn take_busy(&mut self, number: usize) -> u64 {
         let busy = std::mem::take(&mut self.busy);
         if busy != 0 && !self.core.shares.load(Relaxed) && self.shared_pages(number, busy) != 0 {
-            self.core.note_fork();
+            self.core.note_sharing();
         }
         busy
     }

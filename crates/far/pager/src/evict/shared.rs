@@ -1,9 +1,10 @@
-//! Evicts pages that a fork shares with another process.
+//! Evicts pages that a fork shares with another process, or that KSM has merged with equal ones.
 //!
 //! UFFDIO_MOVE takes only pages of one process. Making them the process's own first, by copying,
 //! would take memory just when it is short: right after a fork each process would copy all shared
-//! pages. So such pages are written to the blade while they stay where they are, write-protected,
-//! and then dropped:
+//! pages, and to un-merge a page costs a frame and several times what dropping its mapping does. So
+//! such pages are written to the blade while they stay where they are, write-protected, and then
+//! dropped:
 //! 1. the chunk's pages are in phase Evicting (claimed by the caller), so that faults wait;
 //! 2. they are write-protected: a writing thread faults, and waits too;
 //! 3. the pages that are still shared now are copied, written to the blade, and acknowledged;

@@ -72,7 +72,7 @@ impl Pager {
             let attach = |pool: &Pool| self.inheritance.attach(core, pool);
             let layers = self.inheritance.tokens();
             core.pool.set(blades::connect_inherited(core, &layers, attach)?);
-            core.note_fork();
+            core.note_sharing();
             steward::settle_inherited(self, core);
             activation::activate(self, core);
             self.ready.store(1, SeqCst);

@@ -94,7 +94,7 @@ impl Attached {
             return Err(std::io::Error::other("its parent's pager serves it again").into());
         }
         core.pool.set((pool, blades));
-        core.note_fork();
+        core.note_sharing();
         // Faults are served here now.
         (self.keeper.taken)();
         let mut steward = begin(self.pager, core);

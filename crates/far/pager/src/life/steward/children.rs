@@ -35,7 +35,7 @@ impl Steward {
         let number = birth::number_of(uffd.as_raw_fd());
         let mut child = Child::new(number, uffd, Inheritance::default());
         let needs_pages = child.may_need_pages() && {
-            self.core.note_fork();
+            self.core.note_sharing();
             child.inherit(self.take_down());
             !child.remains().is_empty()
         };

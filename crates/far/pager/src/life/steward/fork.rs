@@ -42,7 +42,7 @@ impl Steward {
         // are while it has the lock, may have a fault of its own.
         let _registry = self.pager.registry.lock().map_err(|_| libc::EDEADLK)?;
         self.core.gate.shut();
-        self.core.note_fork();
+        self.core.note_sharing();
         self.empty_buffer();
         let result = {
             let _changing = self.core.layers.changing.lock();

@@ -7,6 +7,7 @@ use crate::forks::{
 };
 use crate::full::{fill_until_given_back, fill_until_refused};
 use crate::memory::*;
+use crate::merged::{merged, merged_unsplit};
 use crate::programs;
 use crate::rights::{rights_early, rights_kept};
 use crate::unchanged::unchanged_pages;
@@ -34,6 +35,8 @@ pub const ALL: &[(&str, fn())] = &[
     ("fork-thread-data", fork_thread_data),
     ("vmsplice", vmsplice),
     ("unchanged-pages", unchanged_pages),
+    ("merged", merged),
+    ("merged-unsplit", merged_unsplit),
     ("fill-until-refused", fill_until_refused),
     ("fill-until-given-back", fill_until_given_back),
     ("rights-kept", rights_kept),

@@ -11,6 +11,7 @@ mod direct;
 mod forks;
 mod full;
 mod memory;
+mod merged;
 mod programs;
 mod rights;
 mod unchanged;

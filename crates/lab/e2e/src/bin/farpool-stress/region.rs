@@ -1,7 +1,8 @@
 //! A mapping of the program, and a shadow that records what each of its pages must hold.
 //!
 //! A page holds either zeros (stamp 0) or 512 words made from its stamp, and no two writes use the
-//! same stamp: so a page that is stale, misplaced, torn, or invented differs from the right one.
+//! same stamp, except that pages can be made alike on purpose: so a page that is stale, misplaced,
+//! torn, or invented differs from the right one.
 //! The shadow is mapped with MAP_STACK, so it is local and cannot be wrong for the same reason as
 //! the page.
 

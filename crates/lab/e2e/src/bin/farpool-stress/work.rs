@@ -23,6 +23,7 @@ pub enum Kind {
     File,
     Direct,
     Uring,
+    Merge,
 }
 
 /// The most pages that one operation uses.
@@ -39,7 +40,7 @@ const FORK_DEPTH: usize = 2;
 
 impl Kind {
     /// All kinds and their names.
-    pub const ALL: [(&'static str, Kind); 13] = [
+    pub const ALL: [(&'static str, Kind); 14] = [
         ("discard", Kind::Discard),
         ("free", Kind::Free),
         ("advise", Kind::Advise),
@@ -53,6 +54,7 @@ impl Kind {
         ("file", Kind::File),
         ("direct", Kind::Direct),
         ("uring", Kind::Uring),
+        ("merge", Kind::Merge),
     ];
 
     /// Parses names separated by commas. "touch" alone selects none.
@@ -124,6 +126,7 @@ impl Worker {
             Kind::File => self.copy("a file", SPAN, Files::through_file),
             Kind::Direct => self.copy("O_DIRECT", SPAN, Files::through_direct),
             Kind::Uring => self.copy("io_uring", 32, Files::through_uring),
+            Kind::Merge => self.merge(),
         }
     }
 
@@ -217,6 +220,17 @@ impl Worker {
         let (at, pages) = if whole { (0, target.pages()) } else { (first, count) };
         sys::advise(target.address(at), pages * PAGE, advice);
         self.check_range(region, first, count, "reading after an advice");
+    }
+
+    /// Makes pages alike in a region whose pages KSM may merge, and seldom has it split them all.
+    fn merge(&mut self) {
+        let (region, first, count) = self.pick(SPAN);
+        let stamp = self.stamp();
+        let splits = self.rng.one_in(16);
+        let target = &mut self.regions[region];
+        let advice = if splits { libc::MADV_UNMERGEABLE } else { libc::MADV_MERGEABLE };
+        sys::advise(target.address(0), target.pages() * PAGE, advice);
+        (first..first + count).for_each(|page| target.write(page, stamp));
     }
 
     /// Removes access rights of a range, reads elsewhere, and restores them.
