@@ -47,7 +47,8 @@ fn start(args: VmRunArgs) -> anyhow::Result<u8> {
     Ok(u8::try_from(code).unwrap_or(crate::EXIT_FAILED))
 }
 
-const HEADER: [&str; 6] = ["name", "pid", "state", "local MiB", "far MiB", "limit MiB"];
+const HEADER: [&str; 7] =
+    ["name", "pid", "state", "local MiB", "merged MiB", "far MiB", "limit MiB"];
 
 fn list(args: &VmListArgs) -> anyhow::Result<u8> {
     let vms = farpool_vm::list()?;
@@ -90,6 +91,7 @@ fn row(vm: &Vm) -> Vec<String> {
         vm.pid.map_or_else(|| "-".into(), |pid| pid.to_string()),
         vm.state.as_ref().map_or_else(|_| "unknown".into(), Clone::clone),
         mib(vm.local_bytes()),
+        mib(vm.merged_bytes()),
         mib(vm.far_bytes()),
         mib(vm.limit_bytes()),
     ]
@@ -118,6 +120,7 @@ fn to_json(vm: &Vm) -> Value {
         "state": vm.state.as_ref().ok(),
         "state_error": vm.state.as_ref().err().map(ToString::to_string),
         "local_bytes": vm.local_bytes(),
+        "merged_bytes": vm.merged_bytes(),
         "far_bytes": vm.far_bytes(),
         "limit_bytes": vm.limit_bytes(),
     })

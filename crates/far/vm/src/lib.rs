@@ -81,6 +81,14 @@ impl Vm {
         Some(self.run.as_ref()?.total.counter("far_pages") * PAGE_BYTES_U64)
     }
 
+    /// What the kernel (KSM) has merged of its local memory with equal pages, of whomever; nothing
+    /// if the kernel does not tell.
+    pub fn merged_bytes(&self) -> Option<u64> {
+        let path = format!("/proc/{}/ksm_merging_pages", self.pid?);
+        let pages: u64 = std::fs::read_to_string(path).ok()?.trim().parse().ok()?;
+        pages.checked_mul(PAGE_BYTES_U64)
+    }
+
     /// Its present limit.
     pub fn limit_bytes(&self) -> Option<u64> {
         self.run.as_ref().map(RunStatistics::limit_now_bytes)

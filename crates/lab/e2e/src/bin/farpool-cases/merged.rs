@@ -24,7 +24,7 @@ pub fn merged_unsplit() {
 fn merged_pages(most: usize) {
     let start = map(0, PAGES * PAGE, READ_WRITE, 0);
     let mut content = [0; PAGE];
-    content.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at % 251) as u8);
+    content.iter_mut().zip((1..=u8::MAX).cycle()).for_each(|(byte, value)| *byte = value);
     let page = |number: usize| slice(start + number * PAGE, PAGE);
     (0..PAGES).for_each(|number| page(number).copy_from_slice(&content));
     require(advise(start, PAGES * PAGE, libc::MADV_MERGEABLE) == 0, "MADV_MERGEABLE");
