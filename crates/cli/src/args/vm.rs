@@ -13,7 +13,9 @@ use crate::values::LocalLimit;
 Examples:\n  \
 farpool vm run --name web1 --local 1GiB -- qemu-system-x86_64 -m 4G -drive file=web1.img\n  \
 farpool vm list\n  \
-farpool vm limit web1 512MiB\n\n\
+farpool vm limit web1 512MiB\n  \
+farpool vm suspend web1\n  \
+farpool vm resume web1\n\n\
 docs/users/vm.md says what works with far memory and what does not.")]
 pub struct VmArgs {
     #[command(subcommand)]
@@ -30,6 +32,10 @@ pub enum VmAction {
     Stat(VmStatArgs),
     /// Change the local memory of a virtual machine
     Limit(VmLimitArgs),
+    /// Stop a guest and move its memory to the blades; QEMU stays, with some 45 MiB
+    Suspend(VmSuspendArgs),
+    /// Let a suspended guest go on, with the local memory that it had
+    Resume(VmResumeArgs),
 }
 
 #[derive(Debug, Args)]
@@ -41,7 +47,7 @@ Any command line of QEMU's; one further QMP socket is added to it. What cannot w
 is refused before QEMU starts, such as VFIO and vhost-user. --local is for QEMU as a whole, which \
 needs some 30 MiB besides its guest. The settings of the table [run] apply.")]
 pub struct VmRunArgs {
-    /// Name for farpool vm list, stat and limit: letters, digits, '.', '_' and '-'
+    /// Name for the other commands of farpool vm: letters, digits, '.', '_' and '-'
     #[arg(long)]
     pub name: VmName,
     #[command(flatten)]
@@ -75,4 +81,21 @@ pub struct VmLimitArgs {
     /// New local memory: a size, or a share of the memory it has in use (25%)
     #[arg(value_name = "SIZE|PCT")]
     pub local: LocalLimit,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  farpool vm suspend web1")]
+pub struct VmSuspendArgs {
+    /// Name of the virtual machine
+    pub name: VmName,
+    /// Print JSON: one object
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  farpool vm resume web1")]
+pub struct VmResumeArgs {
+    /// Name of the virtual machine
+    pub name: VmName,
 }

@@ -1,4 +1,4 @@
-//! `farpool vm`: runs QEMU with a name, and shows and limits what runs.
+//! `farpool vm`: runs QEMU with a name, and shows, limits and suspends what runs.
 
 use farpool_run::RunStatistics;
 use farpool_units::plain;
@@ -6,7 +6,10 @@ use farpool_vm::{Vm, VmError};
 use serde_json::{Value, json};
 
 use super::run;
-use crate::args::{RunArgs, RunSettings, VmAction, VmLimitArgs, VmListArgs, VmRunArgs, VmStatArgs};
+use crate::args::{
+    RunArgs, RunSettings, VmAction, VmLimitArgs, VmListArgs, VmResumeArgs, VmRunArgs, VmStatArgs,
+    VmSuspendArgs,
+};
 use crate::config::UsageError;
 use crate::terminal::{self, table};
 use crate::values::Size;
@@ -24,6 +27,8 @@ pub fn main(
         VmAction::List(args) => list(&args),
         VmAction::Stat(args) => stat(&args),
         VmAction::Limit(args) => limit(&args),
+        VmAction::Suspend(args) => suspend(&args),
+        VmAction::Resume(args) => resume(&args),
     }
 }
 
@@ -84,12 +89,50 @@ fn limit(args: &VmLimitArgs) -> anyhow::Result<u8> {
     Ok(0)
 }
 
+fn suspend(args: &VmSuspendArgs) -> anyhow::Result<u8> {
+    let counter = terminal::counter("MiB local");
+    let it = farpool_vm::suspend(&args.name, |now| counter.set_position(now.local_bytes >> 20))?;
+    counter.finish_and_clear();
+    if args.json {
+        let told = json!({
+            "name": args.name.to_string(),
+            "local_bytes": it.local_bytes,
+            "far_bytes": it.far_bytes,
+            "limit_bytes": it.limit_bytes,
+            "is_complete": it.is_complete(),
+        });
+        terminal::print(&format!("{told:#}\n"))?;
+        return Ok(0);
+    }
+    let mib = |bytes: u64| bytes >> 20;
+    let (local, far) = (mib(it.local_bytes), mib(it.far_bytes));
+    println!("{} is suspended: {local} MiB local, {far} MiB far", args.name);
+    if !it.is_complete() {
+        eprintln!(
+            "farpool: no more of it leaves, though {} MiB would do; are the blades full? farpool \
+             blades shows them",
+            mib(it.limit_bytes)
+        );
+    }
+    Ok(0)
+}
+
+fn resume(args: &VmResumeArgs) -> anyhow::Result<u8> {
+    farpool_vm::resume(&args.name)?;
+    println!("{} is resumed", args.name);
+    Ok(0)
+}
+
 fn row(vm: &Vm) -> Vec<String> {
     let mib = |bytes: Option<u64>| bytes.map_or_else(|| "-".into(), |it| (it >> 20).to_string());
     vec![
         vm.name.to_string(),
         vm.pid.map_or_else(|| "-".into(), |pid| pid.to_string()),
-        vm.state.as_ref().map_or_else(|_| "unknown".into(), Clone::clone),
+        match &vm.state {
+            Ok(state) if state == "paused" && vm.is_suspended => "suspended".into(),
+            Ok(state) => state.clone(),
+            Err(_) => "unknown".into(),
+        },
         mib(vm.local_bytes()),
         mib(vm.merged_bytes()),
         mib(vm.far_bytes()),
@@ -119,6 +162,7 @@ fn to_json(vm: &Vm) -> Value {
         "keeper_pid": vm.keeper_pid,
         "state": vm.state.as_ref().ok(),
         "state_error": vm.state.as_ref().err().map(ToString::to_string),
+        "is_suspended": vm.is_suspended,
         "local_bytes": vm.local_bytes(),
         "merged_bytes": vm.merged_bytes(),
         "far_bytes": vm.far_bytes(),

@@ -1,7 +1,8 @@
 //! `farpool vm`: QEMU under `farpool run`, with a name by which it can be asked and limited.
 //!
 //! No page of a guest passes through here. `command_line` tells what cannot work before anything
-//! starts, `registry` knows which VM has which name, and `qmp` what QEMU says of its guest.
+//! starts, `registry` knows which VM has which name, `qmp` what QEMU says of its guest, and
+//! `suspension` what a VM was before it was suspended.
 
 #![allow(unreachable_pub, reason = "a few modules; the root says what leaves the crate")]
 
@@ -9,6 +10,7 @@ mod ask;
 mod command_line;
 mod qmp;
 mod registry;
+mod suspension;
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -20,6 +22,7 @@ pub use ask::{ANSWER_TIME, AskError};
 pub use command_line::{CommandLine, Refusal};
 pub use qmp::QmpError;
 pub use registry::{NAME_BYTES_MAX, VmName};
+pub use suspension::Suspended;
 
 /// Why a command about VMs failed.
 #[derive(Debug, thiserror::Error)]
@@ -47,6 +50,17 @@ pub enum VmError {
     NoSuchVm { name: VmName, names: String },
     #[error("VM {name} is just starting or ending; try again")]
     NoRun { name: VmName },
+    #[error("VM {name} is not suspended")]
+    NotSuspended { name: VmName },
+    #[error("VM {name} is suspended, with a limit of its own: farpool vm resume {name} first")]
+    IsSuspended { name: VmName },
+    #[error("VM {name} cannot be asked, and is as it was: {error}")]
+    Ask { name: VmName, error: AskError },
+    #[error(
+        "VM {name} does not do what it is told: {error}; it may later on: farpool vm resume {name} \
+         makes it as it was"
+    )]
+    Halfway { name: VmName, error: AskError },
     #[error("{path}: {error}; set XDG_RUNTIME_DIR to a folder of your own that you may write to")]
     Registry { path: PathBuf, error: std::io::Error },
     #[error("{path} is too long for a socket: give a shorter --name, or set XDG_RUNTIME_DIR")]
@@ -65,6 +79,8 @@ pub struct Vm {
     pub pid: Option<u32>,
     /// QEMU's word for the guest's state, such as `running` or `paused`, or why there is none.
     pub state: Result<String, AskError>,
+    /// It was suspended, and not resumed since.
+    pub is_suspended: bool,
     /// What the run's board tells; nothing while the VM is just starting or ending.
     pub run: Option<RunStatistics>,
 }
@@ -159,9 +175,23 @@ pub fn stat(name: &VmName) -> Result<Vm, VmError> {
 /// Changes a VM's local memory. Returns its previous limit in bytes.
 pub fn set_limit(name: &VmName, local: LocalLimit) -> Result<u64, VmError> {
     let entry = registry::find(&farpool_run::make_base()?, name)?;
+    if suspension::is_suspended(&entry) {
+        return Err(VmError::IsSuspended { name: entry.name });
+    }
     let board = farpool_run::run_of_keeper(entry.keeper_pid);
     let board = board.ok_or(VmError::NoRun { name: entry.name })?;
     Ok(farpool_run::set_limit(&board, local)?)
+}
+
+/// Stops a VM's guest and moves its memory to the blades, as far as it can be far. `watch` is
+/// called while it leaves.
+pub fn suspend(name: &VmName, watch: impl FnMut(&Suspended)) -> Result<Suspended, VmError> {
+    suspension::suspend(&registry::find(&farpool_run::make_base()?, name)?, watch)
+}
+
+/// Makes a suspended VM what it was before.
+pub fn resume(name: &VmName) -> Result<(), VmError> {
+    suspension::resume(&registry::find(&farpool_run::make_base()?, name)?)
 }
 
 fn look(entry: registry::Entry) -> Vm {
@@ -170,7 +200,8 @@ fn look(entry: registry::Entry) -> Vm {
     let state = asked.and_then(|asked| Ok(qmp::state(&asked.command("query-status")?)?));
     let board = farpool_run::run_of_keeper(entry.keeper_pid);
     let run = board.and_then(|board| read_statistics(&board).ok());
-    Vm { name: entry.name, keeper_pid: entry.keeper_pid, pid, state, run }
+    let is_suspended = suspension::is_suspended(&entry);
+    Vm { name: entry.name, keeper_pid: entry.keeper_pid, pid, state, is_suspended, run }
 }
 
 /// QEMU's programs are called `qemu-system-x86_64`, `qemu-kvm`, `kvm` and the like.

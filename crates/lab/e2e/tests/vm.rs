@@ -1,5 +1,5 @@
-//! `farpool vm`: virtual machines with names, which are listed, limited and told of, also when they
-//! hang, lie or are killed.
+//! `farpool vm`: virtual machines with names, which are listed, limited, suspended and told of,
+//! also when they hang, lie or are killed.
 
 use std::process::Command;
 use std::time::Duration;
@@ -96,6 +96,64 @@ fn a_vm_that_hangs_is_told_and_not_harmed() {
     tree::signal(qemu, libc::SIGCONT);
     guest.require_rounds();
     wait_until_listed(&name, "it to run", |vm| vm["state"] == "running");
+    guest.end();
+}
+
+/// A suspended guest stands still and has hardly any local memory. Resumed it is as before, also if
+/// the command was killed while its memory left.
+#[test]
+fn a_suspended_vm_needs_its_blade_only() {
+    const REST_BYTES: u64 = 56 << 20;
+    let Some(image) = Image::make() else { return };
+    let _turn = turn();
+    let name = own_name("idle");
+    let run = Run::vm(&name, &format!("{MOST_MIB}MiB"));
+    let words = format!("work={WORK_MIB}");
+    let mut guest = Guest::start(&image, run, &["-m", "256"], &words);
+    guest.running.wait_for_output("GUEST filled", 1);
+    let mut killed = Command::new(binaries::program("farpool"));
+    let mut killed = killed.args(["vm", "suspend", &name]).spawn().expect("farpool vm suspend");
+    wait_until_listed(&name, "it to be suspended", |vm| vm["is_suspended"] == true);
+    killed.kill().and_then(|()| killed.wait()).expect("its end");
+    let suspended = |told: &str| {
+        let there = listed(&name).expect("it is there");
+        assert_eq!((&there["state"], &there["is_suspended"]), (&"paused".into(), &true.into()));
+        assert!(there["local_bytes"].as_u64() <= Some(REST_BYTES), "{told} {there}");
+    };
+    let as_before = |state: &str| {
+        assert_eq!(vm(&["resume", &name]), (0, format!("{name} is resumed\n"), String::new()));
+        let there = listed(&name).expect("it is there");
+        assert_eq!((&there["state"], &there["is_suspended"]), (&state.into(), &false.into()));
+        assert_eq!(there["limit_bytes"], MOST_MIB << 20, "{there}");
+    };
+    // What the killed one began is completed, and what was before is not forgotten.
+    let (code, told, error) = vm(&["suspend", &name]);
+    assert!(code == 0 && told.contains("is suspended"), "{told} {error}");
+    suspended(&told);
+    let (code, _, error) = vm(&["limit", &name, "64MiB"]);
+    assert!(code == 1 && error.contains("vm resume"), "{error}");
+    as_before("running");
+    guest.require_rounds();
+    let (code, _, error) = vm(&["resume", &name]);
+    assert!(code == 1 && error.contains("is not suspended"), "{error}");
+    // A guest that somebody has paused stays paused.
+    guest.monitor.command("stop");
+    let (code, told, error) = vm(&["suspend", &name, "--json"]);
+    assert!(code == 0 && told.contains("\"is_complete\": true"), "{told} {error}");
+    suspended(&told);
+    as_before("paused");
+    guest.monitor.command("cont");
+    guest.require_rounds();
+    // A QEMU that does not answer is left as it is.
+    let qemu = guest.running.program_pid();
+    tree::signal(qemu, libc::SIGSTOP);
+    let (code, _, error) = vm(&["suspend", &name]);
+    assert!(code == 1 && error.contains("gave no answer"), "{error}");
+    tree::signal(qemu, libc::SIGCONT);
+    wait_until_listed(&name, "it to run", |vm| {
+        vm["state"] == "running" && vm["is_suspended"] == false
+    });
+    guest.require_rounds();
     guest.end();
 }
 

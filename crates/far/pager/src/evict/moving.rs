@@ -127,8 +127,8 @@ impl Evictor {
                 self.core.note_sharing();
                 return true;
             }
-            // Its other users are gone, or have written to copies of their own; the kernel learns by
-            // a write that it is this process's own.
+            // Its other users are gone, or have written to copies of their own; the kernel learns
+            // by a write that it is this process's own.
             Some(libc::EBUSY) if !at.unshared => {
                 at.unshared = true;
                 let _ = sys::unshare(program + at.next * PAGE_BYTES, PAGE_BYTES);
