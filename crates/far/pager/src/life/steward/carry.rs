@@ -137,7 +137,10 @@ impl Steward {
     /// Makes a page that the caller owns lost.
     fn lose(&self, page: Page) {
         page.cell().store(PageState::UNTOUCHED.with_phase(Phase::Lost));
-        self.core.poison(page, &"a page could not follow its mapping (mremap)");
+        // What has failed is the last read or write, unless there was no memory for the page.
+        let failed = self.fetcher.done.first().and_then(|done| done.result.as_ref().err());
+        let why = failed.map(|error| format!(": {error}")).unwrap_or_default();
+        self.core.poison(page, &format_args!("a page could not follow its mapping (mremap){why}"));
     }
 
     /// Copies a victim to `target`, which the caller owns.
