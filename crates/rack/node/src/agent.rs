@@ -30,9 +30,9 @@ const REPORT_WAIT_MS: u64 = 500;
 /// has gone or its time is over.
 const ENDING_WAIT_MS: u64 = 100;
 /// How long a new daemon waits for its name while another one reports under it: an earlier daemon
-/// of
-/// this node that was killed counts as late after 5 s. After this it is a second daemon, and ends.
-const NAME_WAIT: Duration = Duration::from_secs(10);
+/// of this node that was killed counts as late after 5 s, and after 5 s more each time the
+/// controller is restarted meanwhile. After this it is a second daemon, and ends.
+const NAME_WAIT: Duration = Duration::from_secs(30);
 /// Attempts to sign off from the controller, with a report between two of them.
 const LEAVE_TRIES: u32 = 5;
 /// Shortest time between two reports that brought nothing new, in case a controller does not wait.
