@@ -1,6 +1,6 @@
 //! Fetches pages from the blades into local memory, for threads that wait for them.
 
-use farpool_pool::{Completion, Lane, PageRead, SegmentPage};
+use farpool_pool::{Completion, Lane, PageError, PageRead, SegmentPage};
 use farpool_units::PAGE_BYTES;
 
 use crate::sys;
@@ -13,6 +13,8 @@ pub const FETCHED_AT_ONCE: usize = 64;
 pub struct Fetcher {
     pub lane: Lane,
     pub done: Vec<Completion>,
+    /// Why a page of the last request did not arrive, or was not stored.
+    pub failure: Option<PageError>,
     /// Local memory of [`FETCHED_AT_ONCE`] pages.
     pub memory: usize,
 }
@@ -20,7 +22,7 @@ pub struct Fetcher {
 impl Fetcher {
     pub fn new(lane: Lane) -> Result<Fetcher, std::io::Error> {
         let memory = sys::map_local(FETCHED_AT_ONCE * PAGE_BYTES)?;
-        Ok(Fetcher { lane, done: Vec::with_capacity(FETCHED_AT_ONCE), memory })
+        Ok(Fetcher { lane, done: Vec::with_capacity(FETCHED_AT_ONCE), failure: None, memory })
     }
 
     /// The address of the fetched page with this number.
@@ -31,6 +33,7 @@ impl Fetcher {
     /// Reads up to [`FETCHED_AT_ONCE`] pages, each to the address of its number; a None is skipped.
     /// Returns the bits of those that arrived.
     pub fn fetch(&mut self, places: impl Iterator<Item = Option<SegmentPage>>) -> u64 {
+        self.failure = None;
         let reads: Vec<PageRead> = (0..)
             .zip(places.take(FETCHED_AT_ONCE))
             .filter_map(|(number, at)| {
@@ -55,7 +58,10 @@ impl Fetcher {
             }
             for Completion { token, result } in self.done.drain(..) {
                 completed += 1;
-                fetched |= u64::from(result.is_ok()) << (token & 63);
+                match result {
+                    Ok(()) => fetched |= 1 << (token & 63),
+                    Err(error) => self.failure = Some(error),
+                }
             }
         }
         fetched

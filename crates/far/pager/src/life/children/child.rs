@@ -15,6 +15,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use farpool_pool::PageError;
 use farpool_uffd::{Change, Message, Outcome, Uffd};
 use farpool_units::PAGE_BYTES;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -50,6 +51,8 @@ pub fn fills() -> u64 {
 pub trait Source {
     /// Fetches pages, at most `FETCHED_AT_ONCE`. Returns the bits of those that arrived.
     fn fetch(&mut self, pages: &[Lacking]) -> u64;
+    /// Why one of the last pages did not arrive, if a blade's answer says so.
+    fn failure(&self) -> Option<PageError>;
     /// The address of the fetched page with this number.
     fn address(&self, number: usize) -> usize;
 }
@@ -255,7 +258,9 @@ impl Child {
             if fetched & (1 << number) == 0 {
                 // The later ones are requested again.
                 if number == 0 {
-                    crate::sys::say(&format!("page {place:#x} of a child was lost with its blade"));
+                    let why = source.failure().map(|error| format!(": {error}"));
+                    let why = why.unwrap_or_default();
+                    crate::sys::say(&format!("page {place:#x} of a child is lost{why}"));
                     self.poison(*place);
                 }
                 return;

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::{Duration, Instant};
 
+use farpool_pool::PageError;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::MemfdFlags;
 
@@ -69,6 +70,10 @@ impl Source for Blades<'_> {
             let page = core.space.page(lacking.source)?;
             core.place(page, lacking.state.layer())
         }))
+    }
+
+    fn failure(&self) -> Option<PageError> {
+        self.fetcher.failure
     }
 
     fn address(&self, number: usize) -> usize {

@@ -4,7 +4,7 @@
 //! memory. So the pages that are far or in the buffer are first claimed from the fault threads, at
 //! both ends, and whatever gets mapped at their places meanwhile is dropped.
 
-use farpool_pool::PageRead;
+use farpool_pool::{PageError, PageRead};
 use farpool_units::PAGE_BYTES;
 
 use crate::abort::fail_closed;
@@ -54,7 +54,7 @@ impl Steward {
         for held in held {
             self.drop_stray(held.target);
             if self.carry_page(&held).is_err() {
-                self.lose(held.target);
+                self.lose(held.target, self.fetcher.failure);
             }
             held.page.cell().store(PageState::UNTOUCHED);
             held.page.superpage.give_up_copy(held.state);
@@ -106,7 +106,7 @@ impl Steward {
                 page.cell().store(state);
             } else {
                 if self.carry_victim(page, page).is_err() {
-                    self.lose(page);
+                    self.lose(page, None);
                 }
                 page.superpage.give_up_copy(state);
             }
@@ -124,6 +124,7 @@ impl Steward {
     }
 
     fn carry_page(&mut self, held: &Held) -> Result<(), i32> {
+        self.fetcher.failure = None;
         match held.state.phase() {
             Phase::Far => {
                 held.page.superpage.leave_blade();
@@ -134,12 +135,11 @@ impl Steward {
         }
     }
 
-    /// Makes a page that the caller owns lost.
-    fn lose(&self, page: Page) {
+    /// Makes a page that the caller owns lost; `failure` is what its blade's answer was, if that is
+    /// why.
+    fn lose(&self, page: Page, failure: Option<PageError>) {
         page.cell().store(PageState::UNTOUCHED.with_phase(Phase::Lost));
-        // What has failed is the last read or write, unless there was no memory for the page.
-        let failed = self.fetcher.done.first().and_then(|done| done.result.as_ref().err());
-        let why = failed.map(|error| format!(": {error}")).unwrap_or_default();
+        let why = failure.map(|error| format!(": {error}")).unwrap_or_default();
         self.core.poison(page, &format_args!("a page could not follow its mapping (mremap){why}"));
     }
 
@@ -210,7 +210,7 @@ impl Steward {
                 _ => self.carry_page(held),
             };
             if carried.is_err() {
-                self.lose(held.target);
+                self.lose(held.target, self.fetcher.failure);
             }
             held.page.cell().store(PageState::UNTOUCHED);
             held.page.superpage.give_up_copy(held.state);
@@ -226,6 +226,7 @@ impl Steward {
     /// As [`Steward::carry_victim`], through the blade, so that no change of the address space can
     /// come between.
     fn carry_buffered(&mut self, held: &Held) -> Result<(), i32> {
+        self.fetcher.failure = None;
         let Some((slot, _)) = self.core.frames.locate(held.page) else {
             return Err(libc::EFAULT);
         };

@@ -43,9 +43,8 @@ impl Steward {
         while self.fetcher.done.is_empty() {
             self.fetcher.lane.wait(&mut self.fetcher.done);
         }
-        match self.fetcher.done.first() {
-            Some(Completion { result: Ok(()), .. }) => Ok(()),
-            _ => Err(libc::EIO),
-        }
+        let last = self.fetcher.done.pop();
+        self.fetcher.failure = last.and_then(|Completion { result, .. }| result.err());
+        self.fetcher.failure.as_ref().map_or(Ok(()), |_| Err(libc::EIO))
     }
 }
