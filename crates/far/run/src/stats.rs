@@ -254,6 +254,16 @@ impl ProcessStatistics {
 }
 
 impl RunStatistics {
+    /// Local memory of the tree.
+    pub fn local_bytes(&self) -> u64 {
+        (self.total.local_pages() + self.unpublished_pages) * PAGE_BYTES_U64
+    }
+
+    /// Far memory of the tree.
+    pub fn far_bytes(&self) -> u64 {
+        self.total.counter("far_pages") * PAGE_BYTES_U64
+    }
+
     /// The present limit: a share is of what the tree holds, local and far.
     pub fn limit_now_bytes(&self) -> u64 {
         let held = (self.total.local_pages() + self.total.counter("far_pages")) * PAGE_BYTES_U64;
@@ -272,7 +282,7 @@ impl RunStatistics {
             "limit_bytes": self.limit_bytes,
             "local_percent": self.local_percent,
             "limit_now_bytes": self.limit_now_bytes(),
-            "local_bytes": (self.total.local_pages() + self.unpublished_pages) * PAGE_BYTES_U64,
+            "local_bytes": self.local_bytes(),
             "fixed_now_bytes": self.total.fixed_pages().map(|pages| pages * PAGE_BYTES_U64),
             "working_set_bytes": self.working_set.map(|it| it.pages * PAGE_BYTES_U64),
             "working_set_is_guess": self.working_set.map(|it| it.is_guess),

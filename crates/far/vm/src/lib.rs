@@ -88,13 +88,12 @@ pub struct Vm {
 impl Vm {
     /// Local memory of QEMU as a whole.
     pub fn local_bytes(&self) -> Option<u64> {
-        let run = self.run.as_ref()?;
-        Some((run.total.local_pages() + run.unpublished_pages) * PAGE_BYTES_U64)
+        self.run.as_ref().map(RunStatistics::local_bytes)
     }
 
     /// Its far memory.
     pub fn far_bytes(&self) -> Option<u64> {
-        Some(self.run.as_ref()?.total.counter("far_pages") * PAGE_BYTES_U64)
+        self.run.as_ref().map(RunStatistics::far_bytes)
     }
 
     /// What the kernel (KSM) has merged of its local memory with equal pages, of whomever; nothing

@@ -76,7 +76,7 @@ impl Claim {
         if socket.as_os_str().len() >= SOCKET_PATH_BYTES_MAX {
             return Err(VmError::LongPath { path: socket });
         }
-        let _lock = lock(base)?;
+        let _lock = lock(&base.join(LOCK))?;
         let failed = |error| VmError::Registry { path: folder.clone(), error };
         if let Some(keeper_pid) = keeper_of(&folder) {
             return Err(VmError::NameTaken { name: name.clone(), keeper_pid });
@@ -100,14 +100,14 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         // Without the lock somebody else may find the folder half removed, and removes the rest.
-        let _lock = lock(&self.base);
+        let _lock = lock(&self.base.join(LOCK));
         remove(&self.folder);
     }
 }
 
 /// The VMs that live, by name. Removes what dead ones have left.
 pub fn living(base: &Path) -> Result<Vec<Entry>, VmError> {
-    let _lock = lock(base)?;
+    let _lock = lock(&base.join(LOCK))?;
     let mut found = Vec::new();
     let entries = std::fs::read_dir(base);
     let entries = entries.map_err(|error| VmError::Registry { path: base.to_owned(), error })?;
@@ -154,12 +154,12 @@ fn remove(folder: &Path) {
     let _ = std::fs::remove_dir_all(folder);
 }
 
-fn lock(base: &Path) -> Result<File, VmError> {
-    let path = base.join(LOCK);
-    let failed = |error| VmError::Registry { path: path.clone(), error };
+/// Waits until this process alone holds the file, which is made if it is not there.
+pub fn lock(path: &Path) -> Result<File, VmError> {
+    let failed = |error| VmError::Registry { path: path.to_owned(), error };
     let mut options = OpenOptions::new();
     options.create(true).truncate(false).write(true).mode(0o600);
-    let file = options.open(&path).map_err(failed)?;
+    let file = options.open(path).map_err(failed)?;
     file.lock().map_err(failed)?;
     Ok(file)
 }

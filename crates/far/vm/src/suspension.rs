@@ -5,23 +5,20 @@
 //! VM's folder before anything changes, and until all of it is restored: whoever is killed in
 //! between leaves a VM that can be suspended or resumed again. One command at a time changes it.
 
-use std::fs::{File, OpenOptions};
 use std::io::{Error, ErrorKind};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use farpool_kernel::write_atomically;
 use farpool_run::{LocalLimit, RunStatistics, read_statistics};
 use farpool_units::PAGE_BYTES_U64;
 use serde_json::{Value, json};
 
 use crate::ask::{AskError, Asked};
 use crate::registry::Entry;
-use crate::{VmError, qmp};
+use crate::{VmError, qmp, registry};
 
 const FILE: &str = "suspended.json";
-/// What the file is called until it is whole.
-const NEW_FILE: &str = "suspended.new";
 /// Held while a VM is suspended or resumed.
 const LOCK: &str = "suspension.lock";
 /// What a suspended QEMU keeps besides what cannot be far (16 MiB): it still answers, its timers go
@@ -40,7 +37,7 @@ const LOOK_STEP: Duration = Duration::from_millis(50);
 
 /// What a suspended VM was, and is again once it is resumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Before {
+struct Before {
     local: LocalLimit,
     /// The guest ran; otherwise somebody had paused it.
     ran: bool,
@@ -75,13 +72,7 @@ pub struct Suspended {
 
 impl Suspended {
     fn of(run: &RunStatistics, limit_bytes: u64) -> Suspended {
-        let local_pages = run.total.local_pages() + run.unpublished_pages;
-        let far_pages = run.total.counter("far_pages");
-        Suspended {
-            local_bytes: local_pages * PAGE_BYTES_U64,
-            far_bytes: far_pages * PAGE_BYTES_U64,
-            limit_bytes,
-        }
+        Suspended { local_bytes: run.local_bytes(), far_bytes: run.far_bytes(), limit_bytes }
     }
 
     /// True if all is far that can be.
@@ -101,7 +92,7 @@ pub(crate) fn suspend(
     entry: &Entry,
     mut watch: impl FnMut(&Suspended),
 ) -> Result<Suspended, VmError> {
-    let _turn = lock(entry)?;
+    let _turn = registry::lock(&path(entry, LOCK))?;
     let no_run = || VmError::NoRun { name: entry.name.clone() };
     let board = farpool_run::run_of_keeper(entry.keeper_pid).ok_or_else(no_run)?;
     let run = read_statistics(&board).map_err(|_| no_run())?;
@@ -143,7 +134,7 @@ pub(crate) fn suspend(
 
 /// Gives a suspended VM its limit back, and lets the guest go on if it ran before.
 pub(crate) fn resume(entry: &Entry) -> Result<(), VmError> {
-    let _turn = lock(entry)?;
+    let _turn = registry::lock(&path(entry, LOCK))?;
     let before = read(entry)?.ok_or_else(|| VmError::NotSuspended { name: entry.name.clone() })?;
     let board = farpool_run::run_of_keeper(entry.keeper_pid);
     let board = board.ok_or_else(|| VmError::NoRun { name: entry.name.clone() })?;
@@ -181,24 +172,15 @@ fn read(entry: &Entry) -> Result<Option<Before>, VmError> {
 }
 
 fn write(entry: &Entry, before: Before) -> Result<(), VmError> {
-    let (new, path) = (path(entry, NEW_FILE), path(entry, FILE));
-    let written = std::fs::write(&new, before.to_json().to_string());
-    let done = written.and_then(|()| std::fs::rename(&new, &path));
-    done.map_err(|error| VmError::Registry { path, error })
-}
-
-fn lock(entry: &Entry) -> Result<File, VmError> {
-    let path: &Path = &path(entry, LOCK);
-    let failed = |error| VmError::Registry { path: path.to_owned(), error };
-    let mut options = OpenOptions::new();
-    options.create(true).truncate(false).write(true).mode(0o600);
-    let file = options.open(path).map_err(failed)?;
-    file.lock().map_err(failed)?;
-    Ok(file)
+    let path = path(entry, FILE);
+    let written = write_atomically(&path, before.to_json().to_string().as_bytes());
+    written.map_err(|error| VmError::Registry { path, error })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn entry(folder: &Path) -> Entry {
