@@ -79,8 +79,11 @@ impl Rack {
         nodes["nodes"].as_array().map_or(0, |nodes| nodes.iter().filter(lends).count())
     }
 
-    /// The address of a node that lives.
-    fn address_of(&self, at: usize) -> String {
+    /// The address of a node.
+    ///
+    /// # Panics
+    /// If it is dead.
+    pub fn address_of(&self, at: usize) -> String {
         self.nodes[at].as_ref().map(|node| node.address.clone()).expect("a node that lives")
     }
 

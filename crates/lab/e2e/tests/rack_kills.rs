@@ -281,8 +281,7 @@ impl World {
             (!self.rack.segments().iter().any(moves)).then_some(())
         });
         let number = self.dice.below(u32::try_from(NAMES.len()).expect("few")) as usize;
-        let address = self.rack.nodes[number].as_ref().map(|node| node.address.clone());
-        let address = address.expect("it is up");
+        let address = self.rack.address_of(number);
         let uses = |slot: &Slot| slot.running.blades().contains(&address);
         let are_used: Vec<bool> = self.slots.iter().map(uses).collect();
         self.rack.replace(number);

@@ -27,6 +27,14 @@ fn vm(words: &[&str]) -> (i32, String, String) {
     (output.status.code().unwrap_or(-1), text(&output.stdout), text(&output.stderr))
 }
 
+/// A guest of this name that has filled its memory, most of which may be local.
+fn started(image: &Image, name: &str) -> Guest {
+    let run = Run::vm(name, &format!("{MOST_MIB}MiB"));
+    let mut guest = Guest::start(image, run, &["-m", "256"], &format!("work={WORK_MIB}"));
+    guest.running.wait_for_output("GUEST filled", 1);
+    guest
+}
+
 /// The VM with this name, as `farpool vm list` tells.
 fn listed(name: &str) -> Option<serde_json::Value> {
     let (code, told, error) = vm(&["list", "--json"]);
@@ -44,10 +52,7 @@ fn a_vm_is_listed_limited_and_gone_with_its_end() {
     let Some(image) = Image::make() else { return };
     let _turn = turn();
     let name = own_name("web");
-    let words = format!("work={WORK_MIB}");
-    let run = Run::vm(&name, &format!("{MOST_MIB}MiB"));
-    let mut guest = Guest::start(&image, run, &["-m", "256"], &words);
-    guest.running.wait_for_output("GUEST filled", 1);
+    let mut guest = started(&image, &name);
     let there = listed(&name).expect("it runs");
     assert_eq!(there["state"], "running", "{there}");
     assert_eq!(there["pid"], guest.running.program_pid(), "{there}");
@@ -81,10 +86,7 @@ fn a_vm_that_hangs_is_told_and_not_harmed() {
     let Some(image) = Image::make() else { return };
     let _turn = turn();
     let name = own_name("hangs");
-    let run = Run::vm(&name, &format!("{MOST_MIB}MiB"));
-    let words = format!("work={WORK_MIB}");
-    let mut guest = Guest::start(&image, run, &["-m", "256"], &words);
-    guest.running.wait_for_output("GUEST filled", 1);
+    let mut guest = started(&image, &name);
     let qemu = guest.running.program_pid();
     tree::signal(qemu, libc::SIGSTOP);
     let there = listed(&name).expect("it is there");
@@ -107,10 +109,7 @@ fn a_suspended_vm_needs_its_blade_only() {
     let Some(image) = Image::make() else { return };
     let _turn = turn();
     let name = own_name("idle");
-    let run = Run::vm(&name, &format!("{MOST_MIB}MiB"));
-    let words = format!("work={WORK_MIB}");
-    let mut guest = Guest::start(&image, run, &["-m", "256"], &words);
-    guest.running.wait_for_output("GUEST filled", 1);
+    let mut guest = started(&image, &name);
     let mut killed = Command::new(binaries::program("farpool"));
     let mut killed = killed.args(["vm", "suspend", &name]).spawn().expect("farpool vm suspend");
     wait_until_listed(&name, "it to be suspended", |vm| vm["is_suspended"] == true);

@@ -33,6 +33,8 @@ fn merged_pages(most: usize) {
     let far = ballast();
     let split = split_pages() - before;
     require(split <= most, &format!("{split} of {PAGES} merged pages were split"));
+    let left = resident_pages(start);
+    require(left < PAGES / 2, &format!("{left} of {PAGES} merged pages stay local"));
     for number in 0..PAGES {
         require_equal(page(number), &content);
         if number % 7 == 0 {
@@ -47,6 +49,15 @@ fn merged_pages(most: usize) {
         }
         require_equal(page(number), &expected);
     }
+}
+
+/// How many of the pages are there, by the kernel's word.
+fn resident_pages(start: usize) -> usize {
+    let mut there = [0_u8; PAGES];
+    // SAFETY: asks about a mapping of the case's own, with room for an answer for each page.
+    let asked = unsafe { libc::mincore(start as *mut _, PAGES * PAGE, there.as_mut_ptr()) };
+    require(asked == 0, "mincore");
+    there.iter().filter(|page| **page & 1 != 0).count()
 }
 
 fn require_equal(page: &[u8], expected: &[u8; PAGE]) {
