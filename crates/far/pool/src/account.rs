@@ -23,7 +23,7 @@ const NO_FILE: RawFd = -1;
 /// One blade's account.
 #[derive(Debug)]
 pub(crate) struct Account {
-    control: Control,
+    pub(crate) control: Control,
     pub(crate) address: Address,
     /// All that it fails with.
     pub(crate) domains: Arc<[FailureDomain]>,
@@ -115,6 +115,11 @@ impl Account {
         }
     }
 
+    /// The number that the blade's process made itself when it started.
+    pub(crate) fn blade_id(&self) -> u64 {
+        self.control.hello().blade_id
+    }
+
     pub(crate) fn capacity_bytes(&self) -> u64 {
         self.control.hello().capacity_bytes
     }
@@ -175,7 +180,7 @@ impl Account {
     /// The token that opens the part, whatever its role.
     pub(crate) fn any_token(&self, key: PartKey) -> Option<BladeToken> {
         let part = self.parts[key.0].as_ref()?;
-        Some(BladeToken { blade_id: self.control.hello().blade_id, token: part.token })
+        Some(BladeToken { blade_id: self.blade_id(), token: part.token })
     }
 
     fn id(&self, key: PartKey) -> Option<SegmentId> {
@@ -318,7 +323,7 @@ impl Account {
         token: BladeToken,
         mut each: impl FnMut(u32, u32),
     ) -> Result<(), PoolError> {
-        if token.blade_id != self.control.hello().blade_id {
+        if token.blade_id != self.blade_id() {
             return Err(PoolError::OtherBlade { address: self.address.to_string() });
         }
         let answer = self.control.call(&Request::Attach { token: token.token })?;
@@ -402,7 +407,7 @@ impl Account {
     }
 
     /// The error for an answer that is well-formed but impossible.
-    fn nonsense(&self) -> CallError {
+    pub(crate) fn nonsense(&self) -> CallError {
         CallError::Refused {
             address: self.address.to_string(),
             code: ErrorCode::BadFrame,
@@ -424,7 +429,10 @@ fn already(error: &CallError, by: ErrorCode) -> bool {
     matches!(error, CallError::Refused { code, repeated: true, .. } if *code == by)
 }
 
-fn done(answer: Result<Answer<'_>, CallError>, already_done: ErrorCode) -> Result<(), CallError> {
+pub(crate) fn done(
+    answer: Result<Answer<'_>, CallError>,
+    already_done: ErrorCode,
+) -> Result<(), CallError> {
     match answer {
         Ok(_) => Ok(()),
         Err(error) if already(&error, already_done) => Ok(()),

@@ -186,6 +186,12 @@ pub enum PoolError {
         /// The address of the blade in this pool at that place.
         address: String,
     },
+    /// What another process shares is on a blade that is none of this pool's.
+    #[error(
+        "the shared memory is on a blade that this program does not use; give it the same --blade \
+         addresses as the other one"
+    )]
+    NotOurBlade,
     /// A shared segment was written to by too many generations of children.
     #[error("the shared segment's pages are sealed under {limit} keys already; it stays frozen")]
     TooManyKeys {

@@ -8,6 +8,7 @@
 //! under a new client id, and attaches the segments its parent froze.
 
 mod account;
+mod baton;
 mod blades;
 mod copies;
 mod damage;
@@ -28,6 +29,7 @@ mod shared;
 mod sharing;
 mod types;
 
+pub use baton::{Baton, Revoked};
 pub use copies::COPIES_LIMIT;
 pub use error::{BladeIndex, PageError, PoolError};
 pub use farpool_fabric::{

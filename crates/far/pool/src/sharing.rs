@@ -10,7 +10,7 @@ use crate::seals::Seals;
 use crate::shared::SegmentState;
 use crate::types::Strands;
 use crate::types::{BladeToken, LAPSED, TokenPart, blade_index};
-use crate::{FrozenToken, MAX_BLADES, Pool, PoolError, Redundancy, SegmentHandle};
+use crate::{BladeIndex, FrozenToken, MAX_BLADES, Pool, PoolError, Redundancy, SegmentHandle};
 
 impl Pool {
     /// Makes the segment immutable, so that a child may share it. No write to it may be in flight.
@@ -233,6 +233,34 @@ impl Pool {
             self.shared.spare.set(false);
         }
         Ok(handle)
+    }
+
+    /// The token of another client, which may have its blades in other slots, as it is to be for
+    /// this one.
+    ///
+    /// # Errors
+    /// Some of it is on a blade that is none of this pool's.
+    pub fn translate(&self, token: &FrozenToken) -> Result<FrozenToken, PoolError> {
+        let mut translated = FrozenToken::NONE;
+        for (TokenPart { nth, which, .. }, token) in token.iter() {
+            let blade = self.blade_with_id(token.blade_id)?;
+            let slot = &mut translated.copies[nth][usize::from(blade.0)][usize::from(which)];
+            if slot.replace(token).is_some() {
+                // No pool has a blade in two slots: these are no token's parts.
+                return Err(PoolError::NotOurBlade);
+            }
+        }
+        Ok(translated)
+    }
+
+    /// The slot of the blade with this id.
+    pub(crate) fn blade_with_id(&self, blade_id: u64) -> Result<BladeIndex, PoolError> {
+        let ledger = self.ledger();
+        let has_it = |account: &Option<Account>| {
+            account.as_ref().is_some_and(|account| account.blade_id() == blade_id)
+        };
+        let found = ledger.accounts.iter().position(has_it);
+        found.map(blade_index).ok_or(PoolError::NotOurBlade)
     }
 
     fn attach_parts(
