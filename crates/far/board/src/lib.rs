@@ -38,3 +38,6 @@ pub use words::{BLADE_ENTRIES, GROUPS_CROWDED};
 
 /// Environment variable by which a program's processes find their board.
 pub const BOARD_VARIABLE: &str = "FARPOOL_BOARD";
+/// Environment variable that tells a process of a guest's memory that can move to another host: its
+/// length in bytes, a blank, and the path of the file that stands for it.
+pub const GUEST_VARIABLE: &str = "FARPOOL_GUEST_MEMORY";

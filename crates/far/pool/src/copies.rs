@@ -171,7 +171,7 @@ impl Pool {
     }
 
     /// The superpages of a segment that have memory somewhere.
-    pub(crate) fn superpages_of(&self, s: SegmentHandle) -> impl Iterator<Item = u32> {
+    pub fn superpages_of(&self, s: SegmentHandle) -> impl Iterator<Item = u32> {
         let all = self.copies(s).flat_map(|copy| {
             let places = self.segment(copy).map().iter();
             places.filter(|(_, place)| !place.is_freed).map(|(sma, _)| sma).collect::<Vec<_>>()

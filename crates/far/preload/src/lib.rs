@@ -5,7 +5,8 @@
 //! the pager ([`farpool_pager`]), and its allocator by mimalloc, whose memory comes from those same
 //! functions: glibc's malloc does not call mmap through the PLT and could not be seen.
 //!
-//! Rooms: `memory` the mmap family, `heap` the malloc family, `process` fork, `threads` new
+//! Rooms: `memory` the mmap family, `guest` the memory of a guest that can move to another host,
+//! `heap` the malloc family, `process` fork, `threads` new
 //! threads, `rights` changes of user, `pipes` calls that lend pages, `exec` and `variadic`
 //! the environment of new programs, `local` the allocator of our own code, whose memory is never
 //! far.
@@ -19,6 +20,7 @@
 
 mod errors;
 mod exec;
+mod guest;
 mod heap;
 mod local;
 mod memory;
@@ -94,6 +96,7 @@ fn prepare() -> Option<&'static Pager> {
     match Pager::prepare(&board) {
         Ok(pager) => {
             exec::remember();
+            guest::prepare(pager);
             heap::configure();
             process::register_fork_handlers();
             PAGER.store(std::ptr::from_ref(pager).cast_mut(), Release);

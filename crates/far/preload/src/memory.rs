@@ -5,7 +5,7 @@ use std::ffi::{c_int, c_void};
 use farpool_pager::Pager;
 use farpool_units::{PAGE_BYTES, at_most};
 
-use crate::{note_early_mapping, pager, set_errno, status};
+use crate::{guest, note_early_mapping, pager, set_errno, status};
 
 /// Mappings with any of these flags stay local: shared, stacks, huge pages, locked from the start.
 const LOCAL_FLAGS: c_int =
@@ -73,6 +73,9 @@ pub unsafe extern "C" fn mmap(
         }
         return mapped;
     };
+    if guest::is_memory(flags, descriptor, length, offset) {
+        return map_guest(pager, address, length, protection, flags, descriptor);
+    }
     let threshold_bytes = at_most(pager.settings().threshold_bytes);
     let far = may_be_far(length, protection, flags, threshold_bytes);
     if far && protection != libc::PROT_NONE && pager.must_refuse() {
@@ -108,6 +111,34 @@ pub unsafe extern "C" fn mmap(
         }
     }
     mapped
+}
+
+/// Maps the guest's memory, which the program takes for a file's.
+fn map_guest(
+    pager: &'static Pager,
+    address: *mut c_void,
+    length: usize,
+    protection: c_int,
+    flags: c_int,
+    descriptor: c_int,
+) -> *mut c_void {
+    let kept = flags & !(libc::MAP_TYPE | libc::MAP_POPULATE | libc::MAP_SYNC);
+    let flags = kept | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: the program asked for this memory, if from another source.
+    let mapped = unsafe { mmap(address, length, protection, flags, -1, 0) };
+    if mapped == libc::MAP_FAILED {
+        return mapped;
+    }
+    let (start, end) = (mapped as usize, mapped as usize + page_up(length));
+    match guest::has_memory(pager, start, end, descriptor) {
+        Ok(()) => mapped,
+        Err(errno) => {
+            // SAFETY: the mapping that was made above.
+            unsafe { munmap(mapped, length) };
+            set_errno(errno);
+            libc::MAP_FAILED
+        }
+    }
 }
 
 /// # Safety

@@ -9,6 +9,7 @@ pub(crate) mod fetcher;
 pub(crate) mod files;
 pub mod fork;
 pub(crate) mod growth;
+pub mod guest;
 pub(crate) mod identity;
 pub(crate) mod inheritance;
 pub(crate) mod process;

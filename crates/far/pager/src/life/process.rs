@@ -12,6 +12,7 @@ use farpool_kernel::lock;
 use crate::core::Core;
 use crate::error::StartError;
 use crate::life::growth::GrowthDoor;
+use crate::life::guest::Guest;
 use crate::life::identity::claim_slot;
 use crate::life::inheritance::Inheritance;
 use crate::life::requests::Requests;
@@ -40,6 +41,7 @@ pub struct Pager {
     pub(crate) inheritance: Inheritance,
     pub(crate) rights: Rights,
     pub(crate) growth: GrowthDoor,
+    pub(crate) guest: Guest,
     pub(crate) active: AtomicBool,
     pub(crate) steward_started: AtomicBool,
     /// 1 once a forked child's pager serves faults.
@@ -68,6 +70,7 @@ impl Pager {
             inheritance: Inheritance::default(),
             rights: Rights::default(),
             growth: GrowthDoor::default(),
+            guest: Guest::default(),
             active: AtomicBool::new(false),
             steward_started: AtomicBool::new(false),
             ready: AtomicU32::new(0),

@@ -51,6 +51,10 @@ pub enum Kind {
     /// A child of fork gets nothing of the range (MADV_DONTFORK), or all of it again if the third
     /// argument is 0.
     Unshare = 12,
+    /// Hand the guest's memory over, see [`crate::life::guest`].
+    GiveGuest = 13,
+    /// Take a guest's memory over.
+    BindGuest = 14,
 }
 
 impl Kind {
@@ -68,6 +72,8 @@ impl Kind {
             Kind::FindFar,
             Kind::MayFork,
             Kind::Unshare,
+            Kind::GiveGuest,
+            Kind::BindGuest,
         ]
         .into_iter()
         .find(|kind| *kind as u64 == number)

@@ -48,6 +48,9 @@ impl Pager {
 
     fn be_steward(&'static self, inherits: bool) -> Result<(), StartError> {
         sys::leave_descriptor_table()?;
+        if !inherits {
+            self.open_desk()?;
+        }
         let mut watch = Watch::new()?;
         // Opened at once: the program may later give up the rights for it.
         let files = match Files::open() {

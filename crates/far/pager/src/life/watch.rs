@@ -10,7 +10,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::SeqCst;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use farpool_board::{Board, Counter};
 use farpool_policy::reserve;
@@ -161,6 +161,17 @@ impl Pager {
         if pause(limit, pages, 0).is_none() {
             self.await_registration();
         }
+    }
+
+    /// Makes the process active, whether or not the limit is near. False: it has not become active
+    /// in this time.
+    pub(crate) fn activate_within(&'static self, time: Duration) -> bool {
+        let until = Instant::now() + time;
+        self.start_steward();
+        while !self.is_active() && Instant::now() < until {
+            self.await_registration();
+        }
+        self.is_active()
     }
 
     fn await_registration(&self) {

@@ -1,7 +1,8 @@
 //! The table from addresses to superpages.
 
-use std::sync::Mutex;
+use std::ops::Range;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Mutex, OnceLock};
 
 use farpool_units::{PAGE_BYTES, exactly};
 
@@ -16,6 +17,8 @@ pub struct Space {
     by_id: &'static [AtomicPtr<Superpage>],
     count: AtomicU32,
     spare: Mutex<Vec<&'static Superpage>>,
+    /// The memory that has the first ids, in order; see [`Space::number_first`].
+    first: OnceLock<Range<usize>>,
 }
 
 impl Space {
@@ -26,15 +29,33 @@ impl Space {
             by_id: pointer_table(MAX_SUPERPAGES)?,
             count: AtomicU32::new(0),
             spare: Mutex::new(Vec::with_capacity(SLAB)),
+            first: OnceLock::new(),
         })
     }
 
-    /// Superpages known so far; ids are below it.
+    /// Keeps the first `superpages` ids for a range that is told later. False: some are taken.
+    pub fn reserve(&self, superpages: usize) -> bool {
+        let Ok(_alone) = self.spare.lock() else { return false };
+        let is_free = self.count() == 0 && superpages <= MAX_SUPERPAGES;
+        if is_free {
+            self.count.store(exactly(superpages), Ordering::Release);
+        }
+        is_free
+    }
+
+    /// Gives the reserved ids to the superpages of this range, in the order of their addresses:
+    /// wherever it lies in another process, they have the same ids there. False: another range has
+    /// them.
+    pub fn number_first(&self, range: Range<usize>) -> bool {
+        self.first.set(range).is_ok()
+    }
+
+    /// All ids are below it.
     pub fn count(&self) -> usize {
         self.count.load(Ordering::Acquire) as usize
     }
 
-    /// The superpage of an id below [`Space::count`].
+    /// The superpage of an id. None if it was never far.
     pub fn by_id(&self, id: usize) -> Option<&'static Superpage> {
         descriptor(self.by_id.get(id)?)
     }
@@ -66,8 +87,13 @@ impl Space {
         if descriptor(entry).is_some() {
             return Some(());
         }
-        let id = self.count();
+        let of_first = self.first.get().filter(|first| first.contains(&base));
+        let id = match of_first {
+            Some(first) => (base - first.start) / SUPERPAGE_BYTES,
+            None => self.count(),
+        };
         let by_id = self.by_id.get(id)?;
+        assert!(descriptor(by_id).is_none(), "superpage {id} is at two addresses");
         if spare.is_empty() {
             grow(&mut spare)?;
         }
@@ -78,7 +104,9 @@ impl Space {
         let pointer = std::ptr::from_ref(superpage).cast_mut();
         by_id.store(pointer, Ordering::Release);
         entry.store(pointer, Ordering::Release);
-        self.count.store(exactly(id + 1), Ordering::Release);
+        if of_first.is_none() {
+            self.count.store(exactly(id + 1), Ordering::Release);
+        }
         Some(())
     }
 }
@@ -153,6 +181,21 @@ mod tests {
         let again = space.by_id(0).expect("known");
         assert_eq!(again.pages[page.index].load().layer(), 2);
         assert_eq!(other.segment_page(), 4096 + 1);
+    }
+
+    #[test]
+    fn reserved_ids_are_those_of_the_range_wherever_it_lies() {
+        let space = Space::new().expect("space");
+        assert!(space.reserve(3) && space.count() == 3 && space.by_id(1).is_none());
+        let id = |number: usize| {
+            space.page_or_new(number * SUPERPAGE_BYTES).expect("new").superpage.id()
+        };
+        assert_eq!(id(70), 3, "others come after it");
+        assert!(space.number_first(50 * SUPERPAGE_BYTES..53 * SUPERPAGE_BYTES));
+        assert!(!space.number_first(60 * SUPERPAGE_BYTES..63 * SUPERPAGE_BYTES));
+        assert_eq!((id(52), id(50), id(53), id(51)), (2, 0, 4, 1));
+        assert_eq!(space.count(), 5);
+        assert!(!space.reserve(1), "ids are taken");
     }
 
     #[test]

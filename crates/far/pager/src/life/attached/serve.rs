@@ -82,7 +82,7 @@ impl Attached {
         ready: impl Fn(),
     ) -> Result<Left, StartError> {
         let handover = inherit::read(&memory)?;
-        let tokens: Vec<_> = handover.layers.iter().flatten().map(|layer| layer.token).collect();
+        let tokens: Vec<_> = handover.layers.iter().flatten().map(|layer| *layer.token).collect();
         let (pool, blades) = blades::connect_inherited(core, &tokens, |pool| {
             inherit::take_over(core, pool, &handover)
         })?;

@@ -22,7 +22,8 @@ type Parts = [Option<(u64, u128)>; TOKEN_PARTS];
 /// What opens a layer for the child, in a form that can be written down.
 #[derive(Clone, Debug)]
 pub struct HandedLayer {
-    pub token: FrozenToken,
+    /// Boxed: the pager's threads have small stacks.
+    pub token: Box<FrozenToken>,
     /// What opens the pages, as [`farpool_pool::Pool::export_seals`] encodes it. None if pages are
     /// stored as they are.
     pub seals: Option<Vec<u8>>,
@@ -30,14 +31,16 @@ pub struct HandedLayer {
 
 pub type HandedLayers = [Option<HandedLayer>; MAX_LAYERS];
 
+/// Addresses of the superpages, by their numbers, and the pages that the child lacks of each, if
+/// any.
+pub type HandedPages = Vec<(usize, Option<Vec<PageState>>)>;
+
 /// A child's far pages.
 #[derive(Debug)]
 pub struct Handover {
     /// Each layer that a page lies in.
     pub layers: HandedLayers,
-    /// Addresses of the superpages, by their numbers, and the pages that the child lacks of each,
-    /// if any.
-    pub superpages: Vec<(usize, Option<Vec<PageState>>)>,
+    pub superpages: HandedPages,
 }
 
 /// Whether the caller is to serve the child from now on: the first of all holders of this memory to
@@ -93,7 +96,7 @@ impl Handover {
         let mut layers = [const { None }; MAX_LAYERS];
         for layer in &mut layers {
             if left.flag()? {
-                let token = left.token()?;
+                let token = Box::new(left.token()?);
                 let seals = if left.flag()? { Some(left.text()?) } else { None };
                 *layer = Some(HandedLayer { token, seals });
             }
@@ -171,7 +174,7 @@ mod tests {
         let mut parts: Parts = [None; TOKEN_PARTS];
         parts[3] = Some((11, u128::MAX - 1));
         let mut layers = [const { None }; MAX_LAYERS];
-        let token = FrozenToken::from_parts(&parts);
+        let token = Box::new(FrozenToken::from_parts(&parts));
         layers[2] = Some(HandedLayer { token, seals: Some(vec![3, 4]) });
         let sent = Handover::new(&remains, [first, second].into_iter(), layers);
         let got = Handover::from_bytes(&sent.to_bytes()).expect("a handover");

@@ -284,7 +284,7 @@ impl Server {
         for layer in core.layers.live().filter(|layer| wanted & (1 << layer) != 0) {
             if let Some(segment) = core.layers.segment(layer) {
                 let token = core.pool.freeze_still(&still, segment);
-                let token = token.map_err(|error| error.to_string())?;
+                let token = Box::new(token.map_err(|error| error.to_string())?);
                 let seals = core.pool.export_seals(segment, self.lacking(child, layer));
                 layers[layer] = Some(HandedLayer { token, seals });
             }

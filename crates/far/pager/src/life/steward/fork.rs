@@ -56,7 +56,7 @@ impl Steward {
     }
 
     /// Waits until the evictor has written everything it moved out, and makes all victims far.
-    fn empty_buffer(&self) {
+    pub(super) fn empty_buffer(&self) {
         let mut taken = Vec::new();
         loop {
             self.core.frames.take_trays(usize::MAX, &mut taken);

@@ -10,6 +10,7 @@ mod changes;
 mod children;
 mod forgetting;
 mod fork;
+mod guest;
 mod inherited;
 mod layers;
 mod leaving;

@@ -36,6 +36,7 @@ impl Steward {
             pager.requests.wait(bell, ACTIVE_STEP);
             self.keep_lease();
             self.free_empty();
+            self.thaw_guest();
         }
     }
 
@@ -50,6 +51,8 @@ impl Steward {
                 pager.requests.ring();
             }
             Kind::MayFork => self.may_fork()?,
+            Kind::GiveGuest => self.give_guest()?,
+            Kind::BindGuest => self.bind_guest()?,
             Kind::FindFar => {
                 let registry = pager.registry.lock().map_err(|_| libc::EDEADLK)?;
                 return Ok(registry.first_in(request.start, request.end).unwrap_or_default());
@@ -94,7 +97,12 @@ impl Steward {
             Kind::Unshare => registry.set_unshared(start, end, request.extra != 0),
             Kind::Retire => self.core.retire(start, end),
             Kind::Carry => return self.carry(&mut registry, &Carry::new(&request)),
-            Kind::PrepareFork | Kind::FinishFork | Kind::FindFar | Kind::MayFork => {}
+            Kind::PrepareFork
+            | Kind::FinishFork
+            | Kind::FindFar
+            | Kind::MayFork
+            | Kind::GiveGuest
+            | Kind::BindGuest => {}
         }
         Ok(())
     }
