@@ -1,14 +1,16 @@
-//! `farpool vm`: runs QEMU with a name, and shows, limits and suspends what runs.
+//! `farpool vm`: runs QEMU with a name, and shows, limits, suspends and moves what runs.
+
+use std::time::Duration;
 
 use farpool_run::RunStatistics;
 use farpool_units::plain;
-use farpool_vm::{Vm, VmError};
+use farpool_vm::{LinkError, Mobility, Progress, Vm, VmError};
 use serde_json::{Value, json};
 
 use super::run;
 use crate::args::{
-    RunArgs, RunSettings, VmAction, VmLimitArgs, VmListArgs, VmResumeArgs, VmRunArgs, VmStatArgs,
-    VmSuspendArgs,
+    RunArgs, RunSettings, VmAction, VmLimitArgs, VmListArgs, VmMigrateArgs, VmResumeArgs,
+    VmRunArgs, VmStatArgs, VmSuspendArgs,
 };
 use crate::config::UsageError;
 use crate::terminal::{self, table};
@@ -29,22 +31,32 @@ pub fn main(
         VmAction::Limit(args) => limit(&args),
         VmAction::Suspend(args) => suspend(&args),
         VmAction::Resume(args) => resume(&args),
+        VmAction::Migrate(args) => migrate(&args),
     }
 }
 
 /// Runs a VM to its end. Returns QEMU's exit code, or 128 + n if signal n ended it.
 fn start(args: VmRunArgs) -> anyhow::Result<u8> {
-    let VmRunArgs { name, settings, program } = args;
+    let VmRunArgs { name, migratable, incoming, settings, program } = args;
+    let mobility = match (incoming, migratable) {
+        (Some(at), _) => Mobility::Incoming { at },
+        (None, true) => Mobility::Movable,
+        (None, false) => Mobility::Fixed,
+    };
     let options = run::checked_options(RunArgs { settings, program })?;
     let is_quiet = options.quiet;
-    let tell = |news: &str| {
+    let tell = move |news: &str| {
         if !is_quiet {
             eprintln!("farpool: {}", plain(news));
         }
     };
-    let code = farpool_vm::run(&name, options, tell).map_err(|error| match error {
+    let code = farpool_vm::run(&name, options, &mobility, tell).map_err(|error| match error {
         VmError::Run(error) => run::usage_or_failure(error),
-        error @ (VmError::Refused(_) | VmError::NotQemu { .. } | VmError::StaysLocal { .. }) => {
+        error @ (VmError::Refused(_)
+        | VmError::NotQemu { .. }
+        | VmError::StaysLocal { .. }
+        | VmError::NeedsPreload
+        | VmError::Link(LinkError::RemoteTcp(_) | LinkError::NotForGuests(_))) => {
             UsageError(error.to_string()).into()
         }
         error => anyhow::Error::from(error),
@@ -118,8 +130,38 @@ fn suspend(args: &VmSuspendArgs) -> anyhow::Result<u8> {
 }
 
 fn resume(args: &VmResumeArgs) -> anyhow::Result<u8> {
-    farpool_vm::resume(&args.name)?;
+    farpool_vm::resume(&args.name, args.force)?;
     println!("{} is resumed", args.name);
+    Ok(0)
+}
+
+fn migrate(args: &VmMigrateArgs) -> anyhow::Result<u8> {
+    let counter = terminal::counter("MiB local");
+    let it = farpool_vm::migrate(&args.name, &args.to, args.allow_remote_tcp, |now| match now {
+        Progress::Leaving { local_bytes } => counter.set_position(local_bytes >> 20),
+        Progress::Stopped => counter.finish_and_clear(),
+    })?;
+    let milliseconds = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    if args.json {
+        let told = json!({
+            "name": args.name.to_string(),
+            "to": args.to.to_string(),
+            "downtime_ms": milliseconds(it.downtime),
+            "memory_ms": milliseconds(it.given_in),
+            "total_ms": milliseconds(it.total),
+            "local_bytes": it.local_bytes,
+            "sent_bytes": it.sent_bytes,
+        });
+        terminal::print(&format!("{told:#}\n"))?;
+        return Ok(0);
+    }
+    println!(
+        "{} runs at {}: it stood still for {} ms, and {} KiB were sent",
+        args.name,
+        args.to,
+        milliseconds(it.downtime),
+        it.sent_bytes >> 10
+    );
     Ok(0)
 }
 

@@ -396,6 +396,7 @@ fn start(
     let mut command = Command::new(path);
     command.arg0(&options.program).args(&options.arguments);
     command.envs(rights::lost_variables().iter().map(|(name, value)| (name, value)));
+    command.envs(options.environment.iter().map(|(name, value)| (name, value)));
     if let Some(preload) = preload {
         let mut libraries = preload.as_os_str().to_owned();
         if let Some(others) = rights::variable("LD_PRELOAD").filter(|others| !others.is_empty()) {

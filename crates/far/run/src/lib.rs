@@ -54,8 +54,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub use farpool_board::BladeOffer;
 use farpool_board::WhenFull;
+pub use farpool_board::{BladeOffer, GUEST_VARIABLE};
 use farpool_identity::{Credentials, Refusal};
 pub use farpool_seal::SealPolicy;
 use farpool_units::SUPERPAGE_BYTES;
@@ -95,6 +95,8 @@ pub const LIMIT_MIN_BYTES: u64 = 4 << 20;
 pub struct RunOptions {
     pub program: OsString,
     pub arguments: Vec<OsString>,
+    /// Variables of its environment, besides those of this process.
+    pub environment: Vec<(String, OsString)>,
     pub local: LocalLimit,
     /// Blade addresses (numeric); empty: a private blade inside the keeper, or the rack's.
     pub blades: Vec<String>,
@@ -143,6 +145,7 @@ impl RunOptions {
         RunOptions {
             program: program.into(),
             arguments: Vec::new(),
+            environment: Vec::new(),
             local,
             blades: Vec::new(),
             rack: None,

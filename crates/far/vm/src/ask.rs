@@ -22,8 +22,8 @@ const PIECE_BYTES: usize = 4096;
 pub enum AskError {
     #[error("its QMP socket cannot be reached: {0}")]
     Unreachable(std::io::Error),
-    #[error("its QMP socket gave no answer within {} s", ANSWER_TIME.as_secs())]
-    Silent,
+    #[error("its QMP socket gave no answer within {} s", .0.as_secs())]
+    Silent(Duration),
     #[error("QEMU closed its QMP socket")]
     Closed,
     #[error(transparent)]
@@ -35,13 +35,15 @@ pub enum AskError {
 pub struct Asked {
     stream: UnixStream,
     deadline: Instant,
+    /// How long it may take.
+    time: Duration,
 }
 
 impl Asked {
     /// Connects. Does not wait: where too many others do, the kernel says so.
     pub fn connect(path: &Path) -> Result<Asked, AskError> {
         let failed = |errno: rustix::io::Errno| match errno {
-            rustix::io::Errno::AGAIN => AskError::Silent,
+            rustix::io::Errno::AGAIN => AskError::Silent(ANSWER_TIME),
             other => AskError::Unreachable(other.into()),
         };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -51,7 +53,14 @@ impl Asked {
         connect(&socket, &address).map_err(failed)?;
         let stream = UnixStream::from(socket);
         stream.set_nonblocking(false).map_err(AskError::Unreachable)?;
-        Ok(Asked { stream, deadline: Instant::now() + ANSWER_TIME })
+        Ok(Asked { stream, deadline: Instant::now() + ANSWER_TIME, time: ANSWER_TIME })
+    }
+
+    /// Waits for up to this time instead.
+    #[must_use]
+    pub fn patient(mut self, time: Duration) -> Asked {
+        (self.deadline, self.time) = (Instant::now() + time, time);
+        self
     }
 
     /// The process that made the socket, by the kernel's word.
@@ -61,8 +70,17 @@ impl Asked {
     }
 
     /// Sends one command, which takes no arguments, and waits for its answer.
-    pub fn command(mut self, command: &'static str) -> Result<Value, AskError> {
-        let mut talk = Conversation::new(command);
+    pub fn command(self, command: &'static str) -> Result<Value, AskError> {
+        self.command_with(command, Value::Null)
+    }
+
+    /// Sends one command with an object of arguments, and waits for its answer.
+    pub fn command_with(
+        mut self,
+        command: &'static str,
+        arguments: Value,
+    ) -> Result<Value, AskError> {
+        let mut talk = Conversation::new(command, arguments);
         let (mut piece, mut length) = ([0; PIECE_BYTES], 0);
         loop {
             match talk.take(&piece[..length])? {
@@ -83,28 +101,28 @@ impl Asked {
             Ok(0) => Err(AskError::Closed),
             Ok(length) => Ok(length),
             Err(error) if error.kind() == ErrorKind::Interrupted => self.read(piece),
-            Err(error) => Err(failure(error)),
+            Err(error) => Err(self.failure(error)),
         }
     }
 
     fn write(&mut self, bytes: &[u8]) -> Result<(), AskError> {
         let left = self.left()?;
         self.stream.set_write_timeout(Some(left)).map_err(AskError::Unreachable)?;
-        self.stream.write_all(bytes).map_err(failure)
+        self.stream.write_all(bytes).map_err(|error| self.failure(error))
     }
 
     /// The time that is left.
     fn left(&self) -> Result<Duration, AskError> {
         let left = self.deadline.saturating_duration_since(Instant::now());
-        if left.is_zero() { Err(AskError::Silent) } else { Ok(left) }
+        if left.is_zero() { Err(AskError::Silent(self.time)) } else { Ok(left) }
     }
-}
 
-fn failure(error: std::io::Error) -> AskError {
-    match error.kind() {
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => AskError::Silent,
-        ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => AskError::Closed,
-        _ => AskError::Unreachable(error),
+    fn failure(&self, error: std::io::Error) -> AskError {
+        match error.kind() {
+            ErrorKind::WouldBlock | ErrorKind::TimedOut => AskError::Silent(self.time),
+            ErrorKind::BrokenPipe | ErrorKind::ConnectionReset => AskError::Closed,
+            _ => AskError::Unreachable(error),
+        }
     }
 }
 
@@ -136,7 +154,7 @@ mod tests {
             // Until the other side is gone.
             let _ = stream.read(&mut [0; 1]);
         });
-        assert!(matches!(silent, Err(AskError::Silent)), "{silent:?}");
+        assert!(matches!(silent, Err(AskError::Silent(_))), "{silent:?}");
     }
 
     #[test]
@@ -148,7 +166,7 @@ mod tests {
                 std::thread::sleep(Duration::from_millis(50));
             }
         });
-        assert!(matches!(slow, Err(AskError::Silent)), "{slow:?}");
+        assert!(matches!(slow, Err(AskError::Silent(_))), "{slow:?}");
     }
 
     #[test]

@@ -116,6 +116,24 @@ impl Rule {
     }
 }
 
+/// Why a guest cannot move to another host.
+const NOT_ALL_OF_M: Refusal = Refusal {
+    option: String::new(),
+    reason: "a guest that can migrate gets its memory from farpool",
+    remedy: "give all of it with -m alone, as in -m 4G, or leave --migratable and --incoming out",
+};
+
+/// QEMU's options for a guest's memory of this length that can move to another host: for QEMU it is
+/// in a file.
+pub fn movable_memory(bytes: u64, file: &str) -> [String; 4] {
+    // It begins at a superpage, wherever QEMU maps it.
+    let object = format!(
+        "memory-backend-file,id=farpool-guest,size={bytes},mem-path={},share=on,align=16M",
+        escaped(file)
+    );
+    ["-object", &object, "-machine", "memory-backend=farpool-guest"].map(str::to_owned)
+}
+
 /// QEMU's default for `-m`.
 const MEMORY_BYTES_DEFAULT: u64 = 128 << 20;
 
@@ -202,6 +220,32 @@ impl CommandLine {
         // Here a number without a unit is in MiB.
         let is_bare = size.bytes().all(|byte| byte.is_ascii_digit());
         if is_bare { size.parse::<u64>().ok()?.checked_mul(1 << 20) } else { parse_bytes(size) }
+    }
+
+    /// The length of the guest's memory, if it is all of `-m`, so that it can be replaced.
+    ///
+    /// # Errors
+    /// An option that gives it other memory, or lets it come from elsewhere already.
+    pub fn replaceable_memory(&self) -> Result<u64, Refusal> {
+        for (option, value) in &self.options {
+            let fields = Fields::read(value);
+            let gives_memory = match option.as_str() {
+                "mem-path" | "incoming" => true,
+                "machine" | "M" => fields.get("memory-backend").is_some(),
+                "object" => fields.kind.starts_with("memory-backend-"),
+                "numa" => fields.get("memdev").is_some() || fields.get("mem").is_some(),
+                "m" => fields.get("maxmem").is_some(),
+                _ => false,
+            };
+            if gives_memory {
+                return Err(Refusal { option: format!("-{option} {value}"), ..NOT_ALL_OF_M });
+            }
+        }
+        self.memory_bytes().filter(|bytes| *bytes > 0).ok_or(Refusal {
+            option: "-m".to_owned(),
+            reason: "its size cannot be read",
+            remedy: "write it as in -m 4G",
+        })
     }
 
     /// Files with options, which are not looked at here.
@@ -424,6 +468,28 @@ mod tests {
         assert_eq!(local("-mem-path /x"), [Some(128)]);
         let far = "-m 1G -object memory-backend-ram,id=m,size=1G -object rng-random,id=r,share=on";
         assert_eq!(local(far), []);
+    }
+
+    #[test]
+    fn memory_of_m_alone_can_be_replaced() {
+        let of = |line: &str| CommandLine::read(line.split_whitespace()).replaceable_memory();
+        assert_eq!(of("-m 256 -S"), Ok(256 << 20));
+        assert_eq!(of("-machine q35 -m size=2G -object rng-random,id=r"), Ok(2 << 30));
+        assert_eq!(of("-smp 2"), Ok(128 << 20));
+        for line in [
+            "-m 1G -mem-path /x",
+            "-m 1G -object memory-backend-ram,id=m,size=1G",
+            "-m 1G -machine q35,memory-backend=m",
+            "-m 1G -numa node,memdev=m",
+            "-m 1G,slots=2,maxmem=2G",
+            "-m 1G -incoming defer",
+            "-m much",
+        ] {
+            let refusal = of(line).expect_err(line);
+            assert!(line.contains(refusal.option.trim_end()), "{line}: {refusal}");
+        }
+        let options = movable_memory(1 << 20, "/a,b");
+        assert!(options[1].contains("size=1048576,mem-path=/a,,b,share=on"), "{options:?}");
     }
 
     #[test]

@@ -1,13 +1,15 @@
 //! `farpool vm`: QEMU under `farpool run`, with a name by which it can be asked and limited.
 //!
 //! No page of a guest passes through here. `command_line` tells what cannot work before anything
-//! starts, `registry` knows which VM has which name, `qmp` what QEMU says of its guest, and
-//! `suspension` what a VM was before it was suspended.
+//! starts, `registry` knows which VM has which name, `qmp` what QEMU says of its guest,
+//! `suspension` what a VM was before it was suspended, and `migration` moves a guest to another
+//! host.
 
 #![allow(unreachable_pub, reason = "a few modules; the root says what leaves the crate")]
 
 mod ask;
 mod command_line;
+mod migration;
 mod qmp;
 mod registry;
 mod suspension;
@@ -15,11 +17,15 @@ mod suspension;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-use farpool_run::{LocalLimit, RunError, RunOptions, RunStatistics, read_statistics};
+use farpool_run::{
+    Door, GUEST_VARIABLE, LocalLimit, RunError, RunOptions, RunStatistics, read_statistics,
+};
 use farpool_units::PAGE_BYTES_U64;
+use farpool_wire::Address;
 
 pub use ask::{ANSWER_TIME, AskError};
 pub use command_line::{CommandLine, Refusal};
+pub use migration::{DeskError, GiveError, LinkError, Migrated, Mobility, Progress, ReceiveError};
 pub use qmp::QmpError;
 pub use registry::{NAME_BYTES_MAX, VmName};
 pub use suspension::Suspended;
@@ -61,6 +67,33 @@ pub enum VmError {
          makes it as it was"
     )]
     Halfway { name: VmName, error: AskError },
+    #[error(
+        "VM {name} was not started with --migratable or --incoming: its guest stays where it is"
+    )]
+    Fixed { name: VmName },
+    #[error(
+        "a guest that can migrate needs the preloaded library: give --door preload, or leave --door \
+         out"
+    )]
+    NeedsPreload,
+    #[error("VM {name} was not migrated, and is as it was: {error}")]
+    NotGiven { name: VmName, error: GiveError },
+    #[error("VM {name} runs on another host: it was handed over")]
+    RunsElsewhere { name: VmName },
+    #[error(
+        "VM {name} was handed over, and the QEMU that was to have it has ended, perhaps after its \
+         guest ran there for a while. If you know that it did not: farpool vm resume {name} --force"
+    )]
+    Lost { name: VmName },
+    #[error(
+        "VM {name} was handed over, and whether the other host has taken it is not known: {error}. \
+         Look there; if its guest does not run: farpool vm resume {name} --force"
+    )]
+    Unknown { name: VmName, error: DeskError },
+    #[error("no guest has come: {0}")]
+    NotReceived(#[from] ReceiveError),
+    #[error(transparent)]
+    Link(#[from] LinkError),
     #[error("{path}: {error}; set XDG_RUNTIME_DIR to a folder of your own that you may write to")]
     Registry { path: PathBuf, error: std::io::Error },
     #[error("{path} is too long for a socket: give a shorter --name, or set XDG_RUNTIME_DIR")]
@@ -111,8 +144,13 @@ impl Vm {
 }
 
 /// Runs QEMU with these options to its end, as the VM with this name. Returns its exit code.
-/// `tell` is called with what the user should know before it starts.
-pub fn run(name: &VmName, mut options: RunOptions, tell: impl Fn(&str)) -> Result<i32, VmError> {
+/// `tell` is called with what the user should know.
+pub fn run(
+    name: &VmName,
+    mut options: RunOptions,
+    mobility: &Mobility,
+    tell: impl Fn(&str) + Clone + Send + 'static,
+) -> Result<i32, VmError> {
     if !is_qemu(&options.program) {
         return Err(VmError::NotQemu { program: options.program });
     }
@@ -131,7 +169,40 @@ pub fn run(name: &VmName, mut options: RunOptions, tell: impl Fn(&str)) -> Resul
     let claim = registry::Claim::make(&farpool_run::make_base()?, name)?;
     let socket = command_line::escaped(&claim.socket().to_string_lossy());
     options.arguments.extend(["-qmp".into(), format!("unix:{socket},server=on,wait=off").into()]);
-    Ok(farpool_run::run(&options)?)
+    let receiver = match mobility {
+        Mobility::Fixed => None,
+        mobility => make_movable(&line, &mut options, mobility, &claim, tell)?,
+    };
+    let code = farpool_run::run(&options)?;
+    match receiver.and_then(|receiver| receiver.failure()) {
+        Some(failure) => Err(failure.into()),
+        None => Ok(code),
+    }
+}
+
+/// Gives QEMU memory that can move to another host, and has a guest that comes from one waited for.
+fn make_movable(
+    line: &CommandLine,
+    options: &mut RunOptions,
+    mobility: &Mobility,
+    claim: &registry::Claim,
+    tell: impl Fn(&str) + Send + 'static,
+) -> Result<Option<migration::Receiver>, VmError> {
+    let bytes = line.replaceable_memory()?;
+    options.door = match options.door {
+        Door::Auto | Door::Preload => Door::Preload,
+        Door::Sidecar => return Err(VmError::NeedsPreload),
+    };
+    let folder = claim.folder();
+    let failed = |error| VmError::Registry { path: folder.to_owned(), error };
+    let file = migration::prepare(folder, bytes).map_err(failed)?;
+    let file = file.to_string_lossy();
+    options.arguments.extend(command_line::movable_memory(bytes, &file).map(OsString::from));
+    options.environment.push((GUEST_VARIABLE.to_owned(), format!("{bytes} {file}").into()));
+    let Mobility::Incoming { at } = mobility else { return Ok(None) };
+    options.arguments.extend(["-S", "-incoming", "defer"].map(OsString::from));
+    let (remote, socket) = (options.allow_remote_tcp, claim.socket());
+    Ok(Some(migration::Receiver::start(at, remote, (folder, &socket), bytes, tell)?))
 }
 
 /// Tells which memory of the guest stays local, and refuses it if no limit of this size can hold.
@@ -188,9 +259,27 @@ pub fn suspend(name: &VmName, watch: impl FnMut(&Suspended)) -> Result<Suspended
     suspension::suspend(&registry::find(&farpool_run::make_base()?, name)?, watch)
 }
 
-/// Makes a suspended VM what it was before.
-pub fn resume(name: &VmName) -> Result<(), VmError> {
-    suspension::resume(&registry::find(&farpool_run::make_base()?, name)?)
+/// Makes a suspended VM what it was before, also one whose migration was broken off. `is_sure`:
+/// the caller knows that no other host runs it.
+pub fn resume(name: &VmName, is_sure: bool) -> Result<(), VmError> {
+    let entry = registry::find(&farpool_run::make_base()?, name)?;
+    let turn = suspension::turn(&entry)?;
+    if migration::is_movable(&entry) && !migration::keep(&entry, is_sure)? {
+        return Err(VmError::RunsElsewhere { name: entry.name });
+    }
+    suspension::restore(&entry, &turn)
+}
+
+/// Moves a VM's guest to the host that waits for one at this address (`farpool vm run --incoming`);
+/// the VM ends here. `watch` is called as it goes on.
+pub fn migrate(
+    name: &VmName,
+    to: &Address,
+    may_be_remote: bool,
+    watch: impl FnMut(Progress),
+) -> Result<Migrated, VmError> {
+    let entry = registry::find(&farpool_run::make_base()?, name)?;
+    migration::migrate(&entry, to, may_be_remote, watch)
 }
 
 fn look(entry: registry::Entry) -> Vm {

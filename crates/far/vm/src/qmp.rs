@@ -48,15 +48,16 @@ enum Awaited {
 #[derive(Debug)]
 pub struct Conversation {
     command: &'static str,
+    arguments: Value,
     awaited: Awaited,
     /// What has arrived and was not looked at: above all, the begin of a line.
     begun: Vec<u8>,
 }
 
 impl Conversation {
-    /// A conversation with one command, which takes no arguments.
-    pub fn new(command: &'static str) -> Conversation {
-        Conversation { command, awaited: Awaited::Greeting, begun: Vec::new() }
+    /// A conversation with one command; its arguments are an object, or null for none.
+    pub fn new(command: &'static str, arguments: Value) -> Conversation {
+        Conversation { command, arguments, awaited: Awaited::Greeting, begun: Vec::new() }
     }
 
     /// Takes what has arrived.
@@ -88,12 +89,12 @@ impl Conversation {
             Awaited::Greeting => {
                 message.get("QMP").ok_or(QmpError::NotQmp("it does not greet"))?;
                 self.awaited = Awaited::Capabilities;
-                Ok(Step::Send(request("qmp_capabilities", CAPABILITIES)))
+                Ok(Step::Send(request("qmp_capabilities", &Value::Null, CAPABILITIES)))
             }
             Awaited::Capabilities => {
                 answer(&message, "qmp_capabilities", CAPABILITIES)?;
                 self.awaited = Awaited::Answer;
-                Ok(Step::Send(request(self.command, COMMAND)))
+                Ok(Step::Send(request(self.command, &self.arguments, COMMAND)))
             }
             Awaited::Answer => answer(&message, self.command, COMMAND).map(Step::Answered),
         }
@@ -107,8 +108,12 @@ fn check_length(line: &[u8]) -> Result<(), QmpError> {
     }
 }
 
-fn request(command: &str, id: u64) -> Vec<u8> {
-    format!("{}\n", json!({"execute": command, "id": id})).into_bytes()
+fn request(command: &str, arguments: &Value, id: u64) -> Vec<u8> {
+    let mut request = json!({"execute": command, "id": id});
+    if !arguments.is_null() {
+        request["arguments"] = arguments.clone();
+    }
+    format!("{request}\n").into_bytes()
 }
 
 /// The answer to the command with this id.
@@ -146,7 +151,7 @@ mod tests {
     const GREETING: &[u8] = b"{\"QMP\": {\"version\": {\"qemu\": {\"major\": 7}}}}\r\n";
 
     fn asked() -> Conversation {
-        let mut talk = Conversation::new("query-status");
+        let mut talk = Conversation::new("query-status", Value::Null);
         assert!(matches!(talk.take(GREETING), Ok(Step::Send(_))));
         assert!(matches!(talk.take(b"{\"return\": {}, \"id\": 1}\r\n"), Ok(Step::Send(_))));
         talk
@@ -154,7 +159,7 @@ mod tests {
 
     #[test]
     fn a_command_is_answered_after_the_greeting() {
-        let mut talk = Conversation::new("query-status");
+        let mut talk = Conversation::new("query-status", Value::Null);
         let capabilities = b"{\"execute\":\"qmp_capabilities\",\"id\":1}\n".to_vec();
         assert_eq!(talk.take(GREETING), Ok(Step::Send(capabilities)));
         let command = b"{\"execute\":\"query-status\",\"id\":2}\n".to_vec();
@@ -170,7 +175,7 @@ mod tests {
 
     #[test]
     fn an_event_may_follow_in_the_same_piece() {
-        let mut talk = Conversation::new("query-status");
+        let mut talk = Conversation::new("query-status", Value::Null);
         let piece = [GREETING, b"{\"event\": "].concat();
         assert!(matches!(talk.take(&piece), Ok(Step::Send(_))));
         let piece = b"\"STOP\"}\n{\"return\": {}, \"id\": 1}\n";
@@ -179,7 +184,7 @@ mod tests {
 
     #[test]
     fn what_is_not_qmp_is_told() {
-        let said = |bytes: &[u8]| Conversation::new("query-status").take(bytes);
+        let said = |bytes: &[u8]| Conversation::new("query-status", Value::Null).take(bytes);
         assert_eq!(said(b"SSH-2.0\r\n"), Err(QmpError::NotQmp("a line is no JSON")));
         assert_eq!(said(b"{\"return\": {}}\n"), Err(QmpError::NotQmp("it does not greet")));
         let endless = vec![b' '; LINE_BYTES_MAX + 1];
@@ -214,7 +219,7 @@ mod tests {
             ],
             0..9,
         )) {
-            let mut talk = Conversation::new("query-status");
+            let mut talk = Conversation::new("query-status", Value::Null);
             for piece in pieces {
                 let taken = talk.take(&piece);
                 prop_assert!(taken.is_err() || talk.begun.len() <= LINE_BYTES_MAX + 999);

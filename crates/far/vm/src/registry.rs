@@ -60,6 +60,13 @@ pub struct Entry {
     pub socket: PathBuf,
 }
 
+impl Entry {
+    /// The folder of what belongs to the VM.
+    pub fn folder(&self) -> &Path {
+        self.socket.parent().unwrap_or(Path::new(""))
+    }
+}
+
 /// A name that is this process's until it is dropped.
 #[derive(Debug)]
 pub struct Claim {
@@ -89,6 +96,11 @@ impl Claim {
         keeper.lock().map_err(failed)?;
         keeper.write_all(std::process::id().to_string().as_bytes()).map_err(failed)?;
         Ok(Claim { base: base.to_owned(), folder, _keeper: keeper })
+    }
+
+    /// The folder of what belongs to the VM.
+    pub fn folder(&self) -> &Path {
+        &self.folder
     }
 
     /// Where the VM's QMP socket is to be.

@@ -5,12 +5,13 @@
 //! VM's folder before anything changes, and until all of it is restored: whoever is killed in
 //! between leaves a VM that can be suspended or resumed again. One command at a time changes it.
 
+use std::fs::File;
 use std::io::{Error, ErrorKind};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use farpool_kernel::write_atomically;
-use farpool_run::{LocalLimit, RunStatistics, read_statistics};
+use farpool_run::{LocalLimit, RunStatistics, UnmovableKind, read_statistics};
 use farpool_units::PAGE_BYTES_U64;
 use serde_json::{Value, json};
 
@@ -37,10 +38,10 @@ const LOOK_STEP: Duration = Duration::from_millis(50);
 
 /// What a suspended VM was, and is again once it is resumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Before {
+pub(crate) struct Before {
     local: LocalLimit,
     /// The guest ran; otherwise somebody had paused it.
-    ran: bool,
+    pub(crate) ran: bool,
 }
 
 impl Before {
@@ -88,38 +89,70 @@ pub(crate) fn is_suspended(entry: &Entry) -> bool {
 
 /// Stops the guest, and moves what can be far to the blades. `watch` is called while it leaves.
 /// Where a VM is suspended already, this goes on with it.
-pub(crate) fn suspend(
-    entry: &Entry,
-    mut watch: impl FnMut(&Suspended),
-) -> Result<Suspended, VmError> {
-    let _turn = registry::lock(&path(entry, LOCK))?;
+pub(crate) fn suspend(entry: &Entry, watch: impl FnMut(&Suspended)) -> Result<Suspended, VmError> {
+    let _turn = turn(entry)?;
+    let before = note_before(entry)?;
+    if before.ran {
+        tell(entry, "stop")?;
+    }
+    shrink(entry, SPARE_BYTES, watch)
+}
+
+/// Waits until this process alone changes the VM.
+pub(crate) fn turn(entry: &Entry) -> Result<File, VmError> {
+    registry::lock(&path(entry, LOCK))
+}
+
+/// Writes down what the VM is now, unless that was done before: from here on [`restore`] makes it
+/// that again.
+pub(crate) fn note_before(entry: &Entry) -> Result<Before, VmError> {
     let no_run = || VmError::NoRun { name: entry.name.clone() };
     let board = farpool_run::run_of_keeper(entry.keeper_pid).ok_or_else(no_run)?;
     let run = read_statistics(&board).map_err(|_| no_run())?;
     let state = ask(entry, "query-status").and_then(|answer| Ok(qmp::state(&answer)?));
     let state = state.map_err(|error| VmError::Ask { name: entry.name.clone(), error })?;
-    let before = match read(entry)? {
-        Some(before) => before,
-        None => {
-            let local = match run.local_percent {
-                0 => LocalLimit::Bytes(run.limit_bytes),
-                percent => LocalLimit::Percent(percent),
-            };
-            let before = Before { local, ran: state == "running" };
-            write(entry, before)?;
-            before
-        }
-    };
-    if before.ran {
-        tell(entry, "stop")?;
+    if let Some(before) = read(entry)? {
+        return Ok(before);
     }
-    let fixed_bytes = run.total.fixed_pages().map_or(FIXED_BYTES, |pages| pages * PAGE_BYTES_U64);
-    let limit_bytes = (fixed_bytes + SPARE_BYTES).min(run.limit_now_bytes());
-    farpool_run::set_limit(&board, LocalLimit::Bytes(limit_bytes))?;
+    let local = match run.local_percent {
+        0 => LocalLimit::Bytes(run.limit_bytes),
+        percent => LocalLimit::Percent(percent),
+    };
+    let before = Before { local, ran: state == "running" };
+    write(entry, before)?;
+    Ok(before)
+}
+
+/// Gives a VM the local memory back that it had.
+pub(crate) fn give_back_limit(entry: &Entry, before: Before) -> Result<(), VmError> {
+    let board = farpool_run::run_of_keeper(entry.keeper_pid);
+    let board = board.ok_or_else(|| VmError::NoRun { name: entry.name.clone() })?;
+    farpool_run::set_limit(&board, before.local)?;
+    Ok(())
+}
+
+/// Lets a VM have no more local memory than what cannot be far and this much. Returns when that is
+/// so, or no more leaves.
+pub(crate) fn shrink(
+    entry: &Entry,
+    spare_bytes: u64,
+    mut watch: impl FnMut(&Suspended),
+) -> Result<Suspended, VmError> {
+    let no_run = || VmError::NoRun { name: entry.name.clone() };
+    let board = farpool_run::run_of_keeper(entry.keeper_pid).ok_or_else(no_run)?;
+    let run = read_statistics(&board).map_err(|_| no_run())?;
+    let before_bytes = run.limit_now_bytes();
+    let mut limit_bytes = 0;
     let mut least_bytes = u64::MAX;
     let mut since = Instant::now();
     loop {
         let run = read_statistics(&board).map_err(|_| no_run())?;
+        let wanted_bytes = (staying_bytes(&run) + spare_bytes).min(before_bytes);
+        // What is pinned is known once it is in the way.
+        if wanted_bytes > limit_bytes {
+            farpool_run::set_limit(&board, LocalLimit::Bytes(wanted_bytes))?;
+            limit_bytes = wanted_bytes;
+        }
         let now = Suspended::of(&run, limit_bytes);
         watch(&now);
         if now.local_bytes + STILL_BYTES <= least_bytes {
@@ -132,13 +165,19 @@ pub(crate) fn suspend(
     }
 }
 
-/// Gives a suspended VM its limit back, and lets the guest go on if it ran before.
-pub(crate) fn resume(entry: &Entry) -> Result<(), VmError> {
-    let _turn = registry::lock(&path(entry, LOCK))?;
+/// What of a QEMU cannot be far.
+fn staying_bytes(run: &RunStatistics) -> u64 {
+    let fixed_bytes = run.total.fixed_pages().map_or(FIXED_BYTES, |pages| pages * PAGE_BYTES_U64);
+    // A code buffer of QEMU's translator, and what it has locked.
+    let pinned = [UnmovableKind::Executable, UnmovableKind::Locked];
+    fixed_bytes + pinned.map(|kind| run.unmovable.get(kind)).iter().sum::<u64>()
+}
+
+/// Gives a suspended VM its limit back, and lets the guest go on if it ran before. The caller has
+/// the turn.
+pub(crate) fn restore(entry: &Entry, _turn: &File) -> Result<(), VmError> {
     let before = read(entry)?.ok_or_else(|| VmError::NotSuspended { name: entry.name.clone() })?;
-    let board = farpool_run::run_of_keeper(entry.keeper_pid);
-    let board = board.ok_or_else(|| VmError::NoRun { name: entry.name.clone() })?;
-    farpool_run::set_limit(&board, before.local)?;
+    give_back_limit(entry, before)?;
     if before.ran {
         tell(entry, "cont")?;
     }
@@ -146,11 +185,11 @@ pub(crate) fn resume(entry: &Entry) -> Result<(), VmError> {
     std::fs::remove_file(&path).map_err(|error| VmError::Registry { path, error })
 }
 
-fn ask(entry: &Entry, command: &'static str) -> Result<Value, AskError> {
+pub(crate) fn ask(entry: &Entry, command: &'static str) -> Result<Value, AskError> {
     Asked::connect(&entry.socket)?.command(command)
 }
 
-fn tell(entry: &Entry, command: &'static str) -> Result<(), VmError> {
+pub(crate) fn tell(entry: &Entry, command: &'static str) -> Result<(), VmError> {
     let failed = |error| VmError::Halfway { name: entry.name.clone(), error };
     ask(entry, command).map(drop).map_err(failed)
 }
@@ -215,7 +254,10 @@ mod tests {
     #[test]
     fn who_is_not_suspended_is_not_resumed() {
         let folder = tempfile::tempdir().expect("a folder");
-        let told = resume(&entry(folder.path())).expect_err("not suspended").to_string();
+        let entry = entry(folder.path());
+        let told = restore(&entry, &turn(&entry).expect("the turn"))
+            .expect_err("not suspended")
+            .to_string();
         assert_eq!(told, "VM web1 is not suspended");
     }
 }
