@@ -9,6 +9,8 @@ mod initramfs;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use crate::jobs::{compile, scratch};
@@ -147,7 +149,9 @@ pub struct Guest {
 impl Guest {
     /// Starts a guest of this image whose program gets these words.
     pub fn start(image: &Image, run: Run, memory: &[&str], words: &str) -> Guest {
-        let (monitor, option) = Monitor::at(image.directory().join("monitor"));
+        static MONITORS: AtomicU32 = AtomicU32::new(0);
+        let file = format!("monitor-{}", MONITORS.fetch_add(1, Relaxed));
+        let (monitor, option) = Monitor::at(image.directory().join(file));
         let run = run.program(QEMU).args(image.arguments(&format!("stay=1 {words}")));
         Guest { running: run.args(memory).args(option).start(), monitor }
     }
