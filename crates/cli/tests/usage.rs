@@ -78,6 +78,10 @@ fn a_virtual_machine_that_cannot_work_is_refused_before_it_starts() {
         (&["--", "qemu-none", "-object", memfd], "use memory-backend-ram"),
         (&["--", "redis-server"], "is not QEMU by its name"),
         (&["--blade", "tcp://192.0.2.1:1", "--", "qemu-none"], "--allow-remote-tcp"),
+        (&["--migratable", "--", "qemu-none"], "needs blades that both hosts reach"),
+        (&["--migratable", "--", "qemu-none", "-machine", "memory-backend=m"], "with -m alone"),
+        (&["--migratable", "--door", "sidecar", "--", "qemu-none"], "--door preload"),
+        (&["--incoming", "here", "--", "qemu-none"], "must begin with unix://"),
     ];
     for (words, expected) in mistakes {
         let (code, _, error) = ended(farpool(home.path()).args(run).args(*words));

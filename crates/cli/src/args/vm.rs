@@ -129,7 +129,8 @@ pub struct VmMigrateArgs {
     /// Where the other host waits for it: unix:///PATH or tcp://ADDRESS:PORT
     #[arg(long, value_name = "ADDRESS")]
     pub to: Address,
-    /// Permit TCP to another host, unencrypted, with the keys of sealed pages: the network is trusted
+    /// Permit TCP to another host, unencrypted, keys of sealed pages among it: the network is
+    /// trusted
     #[arg(long)]
     pub allow_remote_tcp: bool,
     /// Print JSON: one object

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use farpool_run::RunStatistics;
-use farpool_units::plain;
+use farpool_units::{at_most, plain};
 use farpool_vm::{LinkError, Mobility, Progress, Vm, VmError};
 use serde_json::{Value, json};
 
@@ -56,6 +56,7 @@ fn start(args: VmRunArgs) -> anyhow::Result<u8> {
         | VmError::NotQemu { .. }
         | VmError::StaysLocal { .. }
         | VmError::NeedsPreload
+        | VmError::NeedsBlade
         | VmError::Link(LinkError::RemoteTcp(_) | LinkError::NotForGuests(_))) => {
             UsageError(error.to_string()).into()
         }
@@ -141,7 +142,7 @@ fn migrate(args: &VmMigrateArgs) -> anyhow::Result<u8> {
         Progress::Leaving { local_bytes } => counter.set_position(local_bytes >> 20),
         Progress::Stopped => counter.finish_and_clear(),
     })?;
-    let milliseconds = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    let milliseconds = |time: Duration| at_most::<u64, _>(time.as_millis());
     if args.json {
         let told = json!({
             "name": args.name.to_string(),

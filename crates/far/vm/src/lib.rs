@@ -76,6 +76,11 @@ pub enum VmError {
          out"
     )]
     NeedsPreload,
+    #[error(
+        "a guest that can migrate needs blades that both hosts reach: give --blade; memory of the \
+         run's own, or of a rack (--pool), cannot be handed over"
+    )]
+    NeedsBlade,
     #[error("VM {name} was not migrated, and is as it was: {error}")]
     NotGiven { name: VmName, error: GiveError },
     #[error("VM {name} runs on another host: it was handed over")]
@@ -193,6 +198,9 @@ fn make_movable(
         Door::Auto | Door::Preload => Door::Preload,
         Door::Sidecar => return Err(VmError::NeedsPreload),
     };
+    if options.blades.is_empty() || options.rack.is_some() {
+        return Err(VmError::NeedsBlade);
+    }
     let folder = claim.folder();
     let failed = |error| VmError::Registry { path: folder.to_owned(), error };
     let file = migration::prepare(folder, bytes).map_err(failed)?;

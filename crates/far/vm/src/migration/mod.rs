@@ -11,8 +11,8 @@
 //! 5. the receiver takes it, which a blade allows once, lets it go on, and says so (receiver).
 //!
 //! Whatever fails before 4, or is killed, the guest goes on at the giver's. After 4 the giver asks
-//! the blade: it has it back, or never again. A receiver that hears nothing asks the blade, too: the
-//! guest of a giver that has ended becomes its own.
+//! the blade: it has it back, or never again. A receiver that hears nothing asks the blade, too:
+//! the guest of a giver that has ended becomes its own.
 
 mod desk;
 mod give;

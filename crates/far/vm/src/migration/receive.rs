@@ -1,5 +1,5 @@
-//! The host that gets a guest: a thread beside the keeper waits for it, brings it into the QEMU that
-//! waits, and lets it go on. Where none comes to run here, QEMU is ended.
+//! The host that gets a guest: a thread beside the keeper waits for it, brings it into the QEMU
+//! that waits, and lets it go on. Where none comes to run here, QEMU is ended.
 
 use std::io::Write;
 use std::net::Shutdown;
