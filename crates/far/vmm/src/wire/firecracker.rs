@@ -144,7 +144,8 @@ pub struct Region {
 }
 
 impl Region {
-    fn bytes(&self) -> usize {
+    /// Its length.
+    pub fn bytes(&self) -> usize {
         exactly::<usize, _>(self.pages) * PAGE_BYTES
     }
 
