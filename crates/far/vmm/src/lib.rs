@@ -9,6 +9,7 @@
 
 #![allow(unreachable_pub, reason = "a few modules; the root says what leaves the crate")]
 
+pub mod cloud_hypervisor;
 pub mod firecracker;
 mod guest;
 mod page_set;
