@@ -16,6 +16,7 @@ mod rack;
 mod sim;
 mod trace;
 mod vm;
+mod vmm;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -30,6 +31,7 @@ pub use rack::*;
 pub use sim::*;
 pub use trace::*;
 pub use vm::*;
+pub use vmm::*;
 
 use clap::{Args, Parser, Subcommand};
 use serde::{Deserialize, Serialize};
@@ -92,6 +94,8 @@ pub enum Command {
     Stat(StatArgs),
     /// Run virtual machines with far memory; list, show and limit them
     Vm(VmArgs),
+    /// Restore guests of Firecracker and Cloud Hypervisor from far memory, page by page
+    Vmm(VmmArgs),
     /// Limit the local memory of a running process; the rest moves to blades (needs root or setcap
     /// cap_sys_ptrace=p)
     Attach(AttachArgs),

@@ -113,6 +113,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<u8> {
             commands::stat::main(&args)
         }
         Command::Vm(args) => commands::vm::main(args.action, || Ok(files()?.run)),
+        Command::Vmm(args) => commands::vmm::main(&args.action),
         Command::Attach(args) => commands::attach::main(args),
         Command::Detach(args) => commands::attach::detach(&args),
         Command::Core(args) => commands::core::main(&args),

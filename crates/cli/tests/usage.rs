@@ -28,6 +28,7 @@ fn help_names_every_subcommand_and_the_exit_codes() {
         "man",
         "config",
         "vm",
+        "vmm",
     ];
     let rack = ["control", "node", "segment", "circuit", "rack", "pki", "events", "task"];
     for name in daily.into_iter().chain(rack) {
@@ -91,6 +92,30 @@ fn a_virtual_machine_that_cannot_work_is_refused_before_it_starts() {
     for words in [&["vm", "stat", "a/b"][..], &["vm", "limit", "web1"], &["vm", "run", "--", "x"]] {
         let (code, _, error) = ended(farpool(home.path()).args(words));
         assert_eq!(code, 2, "{words:?}: {error}");
+    }
+}
+
+#[test]
+fn a_monitor_that_cannot_be_served_is_refused_before_it_starts() {
+    let home = home();
+    let firecracker = ["vmm", "firecracker", "--image", "web.mem", "--listen", "vm.sock"];
+    let monitor = ["vmm", "cloud-hypervisor", "--snapshot", "vm.sock"];
+    let blade = ["--blade", "unix:///nowhere/blade.sock"];
+    let mistakes: &[(&[&str], &[&str], &str)] = &[
+        (&["vmm"], &[], "firecracker"),
+        (&["vmm", "qemu"], &[], "unrecognized subcommand"),
+        (&firecracker, &[], "--blade"),
+        (&firecracker[..4], &blade, "--listen"),
+        (&firecracker, &["--blade", "http://x"], "http://x"),
+        (&firecracker, &["--blade", "unix:///b.sock", "--seal", "perhaps"], "perhaps"),
+        (&monitor, &blade, "--restore"),
+        (&monitor, &[&["--restore", "vm.sock"], &blade[..]].concat(), "are the same socket"),
+        (&monitor, &["--restore", "in.sock", "--blade", "tcp://192.0.2.1:1"], "--allow-remote-tcp"),
+    ];
+    for (words, more, expected) in mistakes {
+        let (code, _, error) = ended(farpool(home.path()).args(*words).args(*more));
+        assert_eq!(code, 2, "{words:?} {more:?}: {error}");
+        assert!(error.contains(expected), "{words:?} {more:?} says {error:?}, not {expected:?}");
     }
 }
 

@@ -33,6 +33,7 @@ pub mod sim;
 pub mod stat;
 pub mod trace;
 pub mod vm;
+pub mod vmm;
 
 use std::path::PathBuf;
 
