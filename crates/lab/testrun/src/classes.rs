@@ -18,7 +18,7 @@ pub(crate) enum Class {
 const PACKAGES: [(&str, Class); 2] = [("farpool-e2e", Class::Steady), ("farpool", Class::Waiting)];
 
 /// Test programs that differ from the rest of their package.
-const OTHERS: [(&str, &str, Class); 26] = [
+const OTHERS: [(&str, &str, Class); 28] = [
     ("farpool-e2e", "lib", Class::Quick),
     ("farpool-vopr", "seeds", Class::Waiting),
     ("farpool-e2e", "spill", Class::Waiting),
@@ -45,6 +45,8 @@ const OTHERS: [(&str, &str, Class); 26] = [
     ("farpool-control", "rest", Class::Waiting),
     ("farpool-control", "schemathesis", Class::Waiting),
     ("farpool-switch", "circuits", Class::Waiting),
+    ("farpool-vmm", "peer_firecracker", Class::Waiting),
+    ("farpool-vmm", "peer_cloud_hypervisor", Class::Waiting),
 ];
 
 /// Whether a line of [`OTHERS`] is about a program.
