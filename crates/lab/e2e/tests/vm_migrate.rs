@@ -1,6 +1,9 @@
 //! `farpool vm migrate`: a guest goes on at another host with every byte of its memory, once,
 //! whoever dies in between.
 
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
@@ -37,6 +40,16 @@ impl<'a> Host<'a> {
 
     fn guest(&self, run: Run, memory: &str) -> Guest {
         Guest::start(self.image, run, &["-m", memory], &format!("work={WORK_MIB}"))
+    }
+
+    /// The folder of the VM, beside its run's.
+    fn folder(&self) -> PathBuf {
+        let base = match rustix::process::geteuid().is_root() {
+            true => PathBuf::from("/run/farpool"),
+            false => PathBuf::from(std::env::var_os("XDG_RUNTIME_DIR").expect("a folder"))
+                .join("farpool"),
+        };
+        base.join(format!("vm-{}", self.name))
     }
 
     /// Starts a guest here.
@@ -157,6 +170,67 @@ fn a_guest_that_cannot_go_stays() {
     running.finish();
 }
 
+/// What the pager of this host's VM answers to an order, with what comes with either.
+fn ordered(host: &Host<'_>, order: &str, bytes: &[u8]) -> (String, Vec<u8>) {
+    let folder = host.folder();
+    let mut desk = UnixStream::connect(folder.join("guest.sock")).expect("a desk");
+    desk.write_all(format!("{order} {}\n", bytes.len()).as_bytes()).expect("an order");
+    desk.write_all(bytes).expect("an order");
+    let mut answer = Vec::new();
+    desk.read_to_end(&mut answer).expect("an answer");
+    let end = answer.iter().position(|byte| *byte == b'\n').expect("a line");
+    let line = String::from_utf8_lossy(&answer[..end]).into_owned();
+    let word = line.split(' ').next().unwrap_or_default().to_owned();
+    (word, answer[end + 1..].to_vec())
+}
+
+/// Both pagers are told to have the guest, in every order: a giver that keeps it is never robbed of
+/// it, however long the receiver has it at hand, and a receiver that has taken it keeps it.
+#[test]
+fn never_do_two_hosts_have_the_guest() {
+    let Some(image) = Image::make() else { return };
+    let _turn = turn();
+    let blade = Blade::start(BLADE);
+    let from = Host::new(&image, &blade, "giver");
+    let mut guest = from.start();
+    let word = |host: &Host<'_>, order: &str| ordered(host, order, &[]).0;
+    for (number, orders) in [
+        &[("giver", "KEEP", "KEPT"), ("receiver", "TAKE", "HELD")][..],
+        &[("giver", "FORCE", "KEPT"), ("receiver", "TAKE", "HELD")],
+        &[("giver", "LET-GO", "GONE"), ("giver", "KEEP", "KEPT"), ("receiver", "TAKE", "HELD")],
+        &[("giver", "LET-GO", "GONE"), ("giver", "FORCE", "KEPT"), ("receiver", "TAKE", "HELD")],
+        &[("receiver", "TAKE", "HELD"), ("giver", "LET-GO", "GONE"), ("receiver", "TAKE", "TAKEN")],
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let to = Host::new(&image, &blade, &format!("receiver{number}"));
+        let there = to.wait();
+        guest.monitor.command("stop");
+        wait_until("the other desk", PATIENCE, || {
+            to.folder().join("guest.sock").exists().then_some(())
+        });
+        let (given, memory) = ordered(&from, "GIVE", &[]);
+        assert_eq!(given, "GIVEN", "{number}: {}", String::from_utf8_lossy(&memory));
+        let (bound, reason) = ordered(&to, "BIND", &memory);
+        assert_eq!(bound, "BOUND", "{number}: {}", String::from_utf8_lossy(&reason));
+        for (who, order, answer) in orders {
+            let host = if *who == "giver" { &from } else { &to };
+            assert_eq!(word(host, order), *answer, "{number}: {who} {order} of {orders:?}");
+        }
+        if orders.iter().any(|(.., answer)| *answer == "TAKEN") {
+            assert_eq!(word(&from, "KEEP"), "TAKEN", "{number}");
+        } else {
+            guest.monitor.command("cont");
+            guest.require_rounds();
+        }
+        tree::end(there.running.pid());
+        there.running.finish();
+    }
+    tree::end(guest.running.pid());
+    guest.running.finish();
+}
+
 /// Whom a trial kills.
 #[derive(Clone, Copy, Debug)]
 enum Victim {
@@ -217,6 +291,10 @@ fn one_trial(
         // Who has it back here, or learns that it is the other host's.
         let _ = from.farpool(&["resume"]);
     }
+    if matches!(victim, Victim::Receiver) && told.contains("--force") {
+        // It was killed when it could take the guest, and nobody can tell whether it did.
+        let _ = from.farpool(&["resume", "--force"]);
+    }
     let runs = |guest: &mut Guest, host: &Host<'_>| {
         guest.running.is_running() && host.stat().is_some_and(|stat| stat["state"] == "running")
     };
@@ -232,8 +310,14 @@ fn one_trial(
         Some(true) => guest.require_rounds(),
         Some(false) => there.require_rounds(),
         // Its own host has died: the giver before it let go, or the receiver after it took it.
-        None => assert!(!matches!(victim, Victim::Command), "it runs nowhere: {told}"),
+        None => match victim {
+            Victim::Giver => assert!(!told.contains("downtime_ms"), "it had moved: {told}"),
+            Victim::Receiver => assert!(told.contains("downtime_ms"), "it had not: {told}"),
+            Victim::Command => panic!("it runs nowhere: {told}"),
+        },
     }
+    let is_twice = runs(&mut guest, &from) && runs(&mut there, &to);
+    assert!(!is_twice, "it runs twice: {told}");
     outcome.push_str(match where_it_is {
         Some(true) => "it stays",
         Some(false) => "it has moved",

@@ -93,9 +93,10 @@ pub(crate) fn migrate(
             let _ = link.send(&Message::Refused("the guest stays where it is".into()));
             drop(link);
             // Cut off from the blade, this host does not know that the other one has not taken it.
-            keep(entry, false)?;
-            suspension::restore(entry, &turn)?;
-            return Err(stays(error));
+            return Err(match keep(entry, false)? {
+                true => suspension::restore(entry, &turn).err().unwrap_or(stays(error)),
+                false => VmError::RunsElsewhere { name: name() },
+            });
         }
     };
     // From here on the guest is the other host's, unless the blade says otherwise.

@@ -52,7 +52,7 @@ pub enum ReceiveError {
 }
 
 /// Waits for a guest.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Receiver {
     folder: PathBuf,
     qmp: PathBuf,
@@ -70,18 +70,9 @@ impl Receiver {
         tell: impl Fn(&str) + Send + 'static,
     ) -> Result<Receiver, LinkError> {
         let door = Door::open(at, may_be_remote)?;
-        let receiver = Receiver {
-            folder: folder.to_owned(),
-            qmp: qmp.to_owned(),
-            memory_bytes,
-            outcome: Arc::default(),
-        };
-        let here = Receiver {
-            folder: receiver.folder.clone(),
-            qmp: receiver.qmp.clone(),
-            memory_bytes,
-            outcome: Arc::clone(&receiver.outcome),
-        };
+        let (folder, qmp) = (folder.to_owned(), qmp.to_owned());
+        let receiver = Receiver { folder, qmp, memory_bytes, outcome: Arc::default() };
+        let here = receiver.clone();
         let address = door.address().map_or_else(|| at.to_string(), |address| address.to_string());
         let wait = move || {
             tell(&format!("a guest is waited for at {address}"));
@@ -170,9 +161,11 @@ impl Receiver {
             // The giver, its host or the network has died: the blade knows who has the guest.
             Err(_) => self.take(Instant::now() + ORPHAN_TIME, ORPHAN_STEP)?,
         }
-        if runs && let Err(error) = self.ask("cont") {
+        match if runs { self.ask("cont").map(drop) } else { Ok(()) } {
+            // One that gives no answer in time was told all the same, and does it later.
+            Ok(()) | Err(AskError::Silent(_)) => {}
             // It does not run here, and nobody else can take it: the giver is told, and has it.
-            return Err(error.into());
+            Err(error) => return Err(error.into()),
         }
         // The giver may be gone.
         let _ = link.send(&Message::Running);

@@ -21,7 +21,7 @@ use crate::sys;
 /// How long a process may take until its memory is registered: milliseconds, unless it has no
 /// processor.
 const ACTIVATION_TIME: Duration = Duration::from_secs(10);
-/// How long the other side may take for the rest of a command.
+/// How long the other side may take for the rest of a command, and to read its answer.
 const REST_TIME: Duration = Duration::from_secs(10);
 /// How long the other host may take to end the QEMU that was to have the guest.
 const GIVING_UP_TIME: Duration = Duration::from_secs(2);
@@ -68,6 +68,7 @@ struct Desk {
 impl Desk {
     fn attend(&mut self, stream: &UnixStream) -> Result<(), Error> {
         stream.set_read_timeout(Some(REST_TIME))?;
+        stream.set_write_timeout(Some(REST_TIME))?;
         let mut reader = BufReader::new(stream);
         let mut line = String::new();
         (&mut reader).take(LINE_BYTES_MAX).read_line(&mut line)?;
@@ -99,7 +100,7 @@ impl Desk {
         match word {
             "GIVE" => self.give().map(|bytes| ("GIVEN", bytes)),
             "KEEP" => self.keep().map(|word| (word, Vec::new())),
-            "FORCE" => self.forget().map(|word| (word, Vec::new())),
+            "FORCE" => Ok((self.force(), Vec::new())),
             "LET-GO" => self.let_go().map(|()| ("GONE", Vec::new())),
             "BIND" => self.bind(bytes).map(|()| ("BOUND", Vec::new())),
             "TAKE" => self.take().map(|word| (word, Vec::new())),
@@ -125,35 +126,52 @@ impl Desk {
     /// Keeps what was handed over, or has it back if nobody has taken it: the guest may go on here
     /// if the answer is [`KEPT`].
     fn keep(&mut self) -> Result<&'static str, Refused> {
-        let Some(baton) = &mut self.baton else { return self.forget() };
-        let core = self.pager.core().ok_or("this process has no far memory")?;
-        if self.has_let_go {
-            match core.pool.revoke(baton).map_err(|error| error.to_string())? {
-                Revoked::Back => self.has_let_go = false,
-                Revoked::Taken => return Ok("TAKEN"),
-                Revoked::Gone => return Ok("LOST"),
+        if let Some(baton) = &mut self.baton {
+            let core = self.pager.core().ok_or("this process has no far memory")?;
+            if self.has_let_go {
+                match core.pool.revoke(baton).map_err(|error| error.to_string())? {
+                    Revoked::Back => self.has_let_go = false,
+                    Revoked::Taken => return Ok("TAKEN"),
+                    Revoked::Gone => return Ok("LOST"),
+                }
+            }
+            // Once the other side has given up its share it cannot take it, whatever becomes of
+            // this host. Until then it could if the lease of this one ended; that the blade answers
+            // shows that it has not.
+            let until = Instant::now() + GIVING_UP_TIME;
+            let is_alone = || core.pool.take(baton).map_err(|error| error.to_string());
+            while !is_alone()? && Instant::now() < until {
+                std::thread::sleep(GIVING_UP_STEP);
             }
         }
-        // Once the other side has given up its share it cannot take it, whatever becomes of this
-        // host. Until then it could if the lease of this one ended; that the blade answers shows
-        // that it has not.
-        let until = Instant::now() + GIVING_UP_TIME;
-        while !core.pool.take(baton).map_err(|error| error.to_string())? && Instant::now() < until {
-            std::thread::sleep(GIVING_UP_STEP);
-        }
-        self.forget()
+        Ok(self.put_away())
     }
 
-    /// Forgets what was handed over: the caller knows that no other host runs the guest.
-    fn forget(&mut self) -> Result<&'static str, Refused> {
+    /// The same by the caller's word: no other host runs the guest, whatever the blade says.
+    fn force(&mut self) -> &'static str {
+        if let (Some(baton), Some(core)) = (&mut self.baton, self.pager.core())
+            && self.has_let_go
+        {
+            self.has_let_go = !matches!(core.pool.revoke(baton), Ok(Revoked::Back));
+        }
+        self.put_away()
+    }
+
+    /// Ends the hand-over. A share in the baton that the other side still shares is never given up:
+    /// it would be the other side's at once. It ends with this process.
+    fn put_away(&mut self) -> &'static str {
         if self.pager.guest.note_offered(false) {
             self.pager.inheritance.has_arrived();
         }
-        let baton = self.baton.take().filter(|_| !std::mem::take(&mut self.has_let_go));
-        let Some(baton) = baton else { return Ok(KEPT) };
-        let let_go = self.core()?.pool.let_go(baton);
-        // What a lost blade had is gone.
-        let_go.map(|()| KEPT).or(Ok(KEPT))
+        let had_let_go = std::mem::take(&mut self.has_let_go);
+        if let (Some(baton), Some(core)) = (self.baton.take(), self.pager.core())
+            && !had_let_go
+            && matches!(core.pool.take(&baton), Ok(true))
+        {
+            // It ends with this process, too.
+            let _ = core.pool.let_go(baton);
+        }
+        KEPT
     }
 
     /// Lets go of what was handed over. Whatever comes of it, the guest must not run here before

@@ -35,7 +35,9 @@ impl Steward {
             let bytes = range.len() as u64;
             let superpages = steward.store_guest(range)?;
             steward.freeze_layers().map_err(|error| error.to_string())?;
-            let layers = steward.handed_layers(&superpages)?;
+            // No receiver comes for what is not told.
+            let layers = steward.handed_layers(&superpages);
+            let layers = layers.inspect_err(|_| pager.inheritance.has_arrived())?;
             Ok(Handed { bytes, baton: None, pages: Handover { layers, superpages } })
         });
         handed.map(|handed| pager.guest.put(handed)).map_err(|reason| pager.guest.refuse(reason))
@@ -328,9 +330,9 @@ impl Steward {
             return;
         }
         self.thawed = Instant::now();
+        let Some(largest) = self.largest_layer().filter(|layer| *layer != current) else { return };
         let _registry = self.pager.lock_registry();
         let _changing = lock(&core.layers.changing);
-        let Some(largest) = self.largest_layer().filter(|layer| *layer != current) else { return };
         let Some(segment) = core.layers.segment(largest) else { return };
         // It is tried again where a blade does not answer.
         if !self.pager.inheritance.is_settled() || !matches!(core.pool.thaw(segment), Ok(true)) {
