@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use farpool_run::RunStatistics;
-use farpool_units::{at_most, plain};
+use farpool_units::{exactly, plain};
 use farpool_vm::{LinkError, Mobility, Progress, Vm, VmError};
 use serde_json::{Value, json};
 
@@ -142,7 +142,7 @@ fn migrate(args: &VmMigrateArgs) -> anyhow::Result<u8> {
         Progress::Leaving { local_bytes } => counter.set_position(local_bytes >> 20),
         Progress::Stopped => counter.finish_and_clear(),
     })?;
-    let milliseconds = |time: Duration| at_most::<u64, _>(time.as_millis());
+    let milliseconds = |time: Duration| exactly::<u64, _>(time.as_millis());
     if args.json {
         let told = json!({
             "name": args.name.to_string(),

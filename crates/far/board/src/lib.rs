@@ -41,3 +41,5 @@ pub const BOARD_VARIABLE: &str = "FARPOOL_BOARD";
 /// Environment variable that tells a process of a guest's memory that can move to another host: its
 /// length in bytes, a blank, and the path of the file that stands for it.
 pub const GUEST_VARIABLE: &str = "FARPOOL_GUEST_MEMORY";
+/// Name of the socket beside that file by which the memory is handed over.
+pub const GUEST_SOCKET: &str = "guest.sock";

@@ -9,16 +9,12 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
-use farpool_board::GUEST_VARIABLE;
+use farpool_board::{GUEST_SOCKET, GUEST_VARIABLE};
 use farpool_pager::{Pager, abort, sys};
 use rustix::fs::{fstat, ftruncate, stat};
 
-/// The socket by which the memory is handed over is beside its file.
-const SOCKET: &str = "guest.sock";
-
 /// The file of the guest's memory.
 struct GuestFile {
-    path: PathBuf,
     device: u64,
     inode: u64,
     bytes: usize,
@@ -28,24 +24,26 @@ static FILE: OnceLock<GuestFile> = OnceLock::new();
 
 /// Prepares for the memory that the environment tells of, if any.
 pub fn prepare(pager: &'static Pager) {
-    let Some(file) = std::env::var(GUEST_VARIABLE).ok().and_then(|text| read(&text)) else {
-        return;
+    let Ok(text) = std::env::var(GUEST_VARIABLE) else { return };
+    let Some((file, socket)) = read(&text) else {
+        abort::fail_closed(&format!("{GUEST_VARIABLE} tells of no guest's memory"));
     };
     // Programs that this one starts have no guest.
     // SAFETY: the program has no other thread yet, as its first function was not called.
     unsafe { std::env::remove_var(GUEST_VARIABLE) };
-    if !pager.expect_guest(file.bytes, file.path.with_file_name(SOCKET)) {
+    if !pager.expect_guest(file.bytes, socket) {
         abort::fail_closed("the guest has more memory than can be far");
     }
     let _ = FILE.set(file);
 }
 
-/// The variable is the memory's length in bytes, and the path of its file.
-fn read(text: &str) -> Option<GuestFile> {
+/// The memory's file, and the desk's socket: the variable is a length in bytes and a path.
+fn read(text: &str) -> Option<(GuestFile, PathBuf)> {
     let (bytes, path) = text.split_once(' ')?;
     let status = stat(path).ok()?;
     let bytes = bytes.parse().ok()?;
-    Some(GuestFile { path: path.into(), device: status.st_dev, inode: status.st_ino, bytes })
+    let file = GuestFile { device: status.st_dev, inode: status.st_ino, bytes };
+    Some((file, PathBuf::from(path).with_file_name(GUEST_SOCKET)))
 }
 
 /// Whether a mapping is to be the guest's memory.
@@ -69,9 +67,6 @@ pub fn has_memory(
     end: usize,
     descriptor: c_int,
 ) -> Result<(), c_int> {
-    if FILE.get().is_none() {
-        return Ok(());
-    }
     pager.set_guest(start, end).map_err(|error| {
         sys::say(&format!("this guest cannot move to another host: {error}"));
         libc::EINVAL

@@ -6,10 +6,9 @@
 //! functions: glibc's malloc does not call mmap through the PLT and could not be seen.
 //!
 //! Rooms: `memory` the mmap family, `guest` the memory of a guest that can move to another host,
-//! `heap` the malloc family, `process` fork, `threads` new
-//! threads, `rights` changes of user, `pipes` calls that lend pages, `exec` and `variadic`
-//! the environment of new programs, `local` the allocator of our own code, whose memory is never
-//! far.
+//! `heap` the malloc family, `process` fork, `threads` new threads, `rights` changes of user,
+//! `pipes` calls that lend pages, `exec` and `variadic` the environment of new programs, `local`
+//! the allocator of our own code, whose memory is never far.
 //!
 //! Invariants:
 //! * nothing here runs differently for a process without a board in its environment;

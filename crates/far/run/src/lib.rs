@@ -55,7 +55,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use farpool_board::WhenFull;
-pub use farpool_board::{BladeOffer, GUEST_VARIABLE};
+pub use farpool_board::{BladeOffer, GUEST_SOCKET, GUEST_VARIABLE};
 use farpool_identity::{Credentials, Refusal};
 pub use farpool_seal::SealPolicy;
 use farpool_units::SUPERPAGE_BYTES;

@@ -83,7 +83,7 @@ pub enum VmError {
     NeedsBlade,
     #[error("VM {name} was not migrated, and is as it was: {error}")]
     NotGiven { name: VmName, error: GiveError },
-    #[error("VM {name} runs on another host: it was handed over")]
+    #[error("VM {name} runs on another host: it was handed over; its farpool vm run here can end")]
     RunsElsewhere { name: VmName },
     #[error(
         "VM {name} was handed over, and the QEMU that was to have it has ended, perhaps after its \
@@ -272,6 +272,9 @@ pub fn suspend(name: &VmName, watch: impl FnMut(&Suspended)) -> Result<Suspended
 pub fn resume(name: &VmName, is_sure: bool) -> Result<(), VmError> {
     let entry = registry::find(&farpool_run::make_base()?, name)?;
     let turn = suspension::turn(&entry)?;
+    if !suspension::is_suspended(&entry) {
+        return Err(VmError::NotSuspended { name: entry.name });
+    }
     if migration::is_movable(&entry) && !migration::keep(&entry, is_sure)? {
         return Err(VmError::RunsElsewhere { name: entry.name });
     }

@@ -173,7 +173,8 @@ impl Loader {
         mut watch: impl FnMut(u64) -> bool,
     ) -> Result<(), StoreError> {
         let end = u64::from(pages) * PAGE_BYTES_U64;
-        if file.metadata().map_err(StoreError::Source)?.len() < offset.saturating_add(end) {
+        let file_bytes = file.metadata().map_err(StoreError::Source)?.len();
+        if offset.checked_add(end).is_none_or(|needed| file_bytes < needed) {
             let error = io::Error::new(io::ErrorKind::UnexpectedEof, "its file is too short");
             return Err(StoreError::Source(error));
         }
@@ -183,9 +184,9 @@ impl Loader {
             if !watch(at) {
                 return Err(StoreError::Stopped);
             }
-            at = next_data(file, offset + at).saturating_sub(offset).max(at);
-            if at >= end {
-                break;
+            match next_data(file, offset + at) {
+                Some(next) if next < offset + end => at = next - offset,
+                _ => break,
             }
             at -= at % PAGE_BYTES_U64;
             let length = (end - at).min(piece.len() as u64);
@@ -231,12 +232,13 @@ impl Loader {
     }
 }
 
-/// Where the next data of a file begins: at `from` itself if the file system does not know.
-fn next_data(file: &File, from: u64) -> u64 {
+/// Where the next data of a file begins: at `from` itself if the file system does not know. None:
+/// there is none.
+fn next_data(file: &File, from: u64) -> Option<u64> {
     match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(from)) {
-        Ok(at) => at,
-        Err(Errno::NXIO) => u64::MAX,
-        Err(_) => from,
+        Ok(at) => Some(at),
+        Err(Errno::NXIO) => None,
+        Err(_) => Some(from),
     }
 }
 

@@ -5,6 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use farpool_run::GUEST_SOCKET;
+
 /// How long it may take. What it waits for, a blade, has its own deadline, and many pages may have
 /// to be written.
 const ANSWER_TIME: Duration = Duration::from_secs(120);
@@ -53,7 +55,7 @@ pub(super) enum Answer {
 }
 
 pub(super) fn socket(folder: &Path) -> PathBuf {
-    folder.join("guest.sock")
+    folder.join(GUEST_SOCKET)
 }
 
 /// Gives an order, and waits for its answer.

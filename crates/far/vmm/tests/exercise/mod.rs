@@ -48,7 +48,8 @@ pub(crate) fn read_migration(bytes: &[u8]) {
         }
         let Ok(request) = Request::decode(head) else { break };
         assert_eq!(Request::decode(&request.encode()), Ok(request));
-        let length = usize::try_from(request.length).unwrap_or(usize::MAX).min(after.len());
+        let length = request.length.min(after.len() as u64);
+        let length = usize::try_from(length).expect("no more than there is");
         let (payload, after) = after.split_at(length);
         rest = after;
         match hand_off.take(request.command, payload.to_vec()) {
