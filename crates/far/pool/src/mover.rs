@@ -80,6 +80,8 @@ pub struct Mover<'a> {
     moved_by_others: u64,
     /// Damaged copies that were told and could not be given up; see [`Mover::verify`].
     kept: BTreeSet<Suspect>,
+    /// The last step of [`Mover::complete_copies`] took freed memory out of the parity.
+    took_out_freed: bool,
 }
 
 /// Pages being moved.
@@ -120,6 +122,7 @@ impl<'a> Mover<'a> {
             done: Vec::with_capacity(BATCHES * BATCH_PAGES),
             moved_by_others: 0,
             kept: BTreeSet::new(),
+            took_out_freed: false,
         }
     }
 

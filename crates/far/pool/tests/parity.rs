@@ -190,6 +190,40 @@ fn memory_that_is_given_back_is_taken_out_of_the_parity() {
     wait_for_used(&blades, &pool, 0); // the last one takes the parity with it
 }
 
+#[test]
+fn what_a_dead_blade_had_is_made_while_memory_is_given_back_all_the_time() {
+    let mut blades = start(6);
+    let pool = connect(&blades);
+    let given_back = common::allocate(&pool, 2);
+    let has_none: Vec<BladeIndex> =
+        (0..6).map(BladeIndex).filter(|blade| pool.superpages_on(*blade) == 0).collect();
+    let segment = common::allocate(&pool, 4);
+    let mut lane = pool.lane().expect("lane");
+    common::write(&mut lane, segment, &sample(4), 7);
+    let is_apart =
+        |superpage: &u32| has_none.contains(&pool.blade_of(segment, *superpage).unwrap());
+    let lost = (0..4).find(is_apart).expect("four of six blades have nothing of the other");
+    stop_blade_of(&mut blades, &pool, segment, lost);
+    assert_eq!(common::reads(&mut lane, segment, &sample(4), 7), Ok(true));
+    drive_until_idle(&mut lane);
+    let mut mover = Mover::new(&pool);
+    let mut steps = 0;
+    while pool.degraded_superpages() > 0 {
+        steps += 1;
+        assert!(steps < 100, "nothing was made");
+        pool.free_superpage(given_back, 0).expect("freed");
+        match mover.complete_copies(&Alone).expect("made") {
+            Step::Moved => {}
+            // A blade frees memory a moment after the last write to it was answered.
+            Step::Waiting | Step::Empty => std::thread::yield_now(),
+        }
+        pool.allocate_superpage(given_back, 0).expect("allocated");
+        common::write(&mut lane, given_back, &[0], 8);
+        drive_until_idle(&mut lane);
+    }
+    assert_eq!(common::reads(&mut lane, segment, &sample(4), 7), Ok(true));
+}
+
 /// Writes and reads as long as the mover has something to do; at last the pattern of 1.
 fn write_beside(lane: &mut Lane, segment: SegmentHandle, mover: impl FnOnce() + Send) {
     std::thread::scope(|scope| {

@@ -43,48 +43,68 @@ impl Mover<'_> {
             pool.ledger().free_rest();
             let lost = (0_u8..).map(BladeIndex).take(MAX_BLADES).filter(|at| pool.is_lost(*at));
             lost.for_each(|blade| pool.forget_copies_on(blade));
-            let has_parity = pool.shared.config.redundancy == Redundancy::Parity;
-            if has_parity && mover.take_out_freed() {
+            if pool.shared.config.redundancy != Redundancy::Parity {
+                return mover.make_missing(desk);
+            }
+            // By turns: a program that gives memory back all the time must not keep what a lost
+            // blade had from being made.
+            let is_their_turn = !std::mem::take(&mut mover.took_out_freed);
+            if is_their_turn && mover.take_out_freed() {
+                mover.took_out_freed = true;
                 return Ok(Step::Moved);
             }
-            let (mut somebody_copies, mut full) = (false, None);
-            for copy in SegmentHandle::every() {
-                let Some(missing) = next_missing(pool, copy) else {
-                    mover.publish_frozen(copy, desk)?;
-                    continue;
-                };
-                if pool.segment(copy).state() == SegmentState::Frozen {
-                    match mover.ask_for_copy(desk, &missing) {
-                        Errand::Copy => {}
-                        Errand::Wait => {
-                            somebody_copies = true;
-                            continue;
-                        }
-                        Errand::Attach(made) => {
-                            if mover.attach_made(desk, &missing, &made) {
-                                return Ok(Step::Moved);
-                            }
-                        }
-                    }
+            match mover.make_missing(desk) {
+                Ok(Step::Empty | Step::Waiting) | Err(PoolError::Full { .. })
+                    if !is_their_turn && mover.take_out_freed() =>
+                {
+                    Ok(Step::Moved)
                 }
-                let at = pool.segment(copy).map().get(missing.superpage);
-                match mover.move_superpage(copy, missing.superpage, at) {
-                    // Another one, of a group that is not full, may find room.
-                    Err(error @ PoolError::Full { .. }) if has_parity => {
-                        full.get_or_insert(error);
-                    }
-                    moved => return moved.map(|()| Step::Moved),
-                }
+                made => made,
             }
-            if mover.mend_groups() || mover.part_strips() {
-                return Ok(Step::Moved);
-            }
-            if let Some(error) = full {
-                return Err(error);
-            }
-            pool.note_copies();
-            Ok(if somebody_copies || pool.waits_to_free() { Step::Waiting } else { Step::Empty })
         })
+    }
+
+    /// Makes one copy of a superpage, of those that miss one.
+    fn make_missing(&mut self, desk: &dyn CopyDesk) -> Result<Step, PoolError> {
+        let pool = self.pool;
+        let has_parity = pool.shared.config.redundancy == Redundancy::Parity;
+        let (mut somebody_copies, mut full) = (false, None);
+        for copy in SegmentHandle::every() {
+            let Some(missing) = next_missing(pool, copy) else {
+                self.publish_frozen(copy, desk)?;
+                continue;
+            };
+            if pool.segment(copy).state() == SegmentState::Frozen {
+                match self.ask_for_copy(desk, &missing) {
+                    Errand::Copy => {}
+                    Errand::Wait => {
+                        somebody_copies = true;
+                        continue;
+                    }
+                    Errand::Attach(made) => {
+                        if self.attach_made(desk, &missing, &made) {
+                            return Ok(Step::Moved);
+                        }
+                    }
+                }
+            }
+            let at = pool.segment(copy).map().get(missing.superpage);
+            match self.move_superpage(copy, missing.superpage, at) {
+                // Another one, of a group that is not full, may find room.
+                Err(error @ PoolError::Full { .. }) if has_parity => {
+                    full.get_or_insert(error);
+                }
+                moved => return moved.map(|()| Step::Moved),
+            }
+        }
+        if self.mend_groups() || self.part_strips() {
+            return Ok(Step::Moved);
+        }
+        if let Some(error) = full {
+            return Err(error);
+        }
+        pool.note_copies();
+        Ok(if somebody_copies || pool.waits_to_free() { Step::Waiting } else { Step::Empty })
     }
 
     /// Takes out of the parity what was given back of one group. False: there is nothing.
