@@ -18,9 +18,25 @@ pub(crate) enum Class {
 const PACKAGES: [(&str, Class); 2] = [("farpool-e2e", Class::Steady), ("farpool", Class::Waiting)];
 
 /// Test programs that differ from the rest of their package.
-const OTHERS: [(&str, &str, Class); 28] = [
+const OTHERS: [(&str, &str, Class); 44] = [
     ("farpool-e2e", "lib", Class::Quick),
     ("farpool-vopr", "seeds", Class::Waiting),
+    ("farpool-e2e", "rack_parity", Class::Waiting),
+    ("farpool-e2e", "copies", Class::Waiting),
+    ("farpool-e2e", "vm_migrate", Class::Waiting),
+    ("farpool-e2e", "parity", Class::Waiting),
+    ("farpool-e2e", "migration", Class::Waiting),
+    ("farpool-e2e", "restart", Class::Waiting),
+    ("farpool-e2e", "vm", Class::Waiting),
+    ("farpool-e2e", "certificates", Class::Waiting),
+    ("farpool-e2e", "refused", Class::Waiting),
+    ("farpool-e2e", "rack_copies", Class::Waiting),
+    ("farpool-e2e", "told", Class::Waiting),
+    ("farpool-e2e", "flash", Class::Waiting),
+    ("farpool-e2e", "pack", Class::Waiting),
+    ("farpool-e2e", "fault_trace", Class::Waiting),
+    ("farpool-e2e", "secrets", Class::Waiting),
+    ("farpool-e2e", "door", Class::Waiting),
     ("farpool-e2e", "spill", Class::Waiting),
     ("farpool-e2e", "collaborate", Class::Waiting),
     ("farpool-e2e", "rack_hosts", Class::Waiting),
